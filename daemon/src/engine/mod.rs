@@ -1,0 +1,1 @@
+//! The engine thread: schedules, steps and samples.

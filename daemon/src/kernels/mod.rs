@@ -1,0 +1,1 @@
+//! Tables of compute kernels, one per instruction set, chosen once at start.

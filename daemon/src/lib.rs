@@ -1,0 +1,3 @@
+//! brambled: one node of a bramble.
+pub mod engine;
+pub mod kernels;

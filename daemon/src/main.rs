@@ -1,0 +1,2 @@
+//! brambled
+fn main() {}

@@ -1,0 +1,128 @@
+//! Weight formats of GGUF tensors: how many elements and bytes a block holds. No arithmetic on weights.
+
+/// A weight format (ggml type) that Bramble can compute with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlockFormat {
+    /// 32-bit floats, little-endian.
+    F32,
+    /// IEEE half floats.
+    F16,
+    /// The upper 16 bits of an f32.
+    BF16,
+    /// f16 scale and 32 int8.
+    Q8_0,
+    /// f16 scale and 32 4-bit values minus 8.
+    Q4_0,
+    /// f16 scale, 32 fifth bits, 32 nibbles; values minus 16.
+    Q5_0,
+    /// f16 scale and minimum, 32 fifth bits, 32 nibbles.
+    Q5_1,
+    /// Super-block of 256: 8 sub-blocks of 32 with 6-bit scale and minimum, 4-bit values.
+    Q4K,
+    /// As `Q4K` with 5-bit values.
+    Q5K,
+    /// Super-block of 256: 16 sub-blocks of 16 with int8 scale, 6-bit values minus 32.
+    Q6K,
+}
+
+impl BlockFormat {
+    /// Every format, in the order of the enum.
+    pub const ALL: [Self; 10] = [
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+    ];
+
+    /// The format of a ggml type number, `None` where Bramble cannot compute with it (ggml.h, enum ggml_type).
+    pub const fn from_ggml_type(number: u32) -> Option<Self> {
+        Some(match number {
+            0 => Self::F32,
+            1 => Self::F16,
+            2 => Self::Q4_0,
+            6 => Self::Q5_0,
+            7 => Self::Q5_1,
+            8 => Self::Q8_0,
+            12 => Self::Q4K,
+            13 => Self::Q5K,
+            14 => Self::Q6K,
+            30 => Self::BF16,
+            _ => return None,
+        })
+    }
+
+    /// The ggml type number.
+    pub const fn ggml_type(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Q4_0 => 2,
+            Self::Q5_0 => 6,
+            Self::Q5_1 => 7,
+            Self::Q8_0 => 8,
+            Self::Q4K => 12,
+            Self::Q5K => 13,
+            Self::Q6K => 14,
+            Self::BF16 => 30,
+        }
+    }
+
+    /// The name as llama.cpp prints it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::BF16 => "BF16",
+            Self::Q8_0 => "Q8_0",
+            Self::Q4_0 => "Q4_0",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
+            Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
+            Self::Q6K => "Q6_K",
+        }
+    }
+
+    /// Elements in a block.
+    pub const fn block_length(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 => 1,
+            Self::Q8_0 | Self::Q4_0 | Self::Q5_0 | Self::Q5_1 => 32,
+            Self::Q4K | Self::Q5K | Self::Q6K => 256,
+        }
+    }
+
+    /// Bytes of a block.
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+            Self::Q8_0 => 34,
+            Self::Q4_0 => 18,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
+        }
+    }
+
+    /// Whether the kernels multiply it with int8 activations (else with f32 ones).
+    pub const fn is_quantised(self) -> bool {
+        self.block_length() > 1
+    }
+
+    /// Bytes of a row of `columns` elements; `None` if the row does not end with a block or the number overflows.
+    pub const fn row_bytes(self, columns: usize) -> Option<usize> {
+        if !columns.is_multiple_of(self.block_length()) {
+            return None;
+        }
+        (columns / self.block_length()).checked_mul(self.block_bytes())
+    }
+}

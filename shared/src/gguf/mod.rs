@@ -1,0 +1,2 @@
+//! Reads GGUF files; never trusts a number in them.
+pub mod block;
