@@ -1,1 +1,2 @@
-//! placeholder
+//! console: the operator's terminal of a bramble.
+pub mod client;

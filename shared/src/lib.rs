@@ -1,4 +1,12 @@
 //! What both programs of Bramble speak: GGUF files, tokenizers, topologies, the wire protocol and telemetry.
 //! No threads and no clocks here; sockets only in `protocol/connection.rs`.
 pub mod gguf;
+pub mod ids;
+pub mod latency;
+pub mod protocol;
+pub mod sampling;
+pub mod schedule;
+pub mod telemetry;
 pub mod tokenizer;
+pub mod topology;
+pub mod units;

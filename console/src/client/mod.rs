@@ -1,0 +1,2 @@
+//! Sessions with nodes: one task each.
+pub mod event;

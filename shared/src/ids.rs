@@ -1,0 +1,89 @@
+//! Identifiers that both programs and the wire use. Newtypes, so that a rank is never taken for a layer.
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+id!(
+    /// Position of a node in a stage's tensor-parallel group, 0 first (the MPI sense).
+    Rank(u16)
+);
+id!(
+    /// Position of a stage (consecutive layers) in a replica.
+    StageIndex(u16)
+);
+id!(
+    /// Position of a replica in a topology.
+    ReplicaIndex(u16)
+);
+id!(
+    /// A layer of the model, counted over the whole model.
+    LayerIndex(u32)
+);
+id!(
+    /// Number of an assignment. A node never follows one lower than the highest it has seen.
+    Epoch(u64)
+);
+id!(
+    /// A generation request, unique within a console session.
+    RequestId(u64)
+);
+id!(
+    /// A sequence's place in the batch and in the block tables of every rank.
+    Slot(u16)
+);
+
+impl Rank {
+    /// The rank as an index into per-rank lists.
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+impl Slot {
+    /// The slot as an index into per-slot lists.
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+impl Epoch {
+    /// The epoch after this one.
+    pub fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+}
+
+/// First 8 bytes of a SHA-256: names a topology in every frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct TopologyHash(pub u64);
+
+impl fmt::Display for TopologyHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// Identity of a model's files: SHA-256 of metadata and tensor table of each split and the splits' sizes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ModelIdentity(pub [u8; 32]);
+
+impl fmt::Display for ModelIdentity {
+    /// The first 8 bytes in hexadecimal: enough to tell two files apart by eye.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}

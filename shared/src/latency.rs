@@ -1,0 +1,137 @@
+//! The one place that defines and computes latencies: TTFT, TPOT, rates and the histogram.
+use serde::{Deserialize, Serialize};
+
+use crate::units::Nanoseconds;
+
+/// Times of one request on the head's clock, in nanoseconds since it was received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestTimes {
+    /// The engine took it out of the queue.
+    pub dispatched: Nanoseconds,
+    /// The first token was sampled.
+    pub first_token: Nanoseconds,
+    /// The last token was sampled.
+    pub last_token: Nanoseconds,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens sampled, the end token included.
+    pub sampled_tokens: u32,
+}
+
+impl RequestTimes {
+    /// Time to first token: request received until the first token, queueing included. Milliseconds.
+    pub fn ttft_ms(&self) -> f64 {
+        self.first_token.milliseconds()
+    }
+
+    /// Time per output token after the first, in milliseconds; 0 if there was only one.
+    pub fn tpot_ms(&self) -> f64 {
+        let span = self.last_token.0.saturating_sub(self.first_token.0);
+        ratio(Nanoseconds(span).milliseconds(), f64::from(self.sampled_tokens.saturating_sub(1)))
+    }
+
+    /// Prompt tokens a second from the queue's end to the first token.
+    pub fn prefill_tokens_per_second(&self) -> f64 {
+        let span = self.first_token.0.saturating_sub(self.dispatched.0);
+        ratio(f64::from(self.prompt_tokens), span as f64 / 1e9)
+    }
+
+    /// Tokens a second after the first.
+    pub fn decode_tokens_per_second(&self) -> f64 {
+        ratio(1e3, self.tpot_ms())
+    }
+}
+
+/// `a / b`, and 0 where there is nothing to divide by: figures in JSON are never NaN or infinite.
+pub fn ratio(a: f64, b: f64) -> f64 {
+    if b > 0.0 { a / b } else { 0.0 }
+}
+
+/// Share of buckets in a power of two: a value is known to 1/8.
+const STEPS: u32 = 8;
+/// Buckets: values up to 2^40 ns (18 minutes), the last holds all beyond.
+const BUCKETS: usize = (40 * STEPS) as usize;
+
+/// A histogram of times with logarithmic buckets (relative error below 7 %), fixed in size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Histogram {
+    counts: Box<[u32; BUCKETS]>,
+    total: u64,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { counts: Box::new([0; BUCKETS]), total: 0 }
+    }
+}
+
+impl Histogram {
+    /// Counts one value.
+    pub fn record(&mut self, value: Nanoseconds) {
+        let bucket = &mut self.counts[bucket_of(value.0)];
+        *bucket = bucket.saturating_add(1);
+        self.total += 1;
+    }
+
+    /// Values counted.
+    pub fn count(&self) -> u64 {
+        self.total
+    }
+
+    /// The value below which the share `quantile` (0 to 1) of all values lies; `None` while empty.
+    pub fn quantile(&self, quantile: f64) -> Option<Nanoseconds> {
+        let wanted = ((self.total as f64 * quantile).ceil() as u64).clamp(1, self.total.max(1));
+        let mut seen = 0;
+        self.counts.iter().enumerate().find_map(|(bucket, count)| {
+            seen += u64::from(*count);
+            (seen >= wanted && *count > 0).then(|| Nanoseconds(middle_of(bucket)))
+        })
+    }
+}
+
+fn bucket_of(value: u64) -> usize {
+    let value = value.max(u64::from(STEPS));
+    let power = 63 - value.leading_zeros();
+    let step = (value >> (power - 3)) as u32 & (STEPS - 1);
+    (((power - 3) * STEPS + step) as usize).min(BUCKETS - 1)
+}
+
+fn middle_of(bucket: usize) -> u64 {
+    let (power, step) = (bucket as u64 / u64::from(STEPS), bucket as u64 % u64::from(STEPS));
+    let low = (u64::from(STEPS) + step) << power;
+    low + (1 << power) / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quantile_is_within_seven_percent_of_the_true_value() {
+        let mut histogram = Histogram::default();
+        assert_eq!(histogram.quantile(0.5), None);
+        for value in 1..=10_000 {
+            histogram.record(Nanoseconds(value * 1000));
+        }
+        for (quantile, truth) in [(0.5, 5e6), (0.95, 9.5e6), (0.99, 9.9e6)] {
+            let found = histogram.quantile(quantile).expect("values were recorded").0 as f64;
+            assert!((found / truth - 1.0).abs() < 0.07, "{quantile}: {found} instead of {truth}");
+        }
+    }
+
+    #[test]
+    fn times_follow_their_definitions() {
+        let times = RequestTimes {
+            dispatched: Nanoseconds(10_000_000),
+            first_token: Nanoseconds(110_000_000),
+            last_token: Nanoseconds(310_000_000),
+            prompt_tokens: 50,
+            sampled_tokens: 5,
+        };
+        assert_eq!(times.ttft_ms(), 110.0);
+        assert_eq!(times.tpot_ms(), 50.0);
+        assert_eq!(times.prefill_tokens_per_second(), 500.0);
+        assert_eq!(times.decode_tokens_per_second(), 20.0);
+        assert_eq!(RequestTimes::default().decode_tokens_per_second(), 0.0);
+    }
+}

@@ -1,0 +1,245 @@
+//! What goes wrong between console and nodes, as a closed enum: every fault names its node, a code and the next step.
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ids::{Epoch, ModelIdentity},
+    units::Bytes,
+};
+
+/// A fault on a node, as it travels to the console.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("node {node}: {kind}")]
+pub struct Fault {
+    /// The node that it happened on, or that was lost.
+    pub node: String,
+    /// What happened.
+    pub kind: FaultKind,
+}
+
+/// How a console treats a fault: the exit codes of the README.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultClass {
+    /// Something failed.
+    Failed,
+    /// A node does not answer.
+    Unreachable,
+    /// A node said no.
+    Refused,
+    /// A running request was lost.
+    Lost,
+}
+
+/// How a node was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Loss {
+    /// Its connection was closed or reset.
+    Reset,
+    /// No heartbeat in time.
+    Silent,
+    /// Heartbeats, but no progress of its engine.
+    Stalled,
+    /// It said that it leaves.
+    Left,
+}
+
+impl std::fmt::Display for Loss {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Reset => "its connection was closed",
+            Self::Silent => "it sent no heartbeat in time",
+            Self::Stalled => "its engine makes no progress",
+            Self::Left => "it was shut down",
+        })
+    }
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the values that the message of each variant prints")]
+pub enum FaultKind {
+    /// No connection.
+    #[error("cannot be reached at {address}: {reason}")]
+    Unreachable { address: String, reason: String },
+    /// Something else listens there.
+    #[error("{address} does not speak the Bramble protocol")]
+    NotBramble { address: String },
+    /// No common wire version.
+    #[error("speaks wire versions {lowest} to {highest}, this program {own_lowest} to {own_highest}")]
+    WireVersion { lowest: u16, highest: u16, own_lowest: u16, own_highest: u16 },
+    /// A security mode that this build does not know.
+    #[error("asks for security mode {mode}, this build knows only mode 0")]
+    SecurityMode { mode: u8 },
+    /// Kernels whose results differ.
+    #[error("computes with numeric version {theirs}, this node with {own}")]
+    NumericVersion { theirs: u32, own: u32 },
+    /// Bytes that are no message.
+    #[error("sent a broken message: {reason}")]
+    Malformed { reason: String },
+    /// The session broke.
+    #[error("the connection broke: {reason}")]
+    SessionLost { reason: String },
+    /// Something took too long.
+    #[error("{what} took longer than {seconds} s")]
+    Timeout { what: String, seconds: u32 },
+    /// A bound was reached.
+    #[error("has {limit} {what} already")]
+    Full { what: String, limit: u32 },
+    /// Another assignment came in between.
+    #[error("is at epoch {actual}, the assignment was made for {expected}")]
+    EpochMoved { expected: Epoch, actual: Epoch },
+    /// Another prepare is open.
+    #[error("another assignment (epoch {epoch}) is being prepared by {by}, for {seconds} s at most")]
+    PrepareOpen { epoch: Epoch, by: String, seconds: u32 },
+    /// A newer assignment won.
+    #[error("superseded by epoch {epoch} from {by}")]
+    Superseded { epoch: Epoch, by: String },
+    /// A commit or abort of what was not prepared.
+    #[error("holds no prepared assignment of epoch {epoch}")]
+    NotPrepared { epoch: Epoch },
+    /// No such file in the model folders.
+    #[error("has no model {model} in its model folders ({folders})")]
+    ModelMissing { model: String, folders: String },
+    /// The file is broken or unsupported.
+    #[error("model {model} cannot be used: {reason}")]
+    ModelInvalid { model: String, reason: String },
+    /// Different files under one name.
+    #[error("has another file under the name {model}: identity {actual}, the topology has {expected}")]
+    ModelDiffers { model: String, expected: ModelIdentity, actual: ModelIdentity },
+    /// A topology that cannot be.
+    #[error("topology refused: {reason}")]
+    TopologyInvalid { reason: String },
+    /// The shard does not fit.
+    #[error("its shard needs {needed}, {available} are free")]
+    MemoryShort { needed: Bytes, available: Bytes },
+    /// The state directory cannot be written.
+    #[error("cannot write its state: {reason}")]
+    StateUnwritable { reason: String },
+    /// Links between ranks could not be opened.
+    #[error("could not open its links: {reason}")]
+    LinksFailed { reason: String },
+    /// No running topology here.
+    #[error("is {state} and serves no topology")]
+    NotServing { state: String },
+    /// Not the head of the topology.
+    #[error("is not the head of its topology")]
+    NotHead,
+    /// Draining.
+    #[error("is draining and takes no new requests")]
+    Draining,
+    /// The queue is full.
+    #[error("its queue of {limit} requests is full")]
+    QueueFull { limit: u32 },
+    /// More tokens than the context.
+    #[error("the prompt has {tokens} tokens, the context holds {context}")]
+    PromptTooLong { tokens: u32, context: u32 },
+    /// Nothing to generate from.
+    #[error("the prompt is empty")]
+    PromptEmpty,
+    /// A parameter out of bounds.
+    #[error("parameter refused: {reason}")]
+    ParameterInvalid { reason: String },
+    /// A node of the topology is gone.
+    #[error("was lost: {how}")]
+    NodeLost { how: Loss },
+    /// The reader of the stream was too slow.
+    #[error("the request was cancelled because its reader was too slow")]
+    SlowReader,
+    /// A wait for requests to finish ended before they did.
+    #[error("was shut down before the request finished")]
+    DrainEnded,
+    /// Our own bug, reported.
+    #[error("internal fault: {reason}")]
+    Internal { reason: String },
+}
+
+impl Fault {
+    /// A fault of the node with this name.
+    pub fn new(node: impl Into<String>, kind: FaultKind) -> Self {
+        Self { node: node.into(), kind }
+    }
+}
+
+impl FaultKind {
+    /// The stable name in `--json` output.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Unreachable { .. } => "node_unreachable",
+            Self::NotBramble { .. } => "not_bramble",
+            Self::WireVersion { .. } => "wire_version",
+            Self::SecurityMode { .. } => "security_mode",
+            Self::NumericVersion { .. } => "numeric_version",
+            Self::Malformed { .. } => "malformed_message",
+            Self::SessionLost { .. } => "session_lost",
+            Self::Timeout { .. } => "timeout",
+            Self::Full { .. } => "full",
+            Self::EpochMoved { .. } => "epoch_moved",
+            Self::PrepareOpen { .. } => "prepare_open",
+            Self::Superseded { .. } => "superseded",
+            Self::NotPrepared { .. } => "not_prepared",
+            Self::ModelMissing { .. } => "model_missing",
+            Self::ModelInvalid { .. } => "model_invalid",
+            Self::ModelDiffers { .. } => "model_differs",
+            Self::TopologyInvalid { .. } => "topology_invalid",
+            Self::MemoryShort { .. } => "memory_short",
+            Self::StateUnwritable { .. } => "state_unwritable",
+            Self::LinksFailed { .. } => "links_failed",
+            Self::NotServing { .. } => "not_serving",
+            Self::NotHead => "not_head",
+            Self::Draining => "draining",
+            Self::QueueFull { .. } => "queue_full",
+            Self::PromptTooLong { .. } => "prompt_too_long",
+            Self::PromptEmpty => "prompt_empty",
+            Self::ParameterInvalid { .. } => "parameter_invalid",
+            Self::NodeLost { .. } => "node_lost",
+            Self::SlowReader => "slow_reader",
+            Self::DrainEnded => "drain_ended",
+            Self::Internal { .. } => "internal",
+        }
+    }
+
+    /// How a console treats it.
+    pub fn class(&self) -> FaultClass {
+        match self {
+            Self::Unreachable { .. } | Self::NotBramble { .. } => FaultClass::Unreachable,
+            Self::SessionLost { .. } | Self::NodeLost { .. } | Self::SlowReader | Self::DrainEnded => FaultClass::Lost,
+            Self::Internal { .. } | Self::Timeout { .. } | Self::LinksFailed { .. } => FaultClass::Failed,
+            _ => FaultClass::Refused,
+        }
+    }
+
+    /// What to do next.
+    pub fn next(&self) -> &'static str {
+        match self {
+            Self::Unreachable { .. } => "check that brambled runs there: systemctl status brambled; and the address",
+            Self::NotBramble { .. } => "name the address and port of a brambled (default port 9999)",
+            Self::WireVersion { .. } => "install the same release of bramble-daemon and bramble-console everywhere",
+            Self::SecurityMode { .. } | Self::NumericVersion { .. } => "install the same release on every node",
+            Self::Malformed { .. } => "check that both ends run the same release; report it if they do",
+            Self::SessionLost { .. } => "look at the node's log (journalctl -u brambled) and try again",
+            Self::Timeout { .. } => "look at the load and the log of that node and try again",
+            Self::Full { .. } => "close other consoles or try again later",
+            Self::EpochMoved { .. } | Self::Superseded { .. } => {
+                "another console assigned a topology; look at it first"
+            }
+            Self::PrepareOpen { .. } => "wait for the other console to finish, or for its lease to end",
+            Self::NotPrepared { .. } => "assign the topology again",
+            Self::ModelMissing { .. } => "copy the file into one of those folders, or start brambled with --models DIR",
+            Self::ModelInvalid { .. } => "download the file again, or use a model in a supported format",
+            Self::ModelDiffers { .. } => "copy the same file to every node",
+            Self::TopologyInvalid { .. } => "ask for another topology",
+            Self::MemoryShort { .. } => "use more nodes, a smaller model, a shorter --context or --kv f16",
+            Self::StateUnwritable { .. } => "give brambled a writable directory with --state DIR",
+            Self::LinksFailed { .. } => "check that the nodes reach each other on their listen addresses",
+            Self::NotServing { .. } => "assign a topology: console generate does it by itself",
+            Self::NotHead => "send the request to the first node of the topology",
+            Self::Draining | Self::DrainEnded => "wait until the node is back and try again",
+            Self::QueueFull { .. } => "try again when running requests are done",
+            Self::PromptTooLong { .. } => "shorten the prompt or assign with a longer --context",
+            Self::PromptEmpty => "give a prompt with --prompt",
+            Self::ParameterInvalid { .. } => "correct the parameter",
+            Self::NodeLost { .. } => "restart the node, then send the request again: the topology is assigned anew",
+            Self::SlowReader => "read the stream faster, or ask for fewer tokens",
+            Self::Internal { .. } => "report it with the node's log",
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The header of a data frame between ranks: fixed size, little-endian, checked field by field.
+use crate::ids::{Epoch, Rank, TopologyHash};
+
+/// Bytes of the header.
+pub const HEADER_BYTES: usize = 48;
+/// Longest payload of a frame: partial sums of the largest step.
+pub const PAYLOAD_BYTES_MAX: usize = 256 << 20;
+
+/// What a frame carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FrameKind {
+    /// The head's plan of a step.
+    Plan = 1,
+    /// A part of an all-reduce.
+    Partial = 2,
+    /// A rank's best candidates and its sums.
+    Candidates = 3,
+    /// The sampler's question of a further round.
+    Query = 4,
+    /// The answer to it.
+    Answer = 5,
+    /// The sampler has decided; the rank may read the next plan.
+    Decided = 6,
+}
+
+/// Header of a data frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameHeader {
+    /// What the payload is.
+    pub kind: FrameKind,
+    /// The sender.
+    pub from: Rank,
+    /// Bytes of the payload.
+    pub length: u32,
+    /// The assignment.
+    pub epoch: Epoch,
+    /// Its topology.
+    pub hash: TopologyHash,
+    /// The step.
+    pub step: u64,
+    /// Number of the collective (or round) within the step.
+    pub sequence: u32,
+    /// The sender's time from leaving the previous collective to sending.
+    pub compute_ns: u64,
+}
+
+/// Why a header is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// No such kind.
+    #[error("frame kind {0} does not exist")]
+    Kind(u8),
+    /// A payload beyond the bound.
+    #[error("a frame of {0} bytes is longer than {PAYLOAD_BYTES_MAX}")]
+    Length(u32),
+    /// Bytes that must be zero are not.
+    #[error("reserved bytes of a frame are not zero")]
+    Reserved,
+}
+
+impl FrameHeader {
+    /// The 48 bytes.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0] = self.kind as u8;
+        bytes[2..4].copy_from_slice(&self.from.0.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.length.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.epoch.0.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.hash.0.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.step.to_le_bytes());
+        bytes[32..36].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.compute_ns.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// The first field that cannot be.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
+        let long = |at: usize| {
+            let mut field = [0; 8];
+            field.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(field)
+        };
+        let short = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let kind = match bytes[0] {
+            1 => FrameKind::Plan,
+            2 => FrameKind::Partial,
+            3 => FrameKind::Candidates,
+            4 => FrameKind::Query,
+            5 => FrameKind::Answer,
+            6 => FrameKind::Decided,
+            other => return Err(FrameError::Kind(other)),
+        };
+        if bytes[1] != 0 || short(36) != 0 {
+            return Err(FrameError::Reserved);
+        }
+        let length = short(4);
+        if length as usize > PAYLOAD_BYTES_MAX {
+            return Err(FrameError::Length(length));
+        }
+        Ok(Self {
+            kind,
+            from: Rank(u16::from_le_bytes([bytes[2], bytes[3]])),
+            length,
+            epoch: Epoch(long(8)),
+            hash: TopologyHash(long(16)),
+            step: long(24),
+            sequence: short(32),
+            compute_ns: long(40),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: FrameHeader = FrameHeader {
+        kind: FrameKind::Partial,
+        from: Rank(3),
+        length: 1024,
+        epoch: Epoch(7),
+        hash: TopologyHash(0x0123_4567_89ab_cdef),
+        step: 42,
+        sequence: 11,
+        compute_ns: 812_000,
+    };
+
+    #[test]
+    fn a_header_survives_the_wire() {
+        assert_eq!(FrameHeader::decode(&HEADER.encode()), Ok(HEADER));
+    }
+
+    #[test]
+    fn lengths_are_bounded_and_unknown_kinds_refused() {
+        let with_length = |length: usize| FrameHeader { length: length as u32, ..HEADER }.encode();
+        assert!(FrameHeader::decode(&with_length(0)).is_ok());
+        assert!(FrameHeader::decode(&with_length(PAYLOAD_BYTES_MAX)).is_ok());
+        assert!(FrameHeader::decode(&with_length(PAYLOAD_BYTES_MAX + 1)).is_err());
+        for kind in [0, 7, 255] {
+            let mut bytes = HEADER.encode();
+            bytes[0] = kind;
+            assert_eq!(FrameHeader::decode(&bytes), Err(FrameError::Kind(kind)));
+        }
+        let mut bytes = HEADER.encode();
+        bytes[37] = 1;
+        assert_eq!(FrameHeader::decode(&bytes), Err(FrameError::Reserved));
+    }
+}

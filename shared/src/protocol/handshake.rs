@@ -1,0 +1,212 @@
+//! The first bytes of a connection: a fixed preamble of 16 bytes each way, then Hello and Welcome. Reads exactly its own bytes.
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::{
+    ids::{Epoch, Rank, TopologyHash},
+    protocol::{
+        WIRE_HIGHEST, WIRE_LOWEST,
+        error::{Fault, FaultKind},
+    },
+};
+
+/// Bytes of the preamble.
+pub const PREAMBLE_BYTES: usize = 16;
+/// First bytes of every Bramble connection.
+pub const MAGIC: [u8; 8] = *b"BRAMBLE\n";
+/// Longest Hello or Welcome.
+pub const HELLO_BYTES_MAX: usize = 16 * 1024;
+/// No authentication and no encryption: the only mode of wire version 1.
+pub const SECURITY_NONE: u8 = 0;
+
+/// What each side sends first: magic, wire versions, security mode, 3 zero bytes. Little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preamble {
+    /// Lowest wire version spoken.
+    pub lowest: u16,
+    /// Highest wire version spoken.
+    pub highest: u16,
+    /// How the bytes after the preamble are protected.
+    pub security: u8,
+}
+
+impl Preamble {
+    /// The preamble of this build.
+    pub const OWN: Self = Self { lowest: WIRE_LOWEST, highest: WIRE_HIGHEST, security: SECURITY_NONE };
+
+    /// The 16 bytes.
+    pub fn encode(self) -> [u8; PREAMBLE_BYTES] {
+        let mut bytes = [0; PREAMBLE_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..10].copy_from_slice(&self.lowest.to_le_bytes());
+        bytes[10..12].copy_from_slice(&self.highest.to_le_bytes());
+        bytes[12] = self.security;
+        bytes
+    }
+
+    /// Reads the 16 bytes; `None` if they are not Bramble's.
+    pub fn decode(bytes: [u8; PREAMBLE_BYTES]) -> Option<Self> {
+        if bytes[..8] != MAGIC || bytes[13..] != [0; 3] {
+            return None;
+        }
+        let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        Some(Self { lowest: number(8), highest: number(10), security: bytes[12] })
+    }
+
+    /// The wire version that both sides speak: the highest common one.
+    ///
+    /// # Errors
+    /// No common version, or a security mode this build does not know.
+    pub fn agree(self) -> Result<u16, FaultKind> {
+        let (own_lowest, own_highest) = (WIRE_LOWEST, WIRE_HIGHEST);
+        let version = self.highest.min(own_highest);
+        if version < self.lowest.max(own_lowest) {
+            let (lowest, highest) = (self.lowest, self.highest);
+            return Err(FaultKind::WireVersion { lowest, highest, own_lowest, own_highest });
+        }
+        if self.security != SECURITY_NONE {
+            return Err(FaultKind::SecurityMode { mode: self.security });
+        }
+        Ok(version)
+    }
+}
+
+/// What a connection is for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Purpose {
+    /// Requests of an operator's program.
+    Console,
+    /// Data frames of a rank; the socket goes to the engine after the handshake.
+    Data(Between),
+    /// Heartbeats of a rank.
+    Control(Between),
+}
+
+/// The two ranks of a link, and the assignment that it belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Between {
+    /// The assignment.
+    pub epoch: Epoch,
+    /// Its topology.
+    pub hash: TopologyHash,
+    /// The rank that dialled.
+    pub from: Rank,
+    /// The rank that was dialled.
+    pub to: Rank,
+}
+
+/// Who a side is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Name of the node or of the console (`user@host`).
+    pub name: String,
+    /// Build, for people.
+    pub build: String,
+    /// Numeric version of its kernels.
+    pub numeric: u32,
+    /// Which machine it runs on: equal for two daemons on one machine.
+    pub machine: String,
+    /// Cores that it may use there.
+    pub cores: Vec<u16>,
+}
+
+/// The dialling side's first message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Who dials.
+    pub identity: Identity,
+    /// What for.
+    pub purpose: Purpose,
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Welcome {
+    /// Who answers; the connection is open.
+    Accepted(Identity),
+    /// Why not; the connection ends.
+    Refused(Fault),
+}
+
+/// Encodes a handshake message: length (u32) and postcard.
+pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
+    let body = postcard::to_stdvec(message).expect("handshake messages hold only types that postcard encodes");
+    let mut bytes = Vec::with_capacity(4 + body.len());
+    bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&body);
+    bytes
+}
+
+/// The length that follows from the 4 bytes before a handshake message.
+///
+/// # Errors
+/// A length of zero or beyond [`HELLO_BYTES_MAX`].
+pub fn body_length(bytes: [u8; 4]) -> Result<usize, FaultKind> {
+    let length = u32::from_le_bytes(bytes) as usize;
+    if (1..=HELLO_BYTES_MAX).contains(&length) {
+        Ok(length)
+    } else {
+        Err(FaultKind::Malformed { reason: format!("a handshake of {length} bytes") })
+    }
+}
+
+/// Decodes the body of a handshake message.
+///
+/// # Errors
+/// Bytes that are no such message, or bytes left over.
+pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, FaultKind> {
+    match postcard::take_from_bytes(body) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(FaultKind::Malformed { reason: format!("{} bytes too many", rest.len()) }),
+        Err(error) => Err(FaultKind::Malformed { reason: error.to_string() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_preamble_has_its_golden_bytes() {
+        let golden = *b"BRAMBLE\n\x01\0\x01\0\0\0\0\0";
+        assert_eq!(Preamble::OWN.encode(), golden);
+        assert_eq!(Preamble::decode(golden), Some(Preamble::OWN));
+        for byte in (0..8).chain(13..16) {
+            let mut broken = golden;
+            broken[byte] ^= 0x40;
+            assert_eq!(Preamble::decode(broken), None);
+        }
+    }
+
+    #[test]
+    fn versions_agree_on_the_highest_common_one_or_refuse_by_name() {
+        let with = |lowest, highest, security| Preamble { lowest, highest, security }.agree();
+        assert_eq!(with(1, 7, 0), Ok(1));
+        assert_eq!(with(0, 1, 0), Ok(1));
+        assert!(matches!(with(2, 7, 0), Err(FaultKind::WireVersion { lowest: 2, highest: 7, .. })));
+        assert!(matches!(with(0, 0, 0), Err(FaultKind::WireVersion { .. })));
+        assert_eq!(with(1, 1, 9), Err(FaultKind::SecurityMode { mode: 9 }));
+    }
+
+    #[test]
+    fn hello_survives_the_wire_and_every_truncation_is_refused() {
+        let identity = Identity {
+            name: "pi1".into(),
+            build: "0.1.0".into(),
+            numeric: 1,
+            machine: "m".into(),
+            cores: vec![0, 1, 2, 3],
+        };
+        let between = Between { epoch: Epoch(7), hash: TopologyHash(9), from: Rank(0), to: Rank(3) };
+        for purpose in [Purpose::Console, Purpose::Data(between), Purpose::Control(between)] {
+            let hello = Hello { identity: identity.clone(), purpose };
+            let bytes = encode(&hello);
+            assert_eq!(body_length([bytes[0], bytes[1], bytes[2], bytes[3]]), Ok(bytes.len() - 4));
+            assert_eq!(decode(&bytes[4..]), Ok(hello));
+            for end in 4..bytes.len() {
+                assert!(decode::<Hello>(&bytes[4..end]).is_err(), "cut at {end}");
+            }
+        }
+        assert!(body_length([0; 4]).is_err());
+        assert!(body_length((HELLO_BYTES_MAX as u32 + 1).to_le_bytes()).is_err());
+    }
+}

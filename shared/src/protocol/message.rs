@@ -1,0 +1,226 @@
+//! Messages after the handshake: requests and responses of consoles, heartbeats of ranks. Data frames are in `frame`.
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::{
+    ids::{Epoch, ModelIdentity, Rank, RequestId, TopologyHash},
+    latency::RequestTimes,
+    protocol::error::{Fault, FaultKind},
+    sampling::SamplingParameters,
+    telemetry::{LoadProgress, NodeReport, RankTotals},
+    topology::Topology,
+    units::Bytes,
+};
+
+/// Longest message between console and daemon, or between the control ends of two ranks.
+pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
+/// Longest prompt in bytes.
+pub const PROMPT_BYTES_MAX: usize = 2 << 20;
+/// Most stop strings, and the longest of them in bytes.
+pub const STOP_STRINGS_MAX: usize = 16;
+/// Longest stop string in bytes.
+pub const STOP_BYTES_MAX: usize = 256;
+/// Shortest interval between reports, in milliseconds.
+pub const REPORT_INTERVAL_MS_MIN: u32 = 50;
+
+/// A console's request. Responses carry the same id; a `Generate` is cancelled by a `Cancel` with its id.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// Chosen by the console, unique within its session.
+    pub id: RequestId,
+    /// What it asks for.
+    pub body: RequestBody,
+}
+
+/// What a console asks for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum RequestBody {
+    /// One report.
+    Report,
+    /// Reports at an interval until the session ends.
+    Watch {
+        /// Time between two reports.
+        interval_ms: u32,
+    },
+    /// Identity and shape of a model file.
+    Identify {
+        /// File name below the node's model folders.
+        model: String,
+    },
+    /// Load a shard and promise to commit. Answered by `Loading` now and then, `Prepared` at the end.
+    Prepare(Box<Prepare>),
+    /// Switch to what was prepared. Answered by `Committed` once the links to all ranks are open.
+    Commit {
+        /// The prepared epoch.
+        epoch: Epoch,
+        /// The prepared topology.
+        hash: TopologyHash,
+    },
+    /// Forget what was prepared.
+    Abort {
+        /// The prepared epoch.
+        epoch: Epoch,
+        /// The prepared topology.
+        hash: TopologyHash,
+    },
+    /// Complete a text (heads only).
+    Generate(Box<Generate>),
+    /// Cancel the `Generate` with the same id.
+    Cancel,
+}
+
+/// The first phase of an assignment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prepare {
+    /// The node's epoch as the console read it.
+    pub seen: Epoch,
+    /// The new epoch: one more than the highest of all nodes.
+    pub epoch: Epoch,
+    /// The topology.
+    pub topology: Topology,
+    /// The place of the node that gets this.
+    pub rank: Rank,
+}
+
+/// A text to complete.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Generate {
+    /// Raw text; the tokenizer adds BOS where the model wants it.
+    pub prompt: String,
+    /// Most tokens to sample.
+    pub max_tokens: u32,
+    /// How tokens are drawn.
+    pub sampling: SamplingParameters,
+    /// Texts that end the generation; they are not part of it.
+    pub stop: Vec<String>,
+}
+
+/// A node's response.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Response {
+    /// The request's id.
+    pub id: RequestId,
+    /// The answer.
+    pub body: ResponseBody,
+}
+
+/// What a node answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum ResponseBody {
+    /// A report.
+    Report(Box<NodeReport>),
+    /// A model's identity.
+    Model(ModelCard),
+    /// Progress of a prepare.
+    Loading(LoadProgress),
+    /// The shard is loaded, (epoch, hash) are on disk.
+    Prepared,
+    /// Links are open; the node is ready.
+    Committed,
+    /// What was prepared is forgotten.
+    Aborted,
+    /// The request runs.
+    Started {
+        /// The prompt's tokens.
+        prompt_token_ids: Vec<u32>,
+    },
+    /// A token was sampled.
+    Token(TokenEvent),
+    /// The request is done.
+    Finished(Finished),
+    /// The request failed.
+    Failed(Fault),
+}
+
+/// A model file on a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelCard {
+    /// File name.
+    pub model: String,
+    /// Identity.
+    pub identity: ModelIdentity,
+    /// Size of all splits.
+    pub size: Bytes,
+    /// Longest context that the model was trained for.
+    pub context_length: u32,
+    /// Layers.
+    pub block_count: u32,
+    /// Length of the hidden vector.
+    pub embedding_length: u32,
+    /// Query heads.
+    pub head_count: u32,
+}
+
+/// A sampled token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenEvent {
+    /// Its id; `None` when only text that was held back follows.
+    pub id: Option<u32>,
+    /// Text that is complete with it; may be empty while a character is incomplete.
+    pub text: String,
+    /// The most probable tokens, if asked for.
+    pub logprobs: Vec<TokenLogprob>,
+}
+
+/// A token and its natural-log probability over the whole vocabulary, before temperature.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprob {
+    /// Token id.
+    pub id: u32,
+    /// Its text.
+    pub text: String,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FinishReason {
+    /// An end token or a stop string.
+    Stop,
+    /// `max_tokens` were sampled.
+    Length,
+    /// The context is full.
+    Context,
+    /// Cancelled.
+    Cancelled,
+}
+
+/// The end of a generation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finished {
+    /// Why.
+    pub reason: FinishReason,
+    /// When.
+    pub times: RequestTimes,
+    /// Where the time of the request's steps went, by rank.
+    pub ranks: Vec<RankTotals>,
+    /// Second and further rounds of sampling.
+    pub sampling_rounds: u32,
+}
+
+/// What the control ends of two ranks say to each other every heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beat {
+    /// Collectives that the sender's engine has finished: unmoved while work is under way means stalled.
+    pub progress: u64,
+    /// Whether the sender's engine has work.
+    pub busy: bool,
+    /// The sender takes no new work and wants to leave.
+    pub draining: bool,
+    /// The sender leaves now.
+    pub leaving: bool,
+}
+
+/// Encodes the body of a message.
+pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
+    postcard::to_stdvec(message).expect("messages hold only types that postcard encodes")
+}
+
+/// Decodes the body of a message.
+///
+/// # Errors
+/// Bytes that are no such message, or bytes left over.
+pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, FaultKind> {
+    crate::protocol::handshake::decode(body)
+}

@@ -1,0 +1,18 @@
+//! The wire: preamble and handshake, messages between console and daemon, heartbeats, data frames between ranks.
+pub mod connection;
+pub mod error;
+pub mod frame;
+pub mod handshake;
+pub mod message;
+pub mod seal;
+
+/// The port that brambled listens on unless told otherwise.
+pub const PORT: u16 = 9999;
+/// Lowest wire version that this build speaks.
+pub const WIRE_LOWEST: u16 = 1;
+/// Highest wire version that this build speaks.
+pub const WIRE_HIGHEST: u16 = 1;
+/// Changes whenever a kernel gives other numbers: ranks of a stage must share it.
+pub const NUMERIC_VERSION: u32 = 1;
+/// The build, for people; never compared.
+pub const BUILD: &str = env!("CARGO_PKG_VERSION");

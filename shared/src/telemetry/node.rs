@@ -1,0 +1,92 @@
+//! A node's report of itself.
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ids::{Epoch, Rank, TopologyHash},
+    protocol::error::Fault,
+    telemetry::sync::LayerSync,
+    topology::Topology,
+    units::Bytes,
+};
+
+/// What a node is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeState {
+    /// Holds no shard.
+    Idle,
+    /// Loads a shard that was prepared.
+    Loading,
+    /// Holds a shard and waits for the commit.
+    Prepared,
+    /// Committed; opens links to the other ranks.
+    Connecting,
+    /// Holds a shard of a running topology, nothing to do.
+    Ready,
+    /// Runs requests.
+    Serving,
+    /// Finishes what runs, takes nothing new, then ends.
+    Draining,
+    /// Its topology broke; the reason is in the report. A new assignment cures it.
+    Faulted,
+}
+
+impl NodeState {
+    /// The name in lower case.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Loading => "loading",
+            Self::Prepared => "prepared",
+            Self::Connecting => "connecting",
+            Self::Ready => "ready",
+            Self::Serving => "serving",
+            Self::Draining => "draining",
+            Self::Faulted => "faulted",
+        }
+    }
+}
+
+/// Bytes of a shard that were read so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadProgress {
+    /// Bytes done.
+    pub done: Bytes,
+    /// Bytes in all.
+    pub total: Bytes,
+}
+
+/// A node's report: sent when asked for and at an interval to those who subscribed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeReport {
+    /// The node's name.
+    pub name: String,
+    /// Build of the daemon.
+    pub build: String,
+    /// Kernel table in use.
+    pub kernels: String,
+    /// What it is doing.
+    pub state: NodeState,
+    /// Highest epoch that it has seen.
+    pub epoch: Epoch,
+    /// The running (or prepared) topology, its hash and this node's rank.
+    pub topology: Option<(Topology, TopologyHash, Rank)>,
+    /// Why the topology broke.
+    pub fault: Option<Fault>,
+    /// Progress of a load under way.
+    pub load: Option<LoadProgress>,
+    /// Bytes of weights and KV cache that the shard holds.
+    pub shard: Bytes,
+    /// Resident memory of the daemon.
+    pub memory_resident: Bytes,
+    /// Memory that the machine could still give.
+    pub memory_available: Bytes,
+    /// Memory of the machine.
+    pub memory_total: Bytes,
+    /// Requests running and queued here (a head's own count; 0 on other ranks).
+    pub requests: u32,
+    /// Tokens sampled since start (a head's own count).
+    pub tokens: u64,
+    /// All-reduces by layer since the last report.
+    pub layers: Vec<LayerSync>,
+}

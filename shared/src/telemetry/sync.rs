@@ -1,0 +1,121 @@
+//! Where the time of a step goes: compute, waiting for which rank, wire (HOUSE "Where time goes").
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ids::{LayerIndex, Rank},
+    latency::ratio,
+    units::Nanoseconds,
+};
+
+/// Which of a layer's two all-reduces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum SyncKind {
+    /// After the attention.
+    Attention,
+    /// After the feed-forward.
+    FeedForward,
+}
+
+/// One all-reduce as one rank saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncRecord {
+    /// The layer.
+    pub layer: LayerIndex,
+    /// Which all-reduce of the layer.
+    pub kind: SyncKind,
+    /// Tokens in the step.
+    pub tokens: u32,
+    /// Own computing since the previous collective.
+    pub compute: Nanoseconds,
+    /// Waiting for the slowest other rank beyond own computing.
+    pub wait: Nanoseconds,
+    /// Own send until the last arrival, without the waiting.
+    pub wire: Nanoseconds,
+    /// The rank that computed longest; own rank if nobody was waited for.
+    pub slowest: Rank,
+}
+
+/// Sums over the collectives of a phase (prefill or decode) on one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhaseTotals {
+    /// Steps.
+    pub steps: u64,
+    /// Tokens that went through the layers.
+    pub tokens: u64,
+    /// Own computing, sampling included.
+    pub compute: Nanoseconds,
+    /// Waiting for other ranks' computing.
+    pub wait: Nanoseconds,
+    /// Time on the wire.
+    pub wire: Nanoseconds,
+    /// Bytes sent to other ranks, headers included.
+    pub bytes_sent: u64,
+    /// Messages sent to other ranks.
+    pub messages_sent: u64,
+}
+
+impl PhaseTotals {
+    /// Compute, waiting and wire together.
+    pub fn total(&self) -> Nanoseconds {
+        Nanoseconds(self.compute.0 + self.wait.0 + self.wire.0)
+    }
+
+    /// (wait + wire) / total.
+    pub fn network_fraction(&self) -> f64 {
+        ratio((self.wait.0 + self.wire.0) as f64, self.total().0 as f64)
+    }
+
+    /// Adds another phase's sums to these.
+    pub fn add(&mut self, other: &Self) {
+        self.steps += other.steps;
+        self.tokens += other.tokens;
+        self.compute.0 += other.compute.0;
+        self.wait.0 += other.wait.0;
+        self.wire.0 += other.wire.0;
+        self.bytes_sent += other.bytes_sent;
+        self.messages_sent += other.messages_sent;
+    }
+}
+
+/// A rank's sums, prefill and decode apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankTotals {
+    /// Steps that carried prompt tokens.
+    pub prefill: PhaseTotals,
+    /// Steps of sampled tokens only.
+    pub decode: PhaseTotals,
+}
+
+impl RankTotals {
+    /// Both phases together.
+    pub fn both(&self) -> PhaseTotals {
+        let mut sum = self.prefill;
+        sum.add(&self.decode);
+        sum
+    }
+}
+
+/// A layer's all-reduces since the last report: what a dashboard draws.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerSync {
+    /// The layer.
+    pub layer: LayerIndex,
+    /// Which all-reduce of the layer.
+    pub kind: SyncKind,
+    /// All-reduces counted.
+    pub count: u32,
+    /// Median of wait + wire.
+    pub p50: Nanoseconds,
+    /// 95th percentile of wait + wire.
+    pub p95: Nanoseconds,
+    /// 99th percentile of wait + wire.
+    pub p99: Nanoseconds,
+    /// Mean of own computing.
+    pub compute: Nanoseconds,
+    /// Mean of the waiting.
+    pub wait: Nanoseconds,
+    /// Mean of the wire.
+    pub wire: Nanoseconds,
+    /// The rank waited for most often.
+    pub slowest: Rank,
+}

@@ -1,0 +1,6 @@
+//! Which nodes hold what: the layout as people write it, the topology as nodes agree on it, and the cuts of a model.
+pub mod shard;
+pub mod spec;
+
+pub use shard::{CutError, ShardPlan, cut};
+pub use spec::{Exchange, KvFormat, Layout, Member, SpecError, Topology};

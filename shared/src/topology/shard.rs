@@ -1,0 +1,162 @@
+//! Which heads, columns and vocabulary rows each rank of a stage holds. Pure arithmetic on the shape of a model.
+use std::ops::Range;
+
+use crate::gguf::Shape;
+
+/// Columns are cut at multiples of this: the shortest block of a weight format, and of quantised activations.
+pub const COLUMN_UNIT: usize = 32;
+
+/// Why a model cannot be cut for the ranks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CutError {
+    /// A rank would hold no head, no column and no vocabulary row.
+    #[error(
+        "rank {rank} of {world} would hold nothing of this model \
+         ({head_count} heads, {columns} feed-forward columns); use at most tp{most}"
+    )]
+    Nothing {
+        /// The rank.
+        rank: usize,
+        /// Ranks asked for.
+        world: usize,
+        /// Heads of the model.
+        head_count: usize,
+        /// Feed-forward columns of the model.
+        columns: usize,
+        /// Most ranks that leave none empty.
+        most: usize,
+    },
+}
+
+/// What one rank holds of every layer, and of the output matrix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardPlan {
+    /// Query heads; may be empty.
+    pub heads: Range<usize>,
+    /// KV heads that those query heads read; neighbours may hold the same one.
+    pub heads_kv: Range<usize>,
+    /// Feed-forward columns, cut at multiples of 32; may be empty.
+    pub columns: Range<usize>,
+    /// Rows of the output matrix; may be empty.
+    pub vocabulary: Range<usize>,
+}
+
+/// Cuts a model for ranks with the given relative weights.
+///
+/// # Errors
+/// [`CutError::Nothing`] if a rank would be left with nothing at all.
+pub fn cut(shape: &Shape, weights: &[u32]) -> Result<Vec<ShardPlan>, CutError> {
+    let plans = cut_unchecked(shape, weights);
+    let Some(rank) = plans.iter().position(is_nothing) else { return Ok(plans) };
+    let fits = |world: &usize| !cut_unchecked(shape, &vec![1; *world]).iter().any(is_nothing);
+    let most = (1..weights.len()).rev().find(fits).unwrap_or(1);
+    let (head_count, columns) = (shape.head_count, shape.feed_forward_length);
+    Err(CutError::Nothing { rank, world: weights.len(), head_count, columns, most })
+}
+
+fn is_nothing(plan: &ShardPlan) -> bool {
+    plan.heads.is_empty() && plan.columns.is_empty() && plan.vocabulary.is_empty()
+}
+
+fn cut_unchecked(shape: &Shape, weights: &[u32]) -> Vec<ShardPlan> {
+    // The fewest heads whose columns end with a block of 32: one for lengths of 32, 64, 128; two for 80.
+    let head_unit = (1..COLUMN_UNIT).find(|heads| (heads * shape.head_length).is_multiple_of(COLUMN_UNIT));
+    let heads = split(shape.head_count, head_unit.unwrap_or(COLUMN_UNIT), weights);
+    let columns = split(shape.feed_forward_length, COLUMN_UNIT, weights);
+    let vocabulary = split(shape.vocabulary_length, COLUMN_UNIT, weights);
+    let group = shape.head_count / shape.head_count_kv;
+    let parts = heads.into_iter().zip(columns).zip(vocabulary);
+    let plan = |((heads, columns), vocabulary): ((Range<usize>, _), _)| {
+        let heads_kv = if heads.is_empty() { 0..0 } else { heads.start / group..heads.end.div_ceil(group) };
+        ShardPlan { heads, heads_kv, columns, vocabulary }
+    };
+    parts.map(plan).collect()
+}
+
+/// Cuts `length` at multiples of `unit` so that each part is as near to its weight as the unit allows.
+fn split(length: usize, unit: usize, weights: &[u32]) -> Vec<Range<usize>> {
+    let units = length.div_ceil(unit) as u128;
+    let total: u128 = weights.iter().map(|weight| u128::from(*weight)).sum::<u128>().max(1);
+    let mut sum = 0;
+    let mut begin = 0;
+    let part = |weight: &u32| {
+        sum += u128::from(*weight);
+        let end = ((units * sum * 2 + total) / (2 * total)) as usize * unit;
+        let range = begin..end.min(length);
+        begin = range.end;
+        range
+    };
+    weights.iter().map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::Architecture;
+
+    fn shape(head_count: usize, head_count_kv: usize, head_length: usize, feed_forward_length: usize) -> Shape {
+        Shape {
+            architecture: Architecture::Llama,
+            name: String::new(),
+            block_count: 2,
+            context_length: 128,
+            embedding_length: head_count * head_length,
+            feed_forward_length,
+            head_count,
+            head_count_kv,
+            head_length,
+            rope_dimension_count: head_length,
+            rope_freq_base: 10_000.0,
+            rope_scale_linear: 1.0,
+            layer_norm_rms_epsilon: 1e-5,
+            vocabulary_length: 2048,
+            tied_output: true,
+            has_rope_factors: false,
+        }
+    }
+
+    #[track_caller]
+    fn check(shape: &Shape, weights: &[u32]) {
+        let plans = cut(shape, weights).expect("the model can be cut");
+        let covers = |length: usize, unit: usize, part: fn(&ShardPlan) -> &Range<usize>| {
+            let mut end = 0;
+            for plan in &plans {
+                assert_eq!(part(plan).start, end);
+                end = part(plan).end;
+                assert!(end == length || end.is_multiple_of(unit), "{end} is cut inside a unit of {unit}");
+            }
+            assert_eq!(end, length);
+        };
+        covers(shape.head_count, 1, |plan| &plan.heads);
+        covers(shape.feed_forward_length, 32, |plan| &plan.columns);
+        covers(shape.vocabulary_length, 32, |plan| &plan.vocabulary);
+        let group = shape.head_count / shape.head_count_kv;
+        for plan in &plans {
+            assert!((plan.heads.end * shape.head_length).is_multiple_of(32), "attention is cut inside a block of 32");
+            for head in plan.heads.clone() {
+                assert!(plan.heads_kv.contains(&(head / group)), "head {head} has no KV head in {plan:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_head_column_and_row_is_held_once_and_every_head_finds_its_kv_head() {
+        for world in 1..=8 {
+            check(&shape(8, 4, 32, 768), &vec![1; world]);
+            check(&shape(28, 4, 128, 18944), &vec![1; world]);
+            check(&shape(4, 4, 80, 96), &vec![1; world]);
+            check(&shape(2, 1, 64, 1000), &vec![1; world]);
+        }
+        check(&shape(8, 4, 32, 768), &[3, 2, 1]);
+    }
+
+    #[test]
+    fn a_rank_with_nothing_is_refused_with_the_most_ranks_that_work() {
+        let mut small = shape(2, 1, 32, 64);
+        small.vocabulary_length = 96;
+        let error = cut(&small, &[1; 8]).expect_err("eight ranks are too many");
+        assert!(matches!(error, CutError::Nothing { world: 8, .. }));
+        let CutError::Nothing { most, .. } = error;
+        assert!(cut(&small, &vec![1; most]).is_ok());
+    }
+}
