@@ -20,8 +20,6 @@ pub enum FrameKind {
     Query = 4,
     /// The answer to it.
     Answer = 5,
-    /// The sampler has decided; the rank may read the next plan.
-    Decided = 6,
 }
 
 /// Header of a data frame.
@@ -91,7 +89,6 @@ impl FrameHeader {
             3 => FrameKind::Candidates,
             4 => FrameKind::Query,
             5 => FrameKind::Answer,
-            6 => FrameKind::Decided,
             other => return Err(FrameError::Kind(other)),
         };
         if bytes[1] != 0 || short(36) != 0 {
@@ -140,7 +137,7 @@ mod tests {
         assert!(FrameHeader::decode(&with_length(0)).is_ok());
         assert!(FrameHeader::decode(&with_length(PAYLOAD_BYTES_MAX)).is_ok());
         assert!(FrameHeader::decode(&with_length(PAYLOAD_BYTES_MAX + 1)).is_err());
-        for kind in [0, 7, 255] {
+        for kind in [0, 6, 255] {
             let mut bytes = HEADER.encode();
             bytes[0] = kind;
             assert_eq!(FrameHeader::decode(&bytes), Err(FrameError::Kind(kind)));

@@ -206,6 +206,8 @@ pub struct Beat {
     pub progress: u64,
     /// Whether the sender's engine has work.
     pub busy: bool,
+    /// Whether it waits for another rank: busy, unmoved and not waiting means stalled.
+    pub waiting: bool,
     /// The sender takes no new work and wants to leave.
     pub draining: bool,
     /// The sender leaves now.

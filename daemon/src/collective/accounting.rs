@@ -1,0 +1,232 @@
+//! Where the time of each collective went: own compute, waiting for a rank, wire (HOUSE "Where time goes").
+//! Records go into a ring of atomics that any thread may read; the engine's thread alone writes.
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering, fence},
+    },
+    time::Instant,
+};
+
+use shared::{
+    ids::{LayerIndex, Rank},
+    telemetry::{PhaseTotals, RankTotals, SyncKind, SyncRecord},
+    units::Nanoseconds,
+};
+
+/// Records that the ring holds: about three seconds of a fast small model.
+const RING_LENGTH: usize = 8192;
+
+/// One collective between its send and its last arrival.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    /// Own computing before the send.
+    pub compute: Nanoseconds,
+    /// Longest computing that a peer's frame reported, and whose.
+    pub slowest: (Nanoseconds, Rank),
+    /// The own send.
+    pub sent: Instant,
+    /// The last arrival; computing is counted from here on.
+    pub arrived: Instant,
+}
+
+/// The engine's clock and sums. `left` is when it left the previous collective.
+#[derive(Debug)]
+pub struct Accounting {
+    own: Rank,
+    left: Instant,
+    is_prefill: bool,
+    tokens: u32,
+    totals: RankTotals,
+    ring: Arc<SyncRing>,
+}
+
+impl Accounting {
+    /// Starts with empty sums.
+    pub fn new(own: Rank, ring: Arc<SyncRing>) -> Self {
+        Self { own, left: Instant::now(), is_prefill: false, tokens: 0, totals: RankTotals::default(), ring }
+    }
+
+    /// A step begins: its records count as prefill or decode.
+    pub fn begin_step(&mut self, is_prefill: bool, tokens: u32) {
+        (self.is_prefill, self.tokens) = (is_prefill, tokens);
+        let phase = self.phase();
+        phase.steps += 1;
+        phase.tokens += u64::from(tokens);
+    }
+
+    /// Forgets the time since the last collective: nobody computed or waited for a peer in it.
+    pub fn idle(&mut self) {
+        self.left = Instant::now();
+    }
+
+    /// Computing since the last collective, so far.
+    pub fn compute_so_far(&self) -> Nanoseconds {
+        Nanoseconds(self.left.elapsed().as_nanos() as u64)
+    }
+
+    /// Counts what was sent.
+    pub fn sent(&mut self, bytes: u64, messages: u64) {
+        let phase = self.phase();
+        phase.bytes_sent += bytes;
+        phase.messages_sent += messages;
+    }
+
+    /// Closes a collective: splits its time, adds it to the sums. Returns (waiting, wire).
+    pub fn close(&mut self, span: Span) -> (Nanoseconds, Nanoseconds) {
+        self.left = span.arrived;
+        let exchange = span.arrived.duration_since(span.sent).as_nanos() as u64;
+        let wait = span.slowest.0.0.saturating_sub(span.compute.0).min(exchange);
+        let wire = exchange - wait;
+        let phase = self.phase();
+        phase.compute.0 += span.compute.0;
+        phase.wait.0 += wait;
+        phase.wire.0 += wire;
+        (Nanoseconds(wait), Nanoseconds(wire))
+    }
+
+    /// As [`Self::close`], and keeps a record of the layer for the dashboard.
+    pub fn close_layer(&mut self, layer: LayerIndex, kind: SyncKind, span: Span) {
+        let (wait, wire) = self.close(span);
+        let slowest = if wait.0 > 0 { span.slowest.1 } else { self.own };
+        let (compute, tokens) = (span.compute, self.tokens);
+        self.ring.push(SyncRecord { layer, kind, tokens, compute, wait, wire, slowest });
+    }
+
+    /// The end of a step's own computing that no collective closes (a lone rank, the last sampling).
+    pub fn close_compute(&mut self) {
+        let compute = self.compute_so_far();
+        self.left = Instant::now();
+        self.phase().compute.0 += compute.0;
+    }
+
+    /// The sums since the last call.
+    pub fn take_totals(&mut self) -> RankTotals {
+        std::mem::take(&mut self.totals)
+    }
+
+    fn phase(&mut self) -> &mut PhaseTotals {
+        if self.is_prefill { &mut self.totals.prefill } else { &mut self.totals.decode }
+    }
+}
+
+/// The latest records: one writer, any number of readers, no locks. A reader skips a record that is being overwritten.
+#[derive(Debug)]
+pub struct SyncRing {
+    slots: Box<[RingSlot]>,
+    written: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct RingSlot {
+    /// Twice the record's number plus two when whole, odd while being written.
+    stamp: AtomicU64,
+    words: [AtomicU64; 5],
+}
+
+impl Default for SyncRing {
+    fn default() -> Self {
+        let slots = (0..RING_LENGTH).map(|_| RingSlot::default()).collect();
+        Self { slots, written: AtomicU64::new(0) }
+    }
+}
+
+impl SyncRing {
+    fn push(&self, record: SyncRecord) {
+        let number = self.written.load(Ordering::Relaxed);
+        let slot = &self.slots[number as usize % RING_LENGTH];
+        slot.stamp.store(2 * number + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (word, value) in slot.words.iter().zip(pack(&record)) {
+            word.store(value, Ordering::Relaxed);
+        }
+        slot.stamp.store(2 * number + 2, Ordering::Release);
+        self.written.store(number + 1, Ordering::Release);
+    }
+
+    /// Calls `visit` for each record since `cursor` that is still there, and moves the cursor to the end.
+    pub fn read_since(&self, cursor: &mut u64, mut visit: impl FnMut(SyncRecord)) {
+        let end = self.written.load(Ordering::Acquire);
+        let begin = (*cursor).max(end.saturating_sub(RING_LENGTH as u64));
+        for number in begin..end {
+            let slot = &self.slots[number as usize % RING_LENGTH];
+            let before = slot.stamp.load(Ordering::Acquire);
+            let words: [u64; 5] = std::array::from_fn(|index| slot.words[index].load(Ordering::Relaxed));
+            fence(Ordering::Acquire);
+            if before == 2 * number + 2 && slot.stamp.load(Ordering::Relaxed) == before {
+                visit(unpack(words));
+            }
+        }
+        *cursor = end;
+    }
+}
+
+fn pack(record: &SyncRecord) -> [u64; 5] {
+    let kind = u64::from(record.kind == SyncKind::FeedForward);
+    let place = u64::from(record.layer.0) << 32 | u64::from(record.slowest.0) << 8 | kind;
+    [place, u64::from(record.tokens), record.compute.0, record.wait.0, record.wire.0]
+}
+
+fn unpack(words: [u64; 5]) -> SyncRecord {
+    SyncRecord {
+        layer: LayerIndex((words[0] >> 32) as u32),
+        kind: if words[0] & 1 == 1 { SyncKind::FeedForward } else { SyncKind::Attention },
+        tokens: words[1] as u32,
+        compute: Nanoseconds(words[2]),
+        wait: Nanoseconds(words[3]),
+        wire: Nanoseconds(words[4]),
+        slowest: Rank((words[0] >> 8) as u16),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn record(number: u32) -> SyncRecord {
+        SyncRecord {
+            layer: LayerIndex(number),
+            kind: if number.is_multiple_of(2) { SyncKind::Attention } else { SyncKind::FeedForward },
+            tokens: 1,
+            compute: Nanoseconds(u64::from(number)),
+            wait: Nanoseconds(2),
+            wire: Nanoseconds(3),
+            slowest: Rank(4),
+        }
+    }
+
+    #[test]
+    fn a_reader_gets_every_record_once_and_the_latest_when_it_was_late() {
+        let ring = SyncRing::default();
+        let mut cursor = 0;
+        let mut seen = Vec::new();
+        (0..10).for_each(|number| ring.push(record(number)));
+        ring.read_since(&mut cursor, |record| seen.push(record));
+        assert_eq!(seen, (0..10).map(record).collect::<Vec<_>>());
+        seen.clear();
+        (10..10 + 2 * RING_LENGTH as u32).for_each(|number| ring.push(record(number)));
+        ring.read_since(&mut cursor, |record| seen.push(record));
+        assert_eq!(seen.len(), RING_LENGTH);
+        assert_eq!(seen.last(), Some(&record(9 + 2 * RING_LENGTH as u32)));
+    }
+
+    #[test]
+    fn waiting_is_what_the_slowest_computed_longer_and_the_rest_is_wire() {
+        let mut accounting = Accounting::new(Rank(0), Arc::default());
+        accounting.begin_step(false, 1);
+        let sent = Instant::now();
+        let span = |compute, slowest, exchange| Span {
+            compute: Nanoseconds(compute),
+            slowest: (Nanoseconds(slowest), Rank(2)),
+            sent,
+            arrived: sent + Duration::from_nanos(exchange),
+        };
+        assert_eq!(accounting.close(span(100, 400, 350)), (Nanoseconds(300), Nanoseconds(50)));
+        assert_eq!(accounting.close(span(400, 100, 50)), (Nanoseconds(0), Nanoseconds(50)));
+        assert_eq!(accounting.close(span(0, 900, 50)), (Nanoseconds(50), Nanoseconds(0)));
+        let decode = accounting.take_totals().decode;
+        assert_eq!((decode.compute.0, decode.wait.0, decode.wire.0), (500, 350, 100));
+    }
+}

@@ -1,0 +1,279 @@
+//! Data links of one rank: non-blocking sockets, one coalesced write a message, frames in order, buffers allocated once.
+//! Every wait makes progress in both directions with all peers, so that full socket buffers never block two ranks.
+use std::{io, net::TcpStream, os::fd::AsFd, sync::Arc};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use shared::{
+    ids::{Epoch, Rank, TopologyHash},
+    protocol::{
+        frame::{FrameHeader, FrameKind, HEADER_BYTES},
+        seal::Seal,
+    },
+};
+
+use super::{Abort, CollectiveError};
+
+/// Looks at the sockets this often before sleeping in a poll, where spinning is allowed.
+const SPIN_ROUNDS: u32 = 20_000;
+/// Longest sleep before the abort flag is looked at again, in milliseconds.
+const POLL_MS: u16 = 200;
+/// Least that one read asks for.
+const READ_BYTES_MIN: usize = 64 * 1024;
+
+/// The links of one rank to all others of its stage.
+#[derive(Debug)]
+pub struct Links {
+    own: Rank,
+    epoch: Epoch,
+    hash: TopologyHash,
+    peers: Vec<Option<Peer>>,
+    abort: Arc<Abort>,
+    spin: bool,
+}
+
+#[derive(Debug)]
+struct Peer {
+    stream: TcpStream,
+    seal_out: Seal,
+    seal_in: Seal,
+    /// A whole sealed message, sent up to `sent`.
+    out: Vec<u8>,
+    sent: usize,
+    /// Received bytes; the first `frame` of them are the frame in front once it is whole.
+    input: Vec<u8>,
+    filled: usize,
+    front: Option<FrameHeader>,
+}
+
+impl Links {
+    /// Takes connected sockets, one for each other rank of the stage (`None` at the own place).
+    ///
+    /// # Errors
+    /// A socket cannot be made non-blocking.
+    pub fn new(
+        (own, epoch, hash): (Rank, Epoch, TopologyHash),
+        streams: Vec<Option<TcpStream>>,
+        abort: Arc<Abort>,
+        spin: bool,
+    ) -> io::Result<Self> {
+        let peer = |stream: TcpStream| {
+            stream.set_nonblocking(true)?;
+            stream.set_nodelay(true)?;
+            let input = vec![0; READ_BYTES_MIN];
+            let (seal_out, seal_in) = (Seal, Seal);
+            Ok(Peer { stream, seal_out, seal_in, out: Vec::new(), sent: 0, input, filled: 0, front: None })
+        };
+        let peers = streams.into_iter().map(|stream| stream.map(peer).transpose()).collect::<io::Result<Vec<_>>>()?;
+        Ok(Self { own, epoch, hash, peers, abort, spin })
+    }
+
+    /// This rank.
+    pub fn own(&self) -> Rank {
+        self.own
+    }
+
+    /// Ranks of the stage.
+    pub fn world(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// What the watchers see of this engine.
+    pub fn abort(&self) -> &Abort {
+        &self.abort
+    }
+
+    /// The other ranks, from the next one on.
+    pub fn others(&self) -> impl Iterator<Item = Rank> + use<> {
+        let (own, world) = (self.own.index(), self.world());
+        (1..world).map(move |distance| Rank(((own + distance) % world) as u16))
+    }
+
+    /// Starts sending a message; `fill` appends its payload. Returns the bytes it has on the wire.
+    ///
+    /// # Errors
+    /// The peer is lost, or the message before could not be sent.
+    pub fn send(
+        &mut self,
+        to: Rank,
+        (kind, step, sequence, compute_ns): (FrameKind, u64, u32, u64),
+        fill: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<u64, CollectiveError> {
+        self.wait(|peers| peers[to.index()].as_ref().is_none_or(Peer::is_flushed))?;
+        let (own, epoch, hash) = (self.own, self.epoch, self.hash);
+        let peer = self.peer(to);
+        peer.out.clear();
+        peer.out.resize(HEADER_BYTES, 0);
+        fill(&mut peer.out);
+        let length = (peer.out.len() - HEADER_BYTES) as u32;
+        let header = FrameHeader { kind, from: own, length, epoch, hash, step, sequence, compute_ns };
+        peer.out[..HEADER_BYTES].copy_from_slice(&header.encode());
+        peer.seal_out.seal(&mut peer.out);
+        peer.sent = 0;
+        peer.write(to)?;
+        Ok(u64::from(length) + HEADER_BYTES as u64)
+    }
+
+    /// Waits until a frame of each rank in `from` is in front and all that was sent is with the system.
+    ///
+    /// # Errors
+    /// A peer is lost or sent a broken header, or the wait was aborted.
+    pub fn wait_for(&mut self, from: impl Iterator<Item = Rank> + Clone) -> Result<(), CollectiveError> {
+        self.wait(|peers| {
+            let has_front = |rank: Rank| peers[rank.index()].as_ref().is_none_or(|peer| peer.front.is_some());
+            from.clone().all(has_front) && peers.iter().flatten().all(Peer::is_flushed)
+        })
+    }
+
+    /// The frame in front from `rank`, if it is what this rank expects.
+    ///
+    /// # Errors
+    /// A frame of another assignment, kind, step or sequence number: the ranks are out of step.
+    pub fn front(
+        &mut self,
+        rank: Rank,
+        (kind, step, sequence): (FrameKind, u64, u32),
+    ) -> Result<(FrameHeader, &mut [u8]), CollectiveError> {
+        let (epoch, hash) = (self.epoch, self.hash);
+        let (header, payload) = self.front_any(rank);
+        if (header.kind, header.step, header.sequence) != (kind, step, sequence)
+            || (header.epoch, header.hash, header.from) != (epoch, hash, rank)
+        {
+            let expected = format!("{kind:?} {step}.{sequence} of epoch {epoch} {hash}");
+            let got = format!(
+                "{:?} {}.{} of epoch {} {} from rank {}",
+                header.kind, header.step, header.sequence, header.epoch, header.hash, header.from
+            );
+            return Err(CollectiveError::OutOfStep { rank, got, expected });
+        }
+        Ok((header, payload))
+    }
+
+    /// The frame in front from `rank`, whatever it is; it must be there.
+    pub fn front_any(&mut self, rank: Rank) -> (FrameHeader, &mut [u8]) {
+        let peer = self.peer(rank);
+        let header = peer.front.expect("wait_for returned with this rank's frame in front");
+        let end = HEADER_BYTES + header.length as usize;
+        (header, &mut peer.input[HEADER_BYTES..end])
+    }
+
+    /// Drops the frame in front from `rank`.
+    ///
+    /// # Errors
+    /// The frame behind it is broken.
+    pub fn consume(&mut self, rank: Rank) -> Result<(), CollectiveError> {
+        let peer = self.peer(rank);
+        if let Some(header) = peer.front.take() {
+            let end = HEADER_BYTES + header.length as usize;
+            peer.input.copy_within(end..peer.filled, 0);
+            peer.filled -= end;
+        }
+        peer.find_front(rank)
+    }
+
+    fn peer(&mut self, rank: Rank) -> &mut Peer {
+        self.peers[rank.index()].as_mut().expect("a rank has links to all others and none to itself")
+    }
+
+    fn wait(&mut self, is_done: impl Fn(&[Option<Peer>]) -> bool) -> Result<(), CollectiveError> {
+        let mut rounds = 0;
+        loop {
+            if is_done(&self.peers) {
+                self.abort.set_waiting(false);
+                return Ok(());
+            }
+            if self.abort.is_raised() {
+                return Err(CollectiveError::Aborted);
+            }
+            for (rank, peer) in self.peers.iter_mut().enumerate() {
+                let Some(peer) = peer else { continue };
+                let rank = Rank(rank as u16);
+                peer.write(rank)?;
+                peer.read(rank)?;
+            }
+            if is_done(&self.peers) {
+                continue;
+            }
+            self.abort.set_waiting(true);
+            rounds += 1;
+            if self.spin && rounds < SPIN_ROUNDS {
+                std::hint::spin_loop();
+            } else {
+                self.sleep()?;
+            }
+        }
+    }
+
+    /// Sleeps until a socket or the abort descriptor has something to say.
+    fn sleep(&self) -> Result<(), CollectiveError> {
+        let mut list: Vec<PollFd> = Vec::with_capacity(self.peers.len());
+        for peer in self.peers.iter().flatten() {
+            // A peer whose frame waits to be consumed is not read on: its socket would wake the poll for nothing.
+            let mut events = PollFlags::empty();
+            events.set(PollFlags::POLLIN, peer.front.is_none());
+            events.set(PollFlags::POLLOUT, !peer.is_flushed());
+            list.push(PollFd::new(peer.stream.as_fd(), events));
+        }
+        list.push(PollFd::new(self.abort.descriptor(), PollFlags::POLLIN));
+        match poll(&mut list, PollTimeout::from(POLL_MS)) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+            Err(error) => Err(CollectiveError::System { rank: self.own, error }),
+        }
+    }
+}
+
+impl Peer {
+    fn is_flushed(&self) -> bool {
+        self.sent == self.out.len()
+    }
+
+    fn write(&mut self, rank: Rank) -> Result<(), CollectiveError> {
+        while !self.is_flushed() {
+            match io::Write::write(&mut self.stream, &self.out[self.sent..]) {
+                Ok(0) => return Err(CollectiveError::Closed(rank)),
+                Ok(count) => self.sent += count,
+                Err(error) => return retry(rank, &error),
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, rank: Rank) -> Result<(), CollectiveError> {
+        while self.front.is_none() {
+            match io::Read::read(&mut self.stream, &mut self.input[self.filled..]) {
+                Ok(0) => return Err(CollectiveError::Closed(rank)),
+                Ok(count) => self.filled += count,
+                Err(error) => return retry(rank, &error),
+            }
+            self.find_front(rank)?;
+        }
+        Ok(())
+    }
+
+    /// Looks whether a whole frame is in front; grows the buffer as far as bytes of that frame can come.
+    fn find_front(&mut self, rank: Rank) -> Result<(), CollectiveError> {
+        let header = match self.input[..self.filled].first_chunk::<HEADER_BYTES>() {
+            Some(bytes) => FrameHeader::decode(bytes).map_err(|error| CollectiveError::Frame { rank, error })?,
+            None => return Ok(()),
+        };
+        let end = HEADER_BYTES + header.length as usize;
+        if self.filled >= end {
+            self.seal_in
+                .open(&mut self.input[..end])
+                .map_err(|_| CollectiveError::Frame { rank, error: shared::protocol::frame::FrameError::Reserved })?;
+            self.front = Some(header);
+        } else if self.filled == self.input.len() {
+            // Doubling as bytes arrive: a header alone never makes a large buffer.
+            let length = (2 * self.input.len()).min(end.max(READ_BYTES_MIN));
+            self.input.resize(length.max(self.filled + 1), 0);
+        }
+        Ok(())
+    }
+}
+
+/// `WouldBlock` and interruptions are no errors; everything else ends the link.
+fn retry(rank: Rank, error: &io::Error) -> Result<(), CollectiveError> {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
+        _ => Err(CollectiveError::Closed(rank)),
+    }
+}
