@@ -1,2 +1,18 @@
-//! Reads GGUF files; never trusts a number in them.
+//! Reads GGUF files; never trusts a number in them. `read` is the pure parser, `metadata` and `tensor` are views on
+//! what it checked, `file` maps one model (one or more splits), `shape` holds the hyper-parameters.
+//! Does no arithmetic on weights and reads no tokenizer.
 pub mod block;
+pub mod error;
+pub mod file;
+pub mod metadata;
+pub mod read;
+pub mod shape;
+pub mod tensor;
+
+pub use block::BlockFormat;
+pub use error::GgufError;
+pub use file::GgufFile;
+pub use metadata::{Metadata, Texts};
+pub use read::Index;
+pub use shape::{Architecture, Shape};
+pub use tensor::Tensor;
