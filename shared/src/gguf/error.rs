@@ -1,0 +1,312 @@
+//! What can be wrong with a GGUF file. Every message names the key, tensor or offset and the next step.
+
+use std::path::PathBuf;
+
+/// Longest piece of a name from a file that a message shows, in characters.
+const SHOWN_MAX: usize = 80;
+
+/// Why a file was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum GgufError {
+    /// The operating system would not open or map it.
+    #[error("cannot open {}: {source}; check the path and its permissions", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A directory, socket, pipe or device.
+    #[error("{} is not a regular file; name a .gguf file", path.display())]
+    NotAFile {
+        /// What was named.
+        path: PathBuf,
+    },
+    /// What is wrong with the bytes of a file on disk.
+    #[error("{}: {source}", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// The defect.
+        source: Box<GgufError>,
+    },
+    /// No byte at all.
+    #[error("the file is empty; download it again")]
+    Empty,
+    /// The first four bytes are not `GGUF`.
+    #[error("this is not a GGUF file but {found}; {next}")]
+    NotGguf {
+        /// What it looks like.
+        found: &'static str,
+        /// The cure.
+        next: &'static str,
+    },
+    /// The numbers are stored with the most significant byte first.
+    #[error(
+        "this is a big-endian GGUF file, only little-endian ones are supported; convert the model again on this kind of machine"
+    )]
+    BigEndian,
+    /// Neither version 2 nor 3.
+    #[error("GGUF version {version} is not supported (2 and 3 are); convert the model again with a current converter")]
+    Version {
+        /// The version in the file.
+        version: u32,
+    },
+    /// The bytes end before what was announced.
+    #[error(
+        "the file ends at byte {length} within {what}, which starts at byte {at}; it is truncated or damaged, download it again"
+    )]
+    Truncated {
+        /// What was being read.
+        what: &'static str,
+        /// Where it starts.
+        at: usize,
+        /// Bytes there are.
+        length: usize,
+    },
+    /// A number beyond its bound.
+    #[error(
+        "{what} is {value} at byte {at}, allowed are {min} to {max}; the file is damaged or not supported, download it again"
+    )]
+    Bound {
+        /// Which number.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// Smallest allowed.
+        min: u64,
+        /// Largest allowed.
+        max: u64,
+        /// Where it is.
+        at: usize,
+    },
+    /// Key or tensor name that is no UTF-8.
+    #[error("{what} at byte {at} is not UTF-8 text; the file is damaged, download it again")]
+    Name {
+        /// Key or tensor name.
+        what: &'static str,
+        /// Where.
+        at: usize,
+    },
+    /// A type number that GGUF does not define.
+    #[error("metadata key {key} has value type {number}, GGUF defines 0 to 12; the file is damaged, download it again")]
+    ValueType {
+        /// The key.
+        key: String,
+        /// The number.
+        number: u32,
+    },
+    /// A key with another type than the one it must have.
+    #[error("metadata key {key} is {found}, expected {expected}; convert the model again")]
+    WrongType {
+        /// The key.
+        key: String,
+        /// What it must be.
+        expected: &'static str,
+        /// What it is.
+        found: &'static str,
+    },
+    /// A text that is no UTF-8, or a flag that is neither 0 nor 1.
+    #[error("metadata key {key} holds no valid {what}; the file is damaged, download it again")]
+    Value {
+        /// The key.
+        key: String,
+        /// Text or flag.
+        what: &'static str,
+    },
+    /// A key without which the model cannot be run.
+    #[error("metadata key {key} is missing; convert the model again")]
+    MissingKey {
+        /// The key.
+        key: String,
+    },
+    /// A hyper-parameter outside what makes sense.
+    #[error("metadata key {key} is {value}, {reason}; the file is damaged or not supported")]
+    Parameter {
+        /// The key.
+        key: String,
+        /// Its value as text.
+        value: String,
+        /// What it must be.
+        reason: String,
+    },
+    /// The same key twice.
+    #[error("metadata key {key} appears twice; the file is damaged, convert the model again")]
+    DuplicateKey {
+        /// The key.
+        key: String,
+    },
+    /// The same tensor twice, in one split or in two.
+    #[error("tensor {tensor} appears twice; the file is damaged, convert the model again")]
+    DuplicateTensor {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A weight format that Bramble cannot compute with.
+    #[error(
+        "tensor {tensor} is of type {number} ({name}), which is not supported; take a file in F32, F16, BF16, Q8_0, Q4_0, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K"
+    )]
+    TensorType {
+        /// The tensor.
+        tensor: String,
+        /// ggml type number.
+        number: u32,
+        /// The name of that type, `unknown` where ggml has none.
+        name: &'static str,
+    },
+    /// A row length that is no multiple of the block.
+    #[error(
+        "tensor {tensor} has rows of {columns} elements, which do not end with a block of {format} ({block}); the file is damaged, download it again"
+    )]
+    RowBlocks {
+        /// The tensor.
+        tensor: String,
+        /// Elements of a row.
+        columns: u64,
+        /// The format.
+        format: &'static str,
+        /// Elements of a block.
+        block: usize,
+    },
+    /// Dimensions that are zero, too many, or whose product overflows.
+    #[error("tensor {tensor} has {reason}; the file is damaged, download it again")]
+    Dimensions {
+        /// The tensor.
+        tensor: String,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// Bytes that do not start at a multiple of the alignment.
+    #[error(
+        "tensor {tensor} starts at offset {offset}, no multiple of the alignment {alignment}; the file is damaged, download it again"
+    )]
+    Misaligned {
+        /// The tensor.
+        tensor: String,
+        /// Offset within the tensor data.
+        offset: u64,
+        /// The file's alignment.
+        alignment: u64,
+    },
+    /// Bytes beyond the end of the file.
+    #[error(
+        "tensor {tensor} needs {bytes} bytes at byte {start}, but the file has {length}; it is truncated or damaged, download it again"
+    )]
+    OutsideFile {
+        /// The tensor.
+        tensor: String,
+        /// Its size.
+        bytes: u64,
+        /// Where it starts in the file (saturated).
+        start: u64,
+        /// Size of the file.
+        length: u64,
+    },
+    /// A tensor the architecture needs.
+    #[error(
+        "tensor {tensor} is missing; the file holds no complete {architecture} model, download or convert it again"
+    )]
+    MissingTensor {
+        /// The tensor.
+        tensor: String,
+        /// Which architecture.
+        architecture: &'static str,
+    },
+    /// A tensor that Bramble would ignore, which would change the output.
+    #[error(
+        "tensor {tensor} is not part of the {architecture} architecture as Bramble computes it; this variant of the model is not supported"
+    )]
+    UnexpectedTensor {
+        /// The tensor.
+        tensor: String,
+        /// Which architecture.
+        architecture: &'static str,
+    },
+    /// A tensor whose size contradicts the hyper-parameters.
+    #[error(
+        "tensor {tensor} has dimensions {found:?}, its metadata ask for {expected:?}; the file is damaged, convert the model again"
+    )]
+    TensorShape {
+        /// The tensor.
+        tensor: String,
+        /// Columns and the product of the other dimensions.
+        found: [u64; 2],
+        /// As `found`.
+        expected: [u64; 2],
+    },
+    /// A norm, bias or factor tensor that is not F32.
+    #[error("tensor {tensor} is {found}, it must be F32; convert the model again")]
+    TensorFormat {
+        /// The tensor.
+        tensor: String,
+        /// Its format.
+        found: &'static str,
+    },
+    /// Another architecture.
+    #[error("architecture {name} is not supported; supported are {supported}")]
+    Architecture {
+        /// As in `general.architecture`.
+        name: String,
+        /// What there is.
+        supported: &'static str,
+    },
+    /// A feature of the model that is not built.
+    #[error("metadata key {key} says {value}: {feature} is not supported; take another model")]
+    Unsupported {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What it asks for.
+        feature: &'static str,
+    },
+    /// A later part of a split model was named.
+    #[error("this is part {part} of a model in {count} parts; open the first one{}", first.as_ref().map(|p| format!(", {}", p.display())).unwrap_or_default())]
+    LaterSplit {
+        /// Counted from 1.
+        part: u64,
+        /// Parts of the model.
+        count: u64,
+        /// Where the first should be, where the name tells.
+        first: Option<PathBuf>,
+    },
+    /// A first part whose name does not tell those of the others.
+    #[error(
+        "this is the first of {count} parts but is not named NAME-00001-of-{count:05}.gguf; give the parts their names back"
+    )]
+    SplitName {
+        /// Parts of the model.
+        count: u64,
+    },
+    /// A part that is not beside the first.
+    #[error("part {part} of {count} is missing: {}; put all parts into one folder", path.display())]
+    MissingSplit {
+        /// Counted from 1.
+        part: u64,
+        /// Parts of the model.
+        count: u64,
+        /// Where it should be.
+        path: PathBuf,
+    },
+    /// Parts that do not belong together.
+    #[error("{key} is {found}, expected {expected}; the parts are not of one model, download them again")]
+    SplitMismatch {
+        /// Which number.
+        key: &'static str,
+        /// In this part.
+        found: u64,
+        /// What it must be.
+        expected: u64,
+    },
+}
+
+/// A name from a file as a message shows it: lossy, printable, of bounded length.
+pub(super) fn shown(name: &[u8]) -> String {
+    // Cut before converting: a name of a megabyte must not cost one.
+    let cut = &name[..name.len().min(SHOWN_MAX)];
+    let mut text: String = String::from_utf8_lossy(cut).chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    if cut.len() < name.len() {
+        text.push_str("...");
+    }
+    text
+}

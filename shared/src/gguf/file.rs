@@ -1,0 +1,285 @@
+//! One model on disk: one file or several splits, mapped read-only. The one mmap of this crate.
+//! Metadata and tensor table are copied out of the mapping before they are parsed, so what was checked stays what is
+//! read even where someone writes to the file; only weights are read from the mapping.
+
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+use sha2::{Digest, Sha256};
+
+use super::error::{GgufError, shown};
+use super::metadata::Metadata;
+use super::read::{self, Index, Reader, name_at};
+use super::tensor::{Tensor, TensorEntry};
+
+/// Most parts of a split model.
+pub const SPLIT_COUNT_MAX: u64 = 1024;
+
+const SPLIT_NO: &str = "split.no";
+const SPLIT_COUNT: &str = "split.count";
+const SPLIT_TENSORS: &str = "split.tensors.count";
+
+/// An open model. All its tensors lie inside their files.
+#[derive(Debug)]
+pub struct GgufFile {
+    splits: Vec<Split>,
+    /// Split and offset of each tensor entry, sorted by the name of the tensor.
+    by_name: Vec<(u16, u32)>,
+}
+
+#[derive(Debug)]
+struct Split {
+    bytes: Bytes,
+    /// Metadata and tensor table.
+    header: Box<[u8]>,
+    index: Index,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    Mapped(Mmap),
+    Owned(Vec<u8>),
+}
+
+impl GgufFile {
+    /// Opens a model by its only file or its first split; the other splits are looked for beside it.
+    pub fn open(path: &Path) -> Result<Self, GgufError> {
+        let in_file = |source| GgufError::InFile { path: path.to_path_buf(), source: Box::new(source) };
+        let first = Split::map(path)?;
+        let (part, count) = first.place().map_err(in_file)?;
+        let names = SplitNames::of(path);
+        if part > 0 {
+            return Err(in_file(GgufError::LaterSplit {
+                part: part + 1,
+                count,
+                first: names.map(|names| names.path(0, count)),
+            }));
+        }
+        let mut splits = vec![first];
+        if count > 1 {
+            let names = names
+                .filter(|names| names.path(0, count) == path)
+                .ok_or_else(|| in_file(GgufError::SplitName { count }))?;
+            for part in 1..count {
+                let path = names.path(part, count);
+                if !path.exists() {
+                    return Err(in_file(GgufError::MissingSplit { part: part + 1, count, path }));
+                }
+                splits.push(Split::map(&path)?);
+            }
+        }
+        Self::of_splits(splits).map_err(in_file)
+    }
+
+    /// As `open`, of bytes in memory.
+    pub fn from_bytes(splits: Vec<Vec<u8>>) -> Result<Self, GgufError> {
+        let mut parts = Vec::new();
+        for bytes in splits {
+            parts.push(Split::parse(Bytes::Owned(bytes))?);
+        }
+        Self::of_splits(parts)
+    }
+
+    /// Checks that the splits are the parts of one model.
+    fn of_splits(splits: Vec<Split>) -> Result<Self, GgufError> {
+        let first = splits.first().ok_or(GgufError::Empty)?;
+        let (_, count) = first.place()?;
+        expect_equal(SPLIT_COUNT, count, splits.len() as u64)?;
+        for (number, split) in splits.iter().enumerate() {
+            let (part, of) = split.place()?;
+            expect_equal(SPLIT_NO, part, number as u64)?;
+            expect_equal(SPLIT_COUNT, of, count)?;
+        }
+        let tensor_count: usize = splits.iter().map(|split| split.index.tensors.len()).sum();
+        if count > 1 {
+            let announced = first.metadata().unsigned(SPLIT_TENSORS)?;
+            let announced = announced.ok_or_else(|| GgufError::MissingKey { key: SPLIT_TENSORS.into() })?;
+            expect_equal(SPLIT_TENSORS, tensor_count as u64, announced)?;
+        }
+        let mut by_name = Vec::with_capacity(tensor_count);
+        for (number, split) in splits.iter().enumerate() {
+            // At most SPLIT_COUNT_MAX of them.
+            by_name.extend(split.index.tensors.iter().map(|&at| (number as u16, at)));
+        }
+        let file = Self { splits, by_name };
+        file.sorted()
+    }
+
+    /// Sorts the tensors and refuses one that is in two splits.
+    fn sorted(mut self) -> Result<Self, GgufError> {
+        let mut by_name = std::mem::take(&mut self.by_name);
+        by_name.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)));
+        for pair in by_name.windows(2) {
+            if self.name(pair[0]) == self.name(pair[1]) {
+                return Err(GgufError::DuplicateTensor { tensor: shown(self.name(pair[0])) });
+            }
+        }
+        self.by_name = by_name;
+        Ok(self)
+    }
+
+    fn name(&self, (split, at): (u16, u32)) -> &[u8] {
+        name_at(&self.splits[usize::from(split)].header, at)
+    }
+
+    /// The metadata of the first split, which holds those of the model.
+    pub fn metadata(&self) -> Metadata<'_> {
+        self.splits[0].metadata()
+    }
+
+    /// Every tensor, in the order of the files.
+    pub fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
+        self.splits
+            .iter()
+            .enumerate()
+            .flat_map(|(number, split)| split.index.tensors.iter().map(move |&at| split.tensor(number, at)))
+    }
+
+    /// A tensor by its name.
+    pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
+        let position = self.by_name.binary_search_by(|&entry| self.name(entry).cmp(name.as_bytes())).ok()?;
+        let (split, at) = self.by_name[position];
+        let number = usize::from(split);
+        Some(self.splits[number].tensor(number, at))
+    }
+
+    /// Bytes of one split's file.
+    ///
+    /// # Panics
+    /// If the split or the range is not there; those of a [`Tensor`] of this file are.
+    pub fn slice(&self, split: usize, range: Range<usize>) -> &[u8] {
+        &self.splits[split].bytes.all()[range]
+    }
+
+    /// All bytes of a tensor of this file.
+    pub fn tensor_bytes(&self, tensor: &Tensor) -> &[u8] {
+        self.slice(tensor.split, tensor.offset..tensor.offset + tensor.byte_length)
+    }
+
+    /// Names the model: SHA-256 over metadata and tensor table of each split and the size of each split.
+    pub fn identity(&self) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        for split in &self.splits {
+            hash.update((split.header.len() as u64).to_le_bytes());
+            hash.update(&split.header);
+            hash.update((split.bytes.all().len() as u64).to_le_bytes());
+        }
+        hash.finalize().into()
+    }
+
+    /// Size of all splits together.
+    pub fn file_bytes(&self) -> u64 {
+        self.splits.iter().map(|split| split.bytes.all().len() as u64).sum()
+    }
+
+    /// Number of files.
+    pub fn split_count(&self) -> usize {
+        self.splits.len()
+    }
+}
+
+impl Split {
+    /// Maps and parses a file; every error names it.
+    fn map(path: &Path) -> Result<Self, GgufError> {
+        let failed = |source| GgufError::Open { path: path.to_path_buf(), source };
+        // Before opening: opening a pipe would wait for its other end.
+        if !std::fs::metadata(path).map_err(failed)?.is_file() {
+            return Err(GgufError::NotAFile { path: path.to_path_buf() });
+        }
+        let bytes = map_read_only(&File::open(path).map_err(failed)?).map_err(failed)?;
+        Self::parse(Bytes::Mapped(bytes))
+            .map_err(|source| GgufError::InFile { path: path.to_path_buf(), source: Box::new(source) })
+    }
+
+    fn parse(bytes: Bytes) -> Result<Self, GgufError> {
+        let all = bytes.all();
+        let header_length = read::parse(all)?.header_length();
+        let header: Box<[u8]> = all[..header_length].into();
+        // Once more, of the copy that nobody else can change.
+        let index = read::parse_header(&header, all.len())?;
+        Ok(Self { bytes, header, index })
+    }
+
+    fn metadata(&self) -> Metadata<'_> {
+        Metadata::new(&self.header, &self.index)
+    }
+
+    /// Which part this is, from 0, and of how many. A merged file says 0 parts.
+    fn place(&self) -> Result<(u64, u64), GgufError> {
+        let metadata = self.metadata();
+        let part = metadata.unsigned(SPLIT_NO)?.unwrap_or(0);
+        let count = metadata.unsigned(SPLIT_COUNT)?.unwrap_or(0).max(1);
+        if count > SPLIT_COUNT_MAX || part >= count {
+            let (key, value, max) = if count > SPLIT_COUNT_MAX {
+                (SPLIT_COUNT, count, SPLIT_COUNT_MAX)
+            } else {
+                (SPLIT_NO, part, count - 1)
+            };
+            return Err(GgufError::Parameter {
+                key: key.into(),
+                value: value.to_string(),
+                reason: format!("at most {max} is allowed"),
+            });
+        }
+        Ok((part, count))
+    }
+
+    fn tensor(&self, number: usize, at: u32) -> Tensor<'_> {
+        TensorEntry::read(&mut Reader::from(&self.header, at))
+            .expect("the header is our own copy and every entry of it was checked")
+            .into_tensor(number, self.index.data_start)
+    }
+}
+
+impl Bytes {
+    fn all(&self) -> &[u8] {
+        match self {
+            Self::Mapped(bytes) => bytes,
+            Self::Owned(bytes) => bytes,
+        }
+    }
+}
+
+#[expect(unsafe_code, reason = "a file can only be mapped by an unsafe call")]
+fn map_read_only(file: &File) -> std::io::Result<Mmap> {
+    // SAFETY: the mapping is read-only and leaves this module only as byte slices; names and numbers are read from a
+    // copy, so bytes that another process rewrites change weights, never a length or an index. A file that another
+    // process truncates ends this process with SIGBUS; there is no way to map a file without that.
+    unsafe { Mmap::map(file) }
+}
+
+fn expect_equal(key: &'static str, found: u64, expected: u64) -> Result<(), GgufError> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(GgufError::SplitMismatch { key, found, expected })
+}
+
+/// How the parts of a model are called: `NAME-00001-of-00003.gguf`.
+struct SplitNames {
+    /// Folder and NAME.
+    stem: PathBuf,
+}
+
+impl SplitNames {
+    /// From the path of any part; `None` where it is not called so.
+    fn of(path: &Path) -> Option<Self> {
+        const PATTERN: &str = "-00001-of-00001";
+        let name = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
+        let (stem, part) = name.split_at_checked(name.len().checked_sub(PATTERN.len())?)?;
+        let matches = part.bytes().zip(PATTERN.bytes()).all(|(byte, pattern)| match pattern {
+            b'0' | b'1' => byte.is_ascii_digit(),
+            _ => byte == pattern,
+        });
+        matches.then(|| Self { stem: path.with_file_name(stem) })
+    }
+
+    /// Where part `part`, from 0, of `count` is.
+    fn path(&self, part: u64, count: u64) -> PathBuf {
+        let mut path = self.stem.clone().into_os_string();
+        path.push(format!("-{:05}-of-{count:05}.gguf", part + 1));
+        path.into()
+    }
+}

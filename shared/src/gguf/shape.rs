@@ -1,0 +1,375 @@
+//! The hyper-parameters of a model, named as the GGUF keys are, each checked before anything is computed with it,
+//! and the tensors that the architecture needs, each checked against them.
+
+use super::block::BlockFormat;
+use super::error::{GgufError, shown};
+use super::file::GgufFile;
+use super::metadata::Metadata;
+
+/// Most layers.
+pub const BLOCK_COUNT_MAX: u64 = 1024;
+/// Longest context a file may announce.
+pub const CONTEXT_LENGTH_MAX: u64 = 1 << 24;
+/// Longest hidden state.
+pub const EMBEDDING_LENGTH_MAX: u64 = 1 << 17;
+/// Most columns of the feed-forward network.
+pub const FEED_FORWARD_LENGTH_MAX: u64 = 1 << 20;
+/// Most heads of a layer.
+pub const HEAD_COUNT_MAX: u64 = 1024;
+/// Longest head.
+pub const HEAD_LENGTH_MAX: u64 = 1024;
+/// Most tokens of a vocabulary.
+pub const VOCABULARY_LENGTH_MAX: usize = 1 << 22;
+
+/// The families of models that Bramble computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Architecture {
+    /// Llama 1 to 3, Mistral and others of that build; pairs of neighbours are rotated.
+    Llama,
+    /// Qwen2 and 2.5: biases on Q, K and V; halves are rotated (NeoX).
+    Qwen2,
+    /// Qwen3: norms of each head of Q and K; halves are rotated (NeoX).
+    Qwen3,
+}
+
+impl Architecture {
+    /// Every architecture.
+    pub const ALL: [Self; 3] = [Self::Llama, Self::Qwen2, Self::Qwen3];
+    const SUPPORTED: &'static str = "llama, qwen2 and qwen3";
+
+    /// As in `general.architecture`, which is also how its keys start.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+
+    fn read(metadata: Metadata) -> Result<Self, GgufError> {
+        const KEY: &str = "general.architecture";
+        let name = metadata.text(KEY)?.ok_or(GgufError::MissingKey { key: KEY.into() })?;
+        let found = Self::ALL.into_iter().find(|architecture| architecture.name() == name);
+        found.ok_or_else(|| GgufError::Architecture { name: shown(name.as_bytes()), supported: Self::SUPPORTED })
+    }
+}
+
+/// The hyper-parameters of a model whose tensors are all there.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shape {
+    /// Family.
+    pub architecture: Architecture,
+    /// `general.name`, printable and cut where very long, or empty.
+    pub name: String,
+    /// Layers.
+    pub block_count: usize,
+    /// Positions the model was trained for.
+    pub context_length: usize,
+    /// Elements of a hidden state.
+    pub embedding_length: usize,
+    /// Columns of the feed-forward network.
+    pub feed_forward_length: usize,
+    /// Query heads of a layer.
+    pub head_count: usize,
+    /// Key and value heads of a layer; divides `head_count`.
+    pub head_count_kv: usize,
+    /// Elements of a head, even.
+    pub head_length: usize,
+    /// Elements of a head that are rotated, even, at most `head_length`.
+    pub rope_dimension_count: usize,
+    /// Base of the rotation angles.
+    pub rope_freq_base: f32,
+    /// Positions are divided by it; 1 where there is no scaling.
+    pub rope_scale_linear: f32,
+    /// Added under the root of RMS norms.
+    pub layer_norm_rms_epsilon: f32,
+    /// Rows of `token_embd.weight`.
+    pub vocabulary_length: usize,
+    /// Whether `token_embd.weight` is also the LM head.
+    pub tied_output: bool,
+    /// Whether `rope_freqs.weight` divides the angles.
+    pub has_rope_factors: bool,
+}
+
+impl Shape {
+    /// Reads and checks the hyper-parameters, and that every tensor is there with its dimensions and no other is.
+    pub fn read(file: &GgufFile) -> Result<Self, GgufError> {
+        let metadata = file.metadata();
+        let architecture = Architecture::read(metadata)?;
+        let keys = Keys { metadata, architecture: architecture.name() };
+        keys.refuse_unsupported()?;
+
+        let embedding_length = keys.length("embedding_length", EMBEDDING_LENGTH_MAX)?;
+        let head_count = keys.length("attention.head_count", HEAD_COUNT_MAX)?;
+        let head_count_kv = keys.optional_length("attention.head_count_kv", HEAD_COUNT_MAX)?.unwrap_or(head_count);
+        if !head_count.is_multiple_of(head_count_kv) {
+            let reason = format!("which does not divide the {head_count} heads");
+            return Err(keys.refuse("attention.head_count_kv", head_count_kv, reason));
+        }
+        let head_length = keys.head_length(embedding_length, head_count)?;
+        let embedding = file.tensor("token_embd.weight").ok_or(GgufError::MissingTensor {
+            tensor: "token_embd.weight".into(),
+            architecture: architecture.name(),
+        })?;
+        let shape = Self {
+            architecture,
+            name: shown(metadata.text("general.name")?.unwrap_or_default().as_bytes()),
+            block_count: keys.length("block_count", BLOCK_COUNT_MAX)?,
+            context_length: keys.length("context_length", CONTEXT_LENGTH_MAX)?,
+            embedding_length,
+            feed_forward_length: keys.length("feed_forward_length", FEED_FORWARD_LENGTH_MAX)?,
+            head_count,
+            head_count_kv,
+            head_length,
+            rope_dimension_count: keys.rope_dimension_count(head_length)?,
+            rope_freq_base: keys.positive("rope.freq_base", Some(10_000.0))?,
+            rope_scale_linear: keys.rope_scale_linear()?,
+            layer_norm_rms_epsilon: keys.positive("attention.layer_norm_rms_epsilon", None)?,
+            vocabulary_length: embedding.rows(),
+            tied_output: file.tensor("output.weight").is_none(),
+            has_rope_factors: file.tensor("rope_freqs.weight").is_some(),
+        };
+        shape.check_vocabulary(metadata)?;
+        TensorCheck { file, shape: &shape, found: 0 }.all()?;
+        Ok(shape)
+    }
+
+    /// Whether a name is one that some model of this architecture and depth has.
+    fn uses(&self, name: &str) -> bool {
+        const MODEL: [&str; 4] = ["token_embd.weight", "output.weight", "output_norm.weight", "rope_freqs.weight"];
+        const WEIGHTS: [&str; 9] =
+            ["attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+        let Some((block, part)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
+            return MODEL.contains(&name);
+        };
+        // Also refuses other ways to write the number, as 01.
+        let known = |number: usize| number < self.block_count && number.to_string() == block;
+        if !block.parse().is_ok_and(known) {
+            return false;
+        }
+        match part.split_once('.') {
+            Some((part, "weight")) if WEIGHTS.contains(&part) => true,
+            Some(("attn_q" | "attn_k" | "attn_v", "bias")) => self.architecture != Architecture::Qwen3,
+            Some(("attn_q_norm" | "attn_k_norm", "weight")) => self.architecture == Architecture::Qwen3,
+            _ => false,
+        }
+    }
+
+    fn check_vocabulary(&self, metadata: Metadata) -> Result<(), GgufError> {
+        const KEY: &str = "tokenizer.ggml.tokens";
+        let tokens = metadata.texts(KEY)?.map_or(0, |tokens| tokens.len());
+        let rows = self.vocabulary_length;
+        if tokens <= rows && rows <= VOCABULARY_LENGTH_MAX {
+            return Ok(());
+        }
+        Err(GgufError::Parameter {
+            key: KEY.into(),
+            value: format!("a list of {tokens} tokens"),
+            reason: format!("token_embd.weight has {rows} rows (at most {VOCABULARY_LENGTH_MAX} are supported)"),
+        })
+    }
+}
+
+/// The keys of one architecture.
+struct Keys<'a> {
+    metadata: Metadata<'a>,
+    architecture: &'static str,
+}
+
+impl Keys<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
+    }
+
+    fn refuse(&self, name: &str, value: impl ToString, reason: impl Into<String>) -> GgufError {
+        GgufError::Parameter { key: self.key(name), value: value.to_string(), reason: reason.into() }
+    }
+
+    fn missing(&self, name: &str) -> GgufError {
+        GgufError::MissingKey { key: self.key(name) }
+    }
+
+    /// What would be computed wrongly if it were ignored.
+    fn refuse_unsupported(&self) -> Result<(), GgufError> {
+        if let Some(kind) = self.metadata.text("general.type")?
+            && kind != "model"
+        {
+            return Err(GgufError::Unsupported {
+                key: "general.type".into(),
+                value: shown(kind.as_bytes()),
+                feature: "a file that holds no language model",
+            });
+        }
+        let experts = self.metadata.unsigned(&self.key("expert_count"))?.unwrap_or(0);
+        if experts > 0 {
+            return Err(GgufError::Unsupported {
+                key: self.key("expert_count"),
+                value: experts.to_string(),
+                feature: "a mixture of experts",
+            });
+        }
+        Ok(())
+    }
+
+    fn optional_length(&self, name: &str, max: u64) -> Result<Option<usize>, GgufError> {
+        match self.metadata.unsigned(&self.key(name))? {
+            None => Ok(None),
+            // The bounds fit 32 bits.
+            Some(value) if (1..=max).contains(&value) => Ok(Some(value as usize)),
+            Some(value) => Err(self.refuse(name, value, format!("allowed are 1 to {max}"))),
+        }
+    }
+
+    fn length(&self, name: &str, max: u64) -> Result<usize, GgufError> {
+        self.optional_length(name, max)?.ok_or_else(|| self.missing(name))
+    }
+
+    fn positive(&self, name: &str, default: Option<f32>) -> Result<f32, GgufError> {
+        let Some(value) = self.metadata.float(&self.key(name))? else {
+            return default.ok_or_else(|| self.missing(name));
+        };
+        let value = value as f32;
+        if value.is_normal() && value > 0.0 {
+            return Ok(value);
+        }
+        Err(self.refuse(name, value, "it must be a number above 0"))
+    }
+
+    fn head_length(&self, embedding_length: usize, head_count: usize) -> Result<usize, GgufError> {
+        const KEY: &str = "attention.key_length";
+        const VALUE: &str = "attention.value_length";
+        let head_length = match self.optional_length(KEY, HEAD_LENGTH_MAX)? {
+            Some(length) => length,
+            None if embedding_length.is_multiple_of(head_count) => embedding_length / head_count,
+            None => {
+                let reason = format!("which does not divide embedding_length {embedding_length}");
+                return Err(self.refuse("attention.head_count", head_count, reason));
+            }
+        };
+        if !head_length.is_multiple_of(2) || head_length as u64 > HEAD_LENGTH_MAX {
+            let reason = format!("heads must be of even length and at most {HEAD_LENGTH_MAX}");
+            return Err(self.refuse(KEY, head_length, reason));
+        }
+        let value_length = self.optional_length(VALUE, HEAD_LENGTH_MAX)?.unwrap_or(head_length);
+        if value_length != head_length {
+            let reason = format!("only heads whose values are as long as their keys ({head_length}) are supported");
+            return Err(self.refuse(VALUE, value_length, reason));
+        }
+        Ok(head_length)
+    }
+
+    fn rope_dimension_count(&self, head_length: usize) -> Result<usize, GgufError> {
+        const KEY: &str = "rope.dimension_count";
+        let count = self.optional_length(KEY, HEAD_LENGTH_MAX)?.unwrap_or(head_length);
+        if count.is_multiple_of(2) && count <= head_length {
+            return Ok(count);
+        }
+        let reason = format!("it must be even and at most the head length {head_length}");
+        Err(self.refuse(KEY, count, reason))
+    }
+
+    /// The factor of linear scaling by its current or its former key.
+    fn rope_scale_linear(&self) -> Result<f32, GgufError> {
+        const TYPE: &str = "rope.scaling.type";
+        match self.metadata.text(&self.key(TYPE))? {
+            None => self.positive("rope.scale_linear", Some(1.0)),
+            Some("none") => Ok(1.0),
+            Some("linear") => self.positive("rope.scaling.factor", None),
+            Some(other) => Err(GgufError::Unsupported {
+                key: self.key(TYPE),
+                value: shown(other.as_bytes()),
+                feature: "a rope scaling other than none and linear",
+            }),
+        }
+    }
+}
+
+/// Compares the tensor table with the shape.
+struct TensorCheck<'a> {
+    file: &'a GgufFile,
+    shape: &'a Shape,
+    /// Tensors that are part of the architecture.
+    found: usize,
+}
+
+impl TensorCheck<'_> {
+    fn all(mut self) -> Result<(), GgufError> {
+        let shape = self.shape;
+        let embedding = shape.embedding_length;
+        let vocabulary = shape.vocabulary_length;
+        self.matrix("token_embd.weight", embedding, vocabulary)?;
+        if !shape.tied_output {
+            self.matrix("output.weight", embedding, vocabulary)?;
+        }
+        self.vector("output_norm.weight", embedding)?;
+        if shape.has_rope_factors {
+            self.vector("rope_freqs.weight", shape.rope_dimension_count / 2)?;
+        }
+        for block in 0..shape.block_count {
+            self.block(block)?;
+        }
+        if self.found == self.file.tensors().count() {
+            return Ok(());
+        }
+        let unexpected = self.file.tensors().find(|tensor| !shape.uses(tensor.name));
+        let unexpected = unexpected.map_or(&b"(unknown)"[..], |tensor| tensor.name.as_bytes());
+        Err(GgufError::UnexpectedTensor { tensor: shown(unexpected), architecture: shape.architecture.name() })
+    }
+
+    fn block(&mut self, block: usize) -> Result<(), GgufError> {
+        let shape = self.shape;
+        let name = |part: &str| format!("blk.{block}.{part}");
+        let embedding = shape.embedding_length;
+        let q = shape.head_count * shape.head_length;
+        let kv = shape.head_count_kv * shape.head_length;
+        let hidden = shape.feed_forward_length;
+        self.vector(&name("attn_norm.weight"), embedding)?;
+        self.matrix(&name("attn_q.weight"), embedding, q)?;
+        self.matrix(&name("attn_k.weight"), embedding, kv)?;
+        self.matrix(&name("attn_v.weight"), embedding, kv)?;
+        self.matrix(&name("attn_output.weight"), q, embedding)?;
+        for (part, rows) in [("attn_q.bias", q), ("attn_k.bias", kv), ("attn_v.bias", kv)] {
+            let there = self.file.tensor(&name(part)).is_some();
+            match shape.architecture {
+                Architecture::Qwen2 => self.vector(&name(part), rows)?,
+                Architecture::Llama if there => self.vector(&name(part), rows)?,
+                // A bias of Qwen3 is left over and refused as unexpected.
+                Architecture::Llama | Architecture::Qwen3 => {}
+            }
+        }
+        if shape.architecture == Architecture::Qwen3 {
+            self.vector(&name("attn_q_norm.weight"), shape.head_length)?;
+            self.vector(&name("attn_k_norm.weight"), shape.head_length)?;
+        }
+        self.vector(&name("ffn_norm.weight"), embedding)?;
+        self.matrix(&name("ffn_gate.weight"), embedding, hidden)?;
+        self.matrix(&name("ffn_up.weight"), embedding, hidden)?;
+        self.matrix(&name("ffn_down.weight"), hidden, embedding)
+    }
+
+    fn vector(&mut self, name: &str, length: usize) -> Result<(), GgufError> {
+        let format = self.tensor(name, length, 1)?;
+        if format == BlockFormat::F32 {
+            return Ok(());
+        }
+        Err(GgufError::TensorFormat { tensor: name.to_owned(), found: format.name() })
+    }
+
+    fn matrix(&mut self, name: &str, columns: usize, rows: usize) -> Result<(), GgufError> {
+        self.tensor(name, columns, rows).map(drop)
+    }
+
+    fn tensor(&mut self, name: &str, columns: usize, rows: usize) -> Result<BlockFormat, GgufError> {
+        let tensor = self.file.tensor(name).ok_or_else(|| GgufError::MissingTensor {
+            tensor: name.to_owned(),
+            architecture: self.shape.architecture.name(),
+        })?;
+        let found = [tensor.columns() as u64, tensor.rows() as u64];
+        let expected = [columns as u64, rows as u64];
+        if found != expected || tensor.dimensions[2..] != [1, 1] {
+            return Err(GgufError::TensorShape { tensor: name.to_owned(), found, expected });
+        }
+        self.found += 1;
+        Ok(tensor.format)
+    }
+}
