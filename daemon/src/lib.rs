@@ -1,4 +1,9 @@
-//! brambled: one node of a bramble.
-pub mod engine;
-pub mod kernels;
+//! brambled: one node of a bramble. See ARCHITECTURE.md for the rooms and who may import whom.
 pub mod collective;
+pub mod config;
+pub mod engine;
+pub mod health;
+pub mod kernels;
+pub mod model;
+pub mod node;
+pub mod serve;

@@ -1,2 +1,63 @@
-//! brambled
-fn main() {}
+//! brambled: flags -> checked settings -> serve -> exit code. Nothing else.
+use std::process::ExitCode;
+
+use clap::Parser;
+use daemon::{
+    config::{Arguments, Config},
+    kernels::Kernels,
+    node::driver::state::StateFolder,
+    serve,
+};
+use tracing_subscriber::{EnvFilter, Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => ExitCode::from(code as u8),
+        Err(error) => {
+            eprintln!("brambled: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn run() -> anyhow::Result<i32> {
+    let arguments = Arguments::parse();
+    let exit_with_parent = arguments.exit_with_parent;
+    let config = Config::load(arguments)?;
+    let _log_guard = log(&config);
+    let forced = std::env::var("BRAMBLE_KERNELS").ok();
+    let kernels = Kernels::choose(forced.as_deref())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let code = runtime.block_on(async {
+        let listener = serve::bind(config.listen).await?;
+        let (state, epoch) = StateFolder::open(&config.state)?;
+        tracing::info!(
+            name = config.name, listen = %config.listen, %epoch, kernels = kernels.name, "brambled {}", env!("CARGO_PKG_VERSION")
+        );
+        if !config.listen.ip().is_loopback() {
+            tracing::warn!("links are not authenticated yet: everyone who reaches {} may use this node", config.listen);
+        }
+        serve::serve(config, listener, kernels, (state, epoch), exit_with_parent).await
+    })?;
+    // Blocking tasks (a read of standard input, an engine that still computes) must not hold up the exit.
+    runtime.shutdown_background();
+    Ok(code)
+}
+
+/// Logs to standard error (without time and colour under journald), and to daily files where the settings name a folder.
+fn log(config: &Config) -> Option<tracing_appender::non_blocking::WorkerGuard> {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let journald = std::env::var_os("JOURNAL_STREAM").is_some();
+    let console = fmt::layer().with_writer(std::io::stderr).with_target(false).with_ansi(false);
+    let console = if journald { console.without_time().boxed() } else { console.boxed() };
+    let (files, guard) = match &config.log_dir {
+        Some(folder) => {
+            let appender = tracing_appender::rolling::daily(folder, "brambled.log");
+            let (writer, guard) = tracing_appender::non_blocking(appender);
+            (Some(fmt::layer().with_writer(writer).with_ansi(false)), Some(guard))
+        }
+        None => (None, None),
+    };
+    tracing_subscriber::registry().with(filter).with(console).with(files).init();
+    guard
+}

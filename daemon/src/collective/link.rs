@@ -83,7 +83,7 @@ impl Links {
     }
 
     /// The other ranks, from the next one on.
-    pub fn others(&self) -> impl Iterator<Item = Rank> + use<> {
+    pub fn others(&self) -> impl Iterator<Item = Rank> + Clone + use<> {
         let (own, world) = (self.own.index(), self.world());
         (1..world).map(move |distance| Rank(((own + distance) % world) as u16))
     }

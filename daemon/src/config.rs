@@ -1,0 +1,193 @@
+//! The daemon's settings: command line over file over defaults, every one checked before anything is opened.
+use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
+
+use anyhow::{Context, bail, ensure};
+use clap::Parser;
+use serde::Deserialize;
+use shared::{protocol::PORT, topology::spec::NAME_LENGTH_MAX};
+
+use crate::health::machine::host_name;
+
+/// Where a packaged daemon keeps its state.
+const STATE_DEFAULT: &str = "/var/lib/bramble";
+
+/// brambled holds one shard of a GGUF model and computes it in step with the other nodes of its topology.
+/// An operator assigns topologies from `console`.
+#[derive(Debug, Default, Parser)]
+#[command(name = "brambled", version, after_help = "Example: brambled --listen 192.168.1.11:9999 --models /srv/models")]
+pub struct Arguments {
+    /// Address and port to listen on [default: 127.0.0.1:9999]
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Option<String>,
+    /// Name of this node [default: the host name]
+    #[arg(long)]
+    name: Option<String>,
+    /// Folder with GGUF files; may be given several times [default: STATE/models and /usr/share/bramble]
+    #[arg(long, value_name = "DIR")]
+    models: Vec<PathBuf>,
+    /// Folder for what must survive a restart [default: /var/lib/bramble]
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// Compute threads [default: what the assignment says]
+    #[arg(long, value_name = "N")]
+    threads: Option<u16>,
+    /// TOML file with the same settings and more
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// End when standard input closes
+    #[arg(long)]
+    pub exit_with_parent: bool,
+}
+
+/// The keys of the configuration file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    listen: Option<String>,
+    name: Option<String>,
+    models: Option<Vec<PathBuf>>,
+    state: Option<PathBuf>,
+    threads: Option<u16>,
+    log_dir: Option<PathBuf>,
+    memory_max_mib: Option<u64>,
+    heartbeat_ms: Option<u64>,
+    silent_ms: Option<u64>,
+    stall_ms: Option<u64>,
+    drain_ms: Option<u64>,
+    lease_ms: Option<u64>,
+}
+
+/// When a peer counts as lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Liveness {
+    /// Between two heartbeats.
+    pub heartbeat: Duration,
+    /// Without a heartbeat for this long: lost.
+    pub silent: Duration,
+    /// Heartbeats, but no progress for this long: stalled.
+    pub stall: Duration,
+}
+
+/// Checked settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Address to listen on.
+    pub listen: SocketAddr,
+    /// Name of this node.
+    pub name: String,
+    /// Model folders, searched in order.
+    pub models: Vec<PathBuf>,
+    /// State folder.
+    pub state: PathBuf,
+    /// Compute threads, if they are not left to the assignment.
+    pub threads: Option<u16>,
+    /// Folder for log files; `None`: standard error only.
+    pub log_dir: Option<PathBuf>,
+    /// Most memory that a shard may take.
+    pub memory_max: Option<u64>,
+    /// When a peer counts as lost.
+    pub liveness: Liveness,
+    /// Longest drain.
+    pub drain: Duration,
+    /// A prepared assignment is forgotten after this.
+    pub lease: Duration,
+}
+
+impl Config {
+    /// Reads the file that the arguments name, and lets the arguments win.
+    ///
+    /// # Errors
+    /// A file that cannot be read or has an unknown key, or a value out of bounds.
+    pub fn load(arguments: Arguments) -> anyhow::Result<Self> {
+        let file = match &arguments.config {
+            Some(path) => {
+                let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+                toml::from_str(&text).with_context(|| format!("{} is refused; correct it", path.display()))?
+            }
+            None => File::default(),
+        };
+        Self::merge(arguments, file)
+    }
+
+    fn merge(arguments: Arguments, file: File) -> anyhow::Result<Self> {
+        let listen = arguments.listen.or(file.listen).unwrap_or_else(|| format!("127.0.0.1:{PORT}"));
+        let listen: SocketAddr = match listen.parse() {
+            Ok(address) => address,
+            Err(_) => bail!("listen address {listen:?} is not ADDRESS:PORT; for example 192.168.1.11:9999"),
+        };
+        let name = arguments.name.or(file.name).unwrap_or_else(host_name);
+        ensure!(
+            !name.is_empty() && name.len() <= NAME_LENGTH_MAX && !name.chars().any(|c| c.is_control() || c == ','),
+            "name {name:?} is empty, too long or has control characters or commas; give another"
+        );
+        let state = arguments.state.or(file.state).unwrap_or_else(|| STATE_DEFAULT.into());
+        let mut models = arguments.models;
+        if models.is_empty() {
+            models = file.models.unwrap_or_else(|| vec![state.join("models"), "/usr/share/bramble".into()]);
+        }
+        let threads = arguments.threads.or(file.threads);
+        ensure!(threads.is_none_or(|threads| (1..=256).contains(&threads)), "threads must be from 1 to 256");
+        let milliseconds = |key: &str, value: Option<u64>, default: u64, least: u64| {
+            let value = value.unwrap_or(default);
+            ensure!((least..=3_600_000).contains(&value), "{key} is {value}, it must be from {least} to 3600000");
+            Ok(Duration::from_millis(value))
+        };
+        let liveness = Liveness {
+            heartbeat: milliseconds("heartbeat_ms", file.heartbeat_ms, 250, 10)?,
+            silent: milliseconds("silent_ms", file.silent_ms, 2000, 50)?,
+            stall: milliseconds("stall_ms", file.stall_ms, 10_000, 1000)?,
+        };
+        ensure!(liveness.silent >= 2 * liveness.heartbeat, "silent_ms must be at least twice heartbeat_ms");
+        Ok(Self {
+            listen,
+            name,
+            models,
+            state,
+            threads,
+            log_dir: file.log_dir,
+            memory_max: file.memory_max_mib.map(|mib| mib.saturating_mul(1 << 20)),
+            liveness,
+            drain: milliseconds("drain_ms", file.drain_ms, 20_000, 1)?,
+            lease: milliseconds("lease_ms", file.lease_ms, 60_000, 100)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str) -> Result<Config, String> {
+        let file = toml::from_str(text).map_err(|error| error.to_string())?;
+        let arguments = Arguments { name: Some("pi1".into()), ..Arguments::default() };
+        Config::merge(arguments, file).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_its_line() {
+        let error = check("listen = \"127.0.0.1:1\"\nlisten_adress = 1\n").expect_err("the key does not exist");
+        assert!(error.contains("line 2") && error.contains("listen_adress"), "{error}");
+    }
+
+    #[test]
+    fn values_out_of_bounds_are_refused_by_name() {
+        for (text, named) in [
+            ("listen = \"here\"", "here"),
+            ("threads = 0", "threads"),
+            ("heartbeat_ms = 1", "heartbeat_ms"),
+            ("heartbeat_ms = 300\nsilent_ms = 400", "silent_ms"),
+            ("drain_ms = 9999999999", "drain_ms"),
+            ("threads = \"two\"", "line 1"),
+        ] {
+            let error = check(text).expect_err("the value is out of bounds");
+            assert!(error.contains(named), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_command_line_wins_over_the_file() {
+        let config = check("name = \"other\"\nmemory_max_mib = 2").expect("the file is good");
+        assert_eq!((config.name.as_str(), config.memory_max), ("pi1", Some(2 << 20)));
+    }
+}

@@ -1,0 +1,62 @@
+//! From token ids to the text of an answer: holds back what may become a stop string.
+use shared::tokenizer::{Detokenizer, Tokenizer};
+
+/// The text of one answer.
+#[derive(Debug)]
+pub struct Output {
+    detokenizer: Detokenizer,
+    stop: Vec<String>,
+    held: String,
+}
+
+impl Output {
+    /// An answer that ends at any of the `stop` strings.
+    pub fn new(tokenizer: &Tokenizer, stop: Vec<String>) -> Self {
+        let stop = stop.into_iter().filter(|stop| !stop.is_empty()).collect();
+        Self { detokenizer: tokenizer.stream(), stop, held: String::new() }
+    }
+
+    /// Adds a token; returns the text that is certain and whether a stop string ended the answer.
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> (String, bool) {
+        let text = self.detokenizer.push(tokenizer, id);
+        self.held.push_str(&text);
+        self.release()
+    }
+
+    /// The end: the rest of the text.
+    pub fn finish(&mut self) -> String {
+        let rest = self.detokenizer.finish();
+        self.held.push_str(&rest);
+        std::mem::take(&mut self.held)
+    }
+
+    fn release(&mut self) -> (String, bool) {
+        if let Some(at) = self.stop.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
+            self.held.truncate(at);
+            return (std::mem::take(&mut self.held), true);
+        }
+        let keep = self.stop.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
+        let rest = self.held.split_off(self.held.len() - keep);
+        (std::mem::replace(&mut self.held, rest), false)
+    }
+}
+
+/// Bytes at the end of `text` that a stop string begins with.
+fn overlap(text: &str, stop: &str) -> usize {
+    let most = text.len().min(stop.len() - 1);
+    (1..=most).rev().find(|count| text.as_bytes().ends_with(&stop.as_bytes()[..*count])).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_text_that_may_begin_a_stop_string_is_held() {
+        assert_eq!(overlap("abc", "cde"), 1);
+        assert_eq!(overlap("abcd", "cde"), 2);
+        assert_eq!(overlap("abcde", "cde"), 0);
+        assert_eq!(overlap("x", "y"), 0);
+        assert_eq!(overlap("aaa", "aab"), 2);
+    }
+}

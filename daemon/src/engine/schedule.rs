@@ -1,0 +1,220 @@
+//! The head's decisions: who runs in which slot with which KV blocks, and what goes into the next step. Pure.
+use std::collections::VecDeque;
+
+use shared::{ids::Slot, sampling::SamplingParameters, topology::spec::KV_BLOCK_LENGTH};
+
+use super::plan::{Limits, Opened, Plan, PlanEntry, STEP_TOKENS_MAX};
+
+/// Names a request inside an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestKey(pub u64);
+
+/// A request whose prompt is tokenized and fits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Admitted {
+    /// Its name.
+    pub key: RequestKey,
+    /// Its prompt, at least one token.
+    pub prompt: Vec<u32>,
+    /// Most tokens to sample, at least one.
+    pub max_tokens: usize,
+    /// How tokens are drawn.
+    pub sampling: SamplingParameters,
+}
+
+#[derive(Debug)]
+struct Running {
+    key: RequestKey,
+    /// Prompt, then sampled tokens.
+    tokens: Vec<u32>,
+    /// Tokens that went through the layers.
+    fed: usize,
+    blocks: Vec<u32>,
+}
+
+/// Slots, queue and free KV blocks of a replica.
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: Limits,
+    waiting: VecDeque<Admitted>,
+    slots: Vec<Option<Running>>,
+    free: Vec<u32>,
+    closed: Vec<Slot>,
+    was_busy: bool,
+}
+
+impl Scheduler {
+    /// Everything free.
+    pub fn new(limits: Limits) -> Self {
+        let slots = (0..limits.slots).map(|_| None).collect();
+        let free = (0..limits.blocks as u32).rev().collect();
+        Self { limits, waiting: VecDeque::new(), slots, free, closed: Vec::new(), was_busy: false }
+    }
+
+    /// Puts a request at the end of the queue.
+    pub fn submit(&mut self, request: Admitted) {
+        self.waiting.push_back(request);
+    }
+
+    /// Whether anything runs or waits.
+    pub fn has_work(&self) -> bool {
+        !self.waiting.is_empty() || self.slots.iter().any(Option::is_some)
+    }
+
+    /// The request in a slot.
+    pub fn key(&self, slot: Slot) -> Option<RequestKey> {
+        self.slots.get(slot.index())?.as_ref().map(|running| running.key)
+    }
+
+    /// Forgets a request, running or waiting; its slot is closed with the next plan.
+    pub fn end(&mut self, key: RequestKey) {
+        self.waiting.retain(|request| request.key != key);
+        let holds = |place: &Option<Running>| place.as_ref().is_some_and(|running| running.key == key);
+        if let Some(index) = self.slots.iter().position(holds)
+            && let Some(running) = self.slots[index].take()
+        {
+            self.free.extend(running.blocks.into_iter().rev());
+            self.closed.push(Slot(index as u16));
+        }
+    }
+
+    /// A token was sampled for a slot; it is fed with the next step unless the request is ended before.
+    pub fn sampled(&mut self, slot: Slot, token: u32) {
+        if let Some(running) = self.slots.get_mut(slot.index()).and_then(Option::as_mut) {
+            running.tokens.push(token);
+        }
+    }
+
+    /// The next step, `None` when nothing runs. Running answers come first, then prompts in chunks.
+    pub fn next_plan(&mut self) -> Option<Plan> {
+        let mut plan = Plan { continues: self.was_busy, ..Plan::default() };
+        self.open(&mut plan);
+        self.was_busy = self.slots.iter().any(Option::is_some);
+        if !self.was_busy {
+            // Slots that ended stay in `closed` until a step goes out; no rank needs to know before.
+            return None;
+        }
+        // A slot that was closed and is opened again in one plan is closed first on every rank.
+        plan.closed = std::mem::take(&mut self.closed);
+        let is_decoding = |running: &Running| running.fed + 1 == running.tokens.len() && running.fed > 0;
+        for decoding in [true, false] {
+            for (index, running) in self.slots.iter_mut().enumerate() {
+                let Some(running) = running.as_mut().filter(|running| is_decoding(running) == decoding) else { continue };
+                if running.fed == running.tokens.len() {
+                    continue;
+                }
+                plan.is_prefill |= !decoding;
+                enter(Slot(index as u16), running, &mut plan.entries);
+            }
+        }
+        Some(plan)
+    }
+
+    /// Moves waiting requests into free slots while their blocks are free: no sequence can run out of blocks later.
+    fn open(&mut self, plan: &mut Plan) {
+        while let Some(request) = self.waiting.front() {
+            let Some(index) = self.slots.iter().position(Option::is_none) else { return };
+            let length = (request.prompt.len() + request.max_tokens).min(self.limits.context_length);
+            let count = length.div_ceil(KV_BLOCK_LENGTH);
+            if count > self.free.len() {
+                return;
+            }
+            let Some(request) = self.waiting.pop_front() else { return };
+            let slot = Slot(index as u16);
+            let blocks = self.free.split_off(self.free.len() - count);
+            plan.blocks.extend(blocks.iter().map(|block| (slot, *block)));
+            plan.opened.push(Opened { slot, sampling: request.sampling, prompt: request.prompt.clone() });
+            self.slots[index] = Some(Running { key: request.key, tokens: request.prompt, fed: 0, blocks });
+        }
+    }
+}
+
+/// Enters as many tokens of a sequence as the step still holds.
+fn enter(slot: Slot, running: &mut Running, entries: &mut Vec<PlanEntry>) {
+    let room = STEP_TOKENS_MAX - entries.len();
+    let count = room.min(running.tokens.len() - running.fed);
+    let last = running.tokens.len() - 1;
+    let entry = |position: usize| PlanEntry {
+        slot,
+        position: position as u32,
+        token: running.tokens[position],
+        wants_logits: position == last,
+    };
+    entries.extend((running.fed..running.fed + count).map(entry));
+    running.fed += count;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::plan::Sequences, *};
+
+    const LIMITS: Limits = Limits { slots: 2, blocks: 9, context_length: 256, vocabulary_length: 100 };
+
+    fn request(key: u64, prompt: usize, max_tokens: usize) -> Admitted {
+        let sampling = SamplingParameters::default();
+        Admitted { key: RequestKey(key), prompt: vec![key as u32; prompt], max_tokens, sampling }
+    }
+
+    #[test]
+    fn prompts_go_in_chunks_mixed_with_running_answers_and_every_plan_can_be_followed() {
+        let mut scheduler = Scheduler::new(LIMITS);
+        let mut follower = Sequences::new(LIMITS);
+        let mut step = |scheduler: &mut Scheduler| {
+            let plan = scheduler.next_plan().expect("there is work");
+            follower.apply(&plan).expect("the head's plan can be followed");
+            assert_eq!(Plan::decode(&plan.encode()), Ok(plan.clone()));
+            plan
+        };
+        scheduler.submit(request(1, 3, 5));
+        let first = step(&mut scheduler);
+        assert_eq!((first.entries.len(), first.is_prefill, first.continues), (3, true, false));
+        assert_eq!(first.entries.iter().filter(|entry| entry.wants_logits).count(), 1);
+        scheduler.sampled(Slot(0), 7);
+        scheduler.submit(request(2, 200, 5));
+        let second = step(&mut scheduler);
+        assert_eq!(second.entries.len(), STEP_TOKENS_MAX);
+        assert_eq!(second.entries[0], PlanEntry { slot: Slot(0), position: 3, token: 7, wants_logits: true });
+        scheduler.sampled(Slot(0), 8);
+        scheduler.end(RequestKey(1));
+        let third = step(&mut scheduler);
+        assert_eq!((third.closed.as_slice(), third.entries.len()), (&[Slot(0)][..], 200 - 127));
+        assert!(third.continues && third.entries.iter().all(|entry| entry.slot == Slot(1)));
+        scheduler.end(RequestKey(2));
+        assert!(scheduler.next_plan().is_none() && !scheduler.has_work());
+    }
+
+    #[test]
+    fn a_request_waits_for_slots_and_blocks_and_none_are_lost() {
+        let mut scheduler = Scheduler::new(LIMITS);
+        (1..=3).for_each(|key| scheduler.submit(request(key, 100, 28)));
+        for round in 0..3 {
+            let plan = scheduler.next_plan().expect("there is work");
+            let opened: Vec<Slot> = plan.opened.iter().map(|opened| opened.slot).collect();
+            assert_eq!(opened.len(), if round == 0 { 2 } else { usize::from(round == 1) }, "round {round}");
+            scheduler.end(RequestKey(round + 1));
+        }
+        assert!(!scheduler.has_work());
+        assert_eq!(scheduler.free.len(), LIMITS.blocks);
+    }
+
+    #[test]
+    fn a_plan_outside_the_limits_is_refused() {
+        let good = |mutate: &dyn Fn(&mut Plan)| {
+            let mut scheduler = Scheduler::new(LIMITS);
+            scheduler.submit(request(1, 3, 5));
+            let mut plan = scheduler.next_plan().expect("there is work");
+            mutate(&mut plan);
+            Sequences::new(LIMITS).apply(&plan)
+        };
+        assert_eq!(good(&|_| {}), Ok(()));
+        assert!(good(&|plan| plan.entries[0].slot = Slot(9)).is_err());
+        assert!(good(&|plan| plan.entries[0].position = 300).is_err());
+        assert!(good(&|plan| plan.entries[1].token = 100).is_err());
+        assert!(good(&|plan| plan.blocks[0].1 = 9).is_err());
+        assert!(good(&|plan| plan.blocks.clear()).is_err());
+        assert!(good(&|plan| plan.opened[0].prompt[1] = 100).is_err());
+        assert!(good(&|plan| plan.opened[0].slot = Slot(2)).is_err());
+        assert!(good(&|plan| plan.closed.push(Slot(1))).is_err());
+        assert!(good(&|plan| plan.entries.clear()).is_err());
+    }
+}

@@ -1,0 +1,24 @@
+//! Which machine this is and which cores the daemon may use there.
+use std::fs;
+
+use nix::{sched::sched_getaffinity, unistd::Pid};
+
+/// Equal for two daemons on one running kernel and different for two Pis made from one SD card image, whose machine-id
+/// files are the same: the boot id, or the host name where there is none.
+pub fn machine() -> String {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned());
+    boot.unwrap_or_else(|_| host_name())
+}
+
+/// The host name, or `node`.
+pub fn host_name() -> String {
+    let name = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+    name.filter(|name| !name.is_empty()).unwrap_or_else(|| "node".into())
+}
+
+/// Cores that this process may run on.
+pub fn allowed_cores() -> Vec<u16> {
+    let Ok(set) = sched_getaffinity(Pid::from_raw(0)) else { return vec![0] };
+    let is_set = |core: &u16| set.is_set(usize::from(*core)).unwrap_or(false);
+    (0..1024).filter(is_set).collect()
+}

@@ -1,0 +1,247 @@
+//! The forward pass of one rank over a batch of tokens of several sequences. Reads like the paper; timing is elsewhere.
+use shared::{
+    ids::{LayerIndex, Slot},
+    telemetry::SyncKind,
+    topology::spec::KV_BLOCK_LENGTH,
+};
+
+use super::{
+    attention::{HeadQuery, attend},
+    feed_forward::feed_forward,
+    kv_cache::KvCache,
+    rope::Rope,
+    weights::{Layer, Shard},
+};
+use crate::{
+    collective::{Collective, CollectiveError},
+    kernels::{Activations, Compute, matmul},
+};
+
+/// A token of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchToken {
+    /// Its sequence.
+    pub slot: Slot,
+    /// Its place in the sequence.
+    pub position: u32,
+    /// Its id, below the vocabulary's length.
+    pub token: u32,
+    /// Whether the logits after it are wanted.
+    pub wants_logits: bool,
+}
+
+/// A step's tokens and where their sequences lie in the KV cache.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// Tokens; those of one sequence in the order of positions.
+    pub tokens: &'a [BatchToken],
+    /// Blocks of each slot in the order of positions.
+    pub blocks: &'a [Vec<u32>],
+}
+
+/// Buffers of a step, kept from step to step.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// `[token, embedding_length]` after a norm.
+    pub normed: Vec<f32>,
+    /// The same, quantised.
+    pub activations: Activations,
+    /// `[token, heads, head_length]`
+    query: Vec<f32>,
+    /// `[token, head_count_kv, head_length]`
+    key: Vec<f32>,
+    /// `[token, head_count_kv, head_length]`
+    value: Vec<f32>,
+    /// `[token, heads, head_length]`
+    attended: Vec<f32>,
+    /// `[token, columns]`
+    pub gate: Vec<f32>,
+    /// `[token, columns]`
+    pub up: Vec<f32>,
+    /// `[token, embedding_length]`: what this rank adds to the hidden state.
+    pub partial: Vec<f32>,
+}
+
+/// One rank's model, ready to step.
+#[derive(Debug)]
+pub struct Model {
+    shard: Shard,
+    compute: Compute,
+    cache: KvCache,
+    rope: Rope,
+    scratch: Scratch,
+    /// `[token, embedding_length]`, the same on every rank.
+    hidden: Vec<f32>,
+    /// `[token that wants logits, vocabulary rows of this rank]`
+    logits: Vec<f32>,
+}
+
+impl Model {
+    /// A model from its weights, an empty KV cache and the means to compute.
+    pub fn new(shard: Shard, cache: KvCache, compute: Compute) -> Self {
+        let rope = Rope::new(&shard.shape, shard.rope_factors.as_deref());
+        let scratch = Scratch::default();
+        Self { shard, compute, cache, rope, scratch, hidden: Vec::new(), logits: Vec::new() }
+    }
+
+    /// The weights.
+    pub fn shard(&self) -> &Shard {
+        &self.shard
+    }
+
+    /// Runs all layers over a batch. Returns `[token that wants logits, vocabulary rows of this rank]`.
+    ///
+    /// # Errors
+    /// A collective failed; the KV cache of the step's positions is then undefined.
+    pub fn forward(&mut self, batch: Batch<'_>, collective: &mut dyn Collective) -> Result<&[f32], CollectiveError> {
+        self.embed(batch);
+        self.rope.load(batch.tokens.iter().map(|token| token.position));
+        for index in 0..self.shard.layers.len() {
+            let layer = LayerIndex(index as u32);
+            self.attention(batch, index);
+            collective.all_reduce(layer, SyncKind::Attention, &self.scratch.partial, &mut self.hidden)?;
+            self.feed_forward(batch, index);
+            collective.all_reduce(layer, SyncKind::FeedForward, &self.scratch.partial, &mut self.hidden)?;
+        }
+        self.output(batch);
+        Ok(&self.logits)
+    }
+
+    fn embed(&mut self, batch: Batch<'_>) {
+        let length = self.shard.shape.embedding_length;
+        self.hidden.resize(batch.tokens.len() * length, 0.0);
+        self.scratch.partial.resize(batch.tokens.len() * length, 0.0);
+        for (token, hidden) in batch.tokens.iter().zip(self.hidden.chunks_exact_mut(length)) {
+            self.shard.embedding.row(self.compute.kernels, token.token as usize, hidden);
+        }
+    }
+
+    /// `hidden -> partial`: this rank's heads.
+    fn attention(&mut self, batch: Batch<'_>, index: usize) {
+        let layer = &self.shard.layers[index];
+        norm(&self.compute, &self.hidden, &layer.attention_norm, self.shard.shape.layer_norm_rms_epsilon, &mut self.scratch.normed);
+        self.scratch.partial.fill(0.0);
+        if self.shard.plan.heads.is_empty() {
+            return;
+        }
+        self.project(batch, index);
+        self.store(batch, index);
+        self.attend(batch, index);
+        let Scratch { activations, attended, partial, .. } = &mut self.scratch;
+        let output = &self.shard.layers[index].attention_output;
+        activations.load(self.compute.kernels, attended, output.columns, output.format.is_quantised());
+        matmul(&self.compute, output.view(), activations, partial);
+    }
+
+    /// Query, key and value with bias, head norm and rotation.
+    fn project(&mut self, batch: Batch<'_>, index: usize) {
+        let shape = &self.shard.shape;
+        let layer = &self.shard.layers[index];
+        let Scratch { normed, activations, query, key, value, .. } = &mut self.scratch;
+        let matrices = [&layer.query, &layer.key, &layer.value];
+        let quantise = matrices.iter().any(|matrix| matrix.format.is_quantised());
+        activations.load(self.compute.kernels, normed, shape.embedding_length, quantise);
+        for ((matrix, out), bias) in matrices.into_iter().zip([&mut *query, key, value]).zip(&layer.biases) {
+            out.resize(batch.tokens.len() * matrix.rows, 0.0);
+            matmul(&self.compute, matrix.view(), activations, out);
+            if !bias.is_empty() {
+                out.chunks_exact_mut(bias.len()).for_each(|row| (self.compute.kernels.add)(row, bias));
+            }
+        }
+        for (rows, head_norm) in [(query, &layer.head_norms[0]), (key, &layer.head_norms[1])] {
+            let per_token = rows.len() / batch.tokens.len();
+            for (token, row) in rows.chunks_exact_mut(per_token).enumerate() {
+                for head in row.chunks_exact_mut(shape.head_length) {
+                    if !head_norm.is_empty() {
+                        let before = head_copy(head);
+                        let before = &before[..head.len()];
+                        (self.compute.kernels.rms_norm)(before, head_norm, shape.layer_norm_rms_epsilon, head);
+                    }
+                    self.rope.rotate(token, head);
+                }
+            }
+        }
+    }
+
+    /// Keys and values of the step go into the cache.
+    fn store(&mut self, batch: Batch<'_>, index: usize) {
+        let heads = self.shard.plan.heads_kv.len();
+        let length = self.shard.shape.head_length;
+        let Scratch { key, value, .. } = &self.scratch;
+        for (token, entry) in batch.tokens.iter().enumerate() {
+            let position = entry.position as usize;
+            let block = batch.blocks[entry.slot.index()][position / KV_BLOCK_LENGTH];
+            for head in 0..heads {
+                let range = (token * heads + head) * length..(token * heads + head + 1) * length;
+                let place = (index, block, head, position % KV_BLOCK_LENGTH);
+                self.cache.store(self.compute.kernels, place, &key[range.clone()], &value[range]);
+            }
+        }
+    }
+
+    fn attend(&mut self, batch: Batch<'_>, index: usize) {
+        let (plan, shape, cache) = (&self.shard.plan, &self.shard.shape, &self.cache);
+        let (heads, length) = (plan.heads.len(), shape.head_length);
+        let group = shape.head_count / shape.head_count_kv;
+        let Scratch { query, attended, .. } = &mut self.scratch;
+        attended.resize(query.len(), 0.0);
+        let kernels = self.compute.kernels;
+        self.compute.pool.chunks(attended, length, |chunk, out| {
+            let (token, head) = (chunk / heads, chunk % heads);
+            let entry = batch.tokens[token];
+            let head_query = HeadQuery {
+                layer: index,
+                head_kv: (plan.heads.start + head) / group - plan.heads_kv.start,
+                length: entry.position as usize + 1,
+                blocks: &batch.blocks[entry.slot.index()],
+                query: &query[chunk * length..(chunk + 1) * length],
+            };
+            attend(kernels, cache, head_query, out);
+        });
+    }
+
+    /// `hidden -> partial`: this rank's columns.
+    fn feed_forward(&mut self, batch: Batch<'_>, index: usize) {
+        let layer: &Layer = &self.shard.layers[index];
+        let epsilon = self.shard.shape.layer_norm_rms_epsilon;
+        norm(&self.compute, &self.hidden, &layer.feed_forward_norm, epsilon, &mut self.scratch.normed);
+        feed_forward(&self.compute, layer, batch.tokens.len(), &mut self.scratch);
+    }
+
+    /// Logits of this rank's vocabulary rows, for the tokens that want them.
+    fn output(&mut self, batch: Batch<'_>) {
+        let length = self.shard.shape.embedding_length;
+        let mut wanted = 0;
+        for (token, entry) in batch.tokens.iter().enumerate() {
+            if entry.wants_logits {
+                self.hidden.copy_within(token * length..(token + 1) * length, wanted * length);
+                wanted += 1;
+            }
+        }
+        let output = &self.shard.output;
+        self.logits.resize(wanted * output.rows, 0.0);
+        if self.logits.is_empty() {
+            return;
+        }
+        let Scratch { normed, activations, .. } = &mut self.scratch;
+        let epsilon = self.shard.shape.layer_norm_rms_epsilon;
+        norm(&self.compute, &self.hidden[..wanted * length], &self.shard.output_norm, epsilon, normed);
+        activations.load(self.compute.kernels, normed, length, output.format.is_quantised());
+        matmul(&self.compute, output.view(), activations, &mut self.logits);
+    }
+}
+
+/// Root-mean-square norm of each token (Zhang and Sennrich 2019).
+fn norm(compute: &Compute, hidden: &[f32], weight: &[f32], epsilon: f32, out: &mut Vec<f32>) {
+    out.resize(hidden.len(), 0.0);
+    for (row, out) in hidden.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
+        (compute.kernels.rms_norm)(row, weight, epsilon, out);
+    }
+}
+
+/// A copy of a head on the stack: the norm's input and output may not overlap.
+fn head_copy(head: &[f32]) -> [f32; shared::gguf::shape::HEAD_LENGTH_MAX as usize] {
+    let mut copy = [0.0; shared::gguf::shape::HEAD_LENGTH_MAX as usize];
+    copy[..head.len()].copy_from_slice(head);
+    copy
+}

@@ -1,0 +1,13 @@
+//! One rank's part of a model: its weights, its KV cache and the forward pass over a batch of tokens.
+//! Knows the other ranks only through the `Collective` trait; starts no thread and opens no socket.
+pub mod arch;
+pub mod attention;
+pub mod feed_forward;
+pub mod forward;
+pub mod kv_cache;
+pub mod rope;
+pub mod weights;
+
+pub use forward::{Batch, BatchToken, Model};
+pub use kv_cache::KvCache;
+pub use weights::{Layer, LoadError, Matrix, Shard};

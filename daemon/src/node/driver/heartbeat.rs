@@ -1,0 +1,136 @@
+//! Heartbeats with each peer of a topology, apart from the data links and from threads that compute: who is lost, who
+//! stalls, who wants to leave.
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use shared::{
+    ids::{Epoch, Rank},
+    protocol::{
+        connection::{MessageWriter, split},
+        error::{FaultKind, Loss},
+        message::Beat,
+    },
+};
+use tokio::{
+    net::TcpStream,
+    sync::mpsc::Sender,
+    time::{MissedTickBehavior, interval, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::Input;
+use crate::{
+    collective::Abort,
+    config::Liveness,
+    node::event::{Event, PeerDrain},
+};
+
+/// What the heartbeats of one topology share.
+#[derive(Clone, Debug)]
+pub(super) struct Pulse {
+    pub(super) epoch: Epoch,
+    pub(super) liveness: Liveness,
+    /// Counters of the own engine.
+    pub(super) engine: Arc<Abort>,
+    /// This node takes no new work.
+    pub(super) draining: Arc<AtomicBool>,
+    /// The topology ends here without a goodbye.
+    pub(super) stop: CancellationToken,
+    /// This node leaves: say so first.
+    pub(super) leave: CancellationToken,
+    pub(super) inputs: Sender<Input>,
+}
+
+/// What is known of a peer.
+struct Peer {
+    heard: Instant,
+    moved: Instant,
+    progress: u64,
+    drain: PeerDrain,
+}
+
+/// Beats with one peer until it is lost or the topology ends.
+pub(super) async fn run(pulse: Pulse, rank: Rank, stream: TcpStream) {
+    let (mut reader, mut writer) = split(stream);
+    let mut ticks = interval(pulse.liveness.heartbeat);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let now = Instant::now();
+    let drain = PeerDrain { draining: false, busy: false };
+    let mut peer = Peer { heard: now, moved: now, progress: 0, drain };
+    let lost = loop {
+        // Reading comes first: after this process was stopped itself, beats that wait count before silence does.
+        tokio::select! {
+            biased;
+            () = pulse.stop.cancelled() => return,
+            () = pulse.leave.cancelled() => return leave(&pulse, &mut writer).await,
+            beat = reader.receive::<Beat>() => match hear(&pulse, &mut peer, rank, beat).await {
+                Some(how) => break how,
+                None => continue,
+            },
+            _ = ticks.tick() => {}
+        }
+        if let Err(how) = beat(&pulse, &mut writer, &peer).await {
+            break how;
+        }
+    };
+    // The driver may be gone when the daemon ends; then nobody needs to know.
+    let _ = pulse.inputs.send(Input::Event(Event::PeerLost(pulse.epoch, rank, lost))).await;
+    // The socket stays open until the topology ends: peers must not take this node for the lost one.
+    pulse.stop.cancelled().await;
+}
+
+async fn beat(pulse: &Pulse, writer: &mut MessageWriter, peer: &Peer) -> Result<(), Loss> {
+    let beat = own_beat(pulse, false);
+    match timeout(pulse.liveness.silent, writer.send(&beat)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(_)) => return Err(Loss::Reset),
+        Err(_) => return Err(Loss::Silent),
+    }
+    if peer.heard.elapsed() > pulse.liveness.silent {
+        return Err(Loss::Silent);
+    }
+    if peer.moved.elapsed() > pulse.liveness.stall {
+        return Err(Loss::Stalled);
+    }
+    Ok(())
+}
+
+fn own_beat(pulse: &Pulse, leaving: bool) -> Beat {
+    Beat {
+        progress: pulse.engine.progress(),
+        busy: pulse.engine.is_busy(),
+        waiting: pulse.engine.is_waiting(),
+        draining: pulse.draining.load(Ordering::Acquire),
+        leaving,
+    }
+}
+
+async fn leave(pulse: &Pulse, writer: &mut MessageWriter) {
+    // Best effort: a peer that does not hear it sees the closed connection.
+    let _ = timeout(Duration::from_millis(200), writer.send(&own_beat(pulse, true))).await;
+}
+
+/// Takes a beat in; says how the peer was lost, if it was.
+async fn hear(pulse: &Pulse, peer: &mut Peer, rank: Rank, beat: Result<Option<Beat>, FaultKind>) -> Option<Loss> {
+    let Ok(Some(beat)) = beat else { return Some(Loss::Reset) };
+    if beat.leaving {
+        return Some(Loss::Left);
+    }
+    peer.heard = Instant::now();
+    // A rank that has no work, or that waits for another, does not stall.
+    if beat.progress != peer.progress || !beat.busy || beat.waiting {
+        (peer.progress, peer.moved) = (beat.progress, peer.heard);
+    }
+    let drain = PeerDrain { draining: beat.draining, busy: beat.busy };
+    if drain != peer.drain {
+        peer.drain = drain;
+        let event = Event::PeerDrains(pulse.epoch, rank, drain);
+        let _ = pulse.inputs.send(Input::Event(event)).await;
+    }
+    None
+}

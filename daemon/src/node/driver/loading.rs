@@ -1,0 +1,135 @@
+//! Finds model files, checks that a shard fits and loads it. Runs on blocking threads.
+use std::{
+    path::{Component, Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use shared::{
+    gguf::{GgufError, GgufFile, Shape},
+    ids::ModelIdentity,
+    protocol::{
+        error::FaultKind,
+        message::{ModelCard, Prepare},
+    },
+    telemetry::LoadProgress,
+    tokenizer::Tokenizer,
+    topology::{Topology, cut},
+    units::Bytes,
+};
+
+use crate::{
+    health::memory,
+    model::{KvCache, LoadError, Shard, weights::shard_bytes},
+};
+
+/// What computing takes beyond weights and KV cache: buffers of a step, links, threads.
+const WORKING_BYTES: u64 = 32 << 20;
+
+/// A shard and what the engine needs beside it.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) shard: Shard,
+    pub(super) cache: KvCache,
+    /// On the head only.
+    pub(super) tokenizer: Option<Tokenizer>,
+    pub(super) bytes: Bytes,
+}
+
+/// The model file of this name: below one of the folders, and nothing else.
+fn find(folders: &[PathBuf], model: &str) -> Result<PathBuf, FaultKind> {
+    let path = Path::new(model);
+    let is_plain = !model.is_empty() && path.components().all(|part| matches!(part, Component::Normal(_)));
+    let found = folders.iter().map(|folder| folder.join(path)).find(|path| path.is_file());
+    found.filter(|_| is_plain).ok_or_else(|| {
+        let names: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+        FaultKind::ModelMissing { model: model.into(), folders: names.join(", ") }
+    })
+}
+
+fn open(folders: &[PathBuf], model: &str) -> Result<(Arc<GgufFile>, Shape), FaultKind> {
+    let path = find(folders, model)?;
+    let invalid = |error: GgufError| FaultKind::ModelInvalid { model: model.into(), reason: error.to_string() };
+    let file = GgufFile::open(&path).map_err(invalid)?;
+    let shape = Shape::read(&file).map_err(invalid)?;
+    Ok((Arc::new(file), shape))
+}
+
+/// Identity and shape of a model.
+pub(super) fn identify(folders: &[PathBuf], model: &str) -> Result<ModelCard, FaultKind> {
+    let (file, shape) = open(folders, model)?;
+    Ok(ModelCard {
+        model: model.into(),
+        identity: ModelIdentity(file.identity()),
+        size: Bytes(file.file_bytes()),
+        context_length: shape.context_length as u32,
+        block_count: shape.block_count as u32,
+        embedding_length: shape.embedding_length as u32,
+        head_count: shape.head_count as u32,
+    })
+}
+
+/// Loads the shard of an assignment; `progress` is called now and then and says whether to go on.
+pub(super) fn load(
+    (folders, memory_max): (&[PathBuf], Option<u64>),
+    prepare: &Prepare,
+    progress: &(dyn Fn(LoadProgress) -> bool + Sync),
+) -> Result<Loaded, FaultKind> {
+    let topology = &prepare.topology;
+    let model = || topology.model.clone();
+    let (file, shape) = open(folders, &topology.model)?;
+    let actual = ModelIdentity(file.identity());
+    if actual != topology.identity {
+        return Err(FaultKind::ModelDiffers { model: model(), expected: topology.identity, actual });
+    }
+    let refuse = |reason: String| FaultKind::TopologyInvalid { reason };
+    if topology.context_length as usize > shape.context_length {
+        let (asked, trained) = (topology.context_length, shape.context_length);
+        return Err(refuse(format!("a context of {asked} tokens, the model was trained for {trained}")));
+    }
+    let weights: Vec<u32> = topology.members.iter().map(|member| member.weight).collect();
+    let plans = cut(&shape, &weights).map_err(|error| refuse(error.to_string()))?;
+    let plan = plans.get(prepare.rank.index()).ok_or_else(|| refuse("its rank is not in it".into()))?;
+    let invalid = |reason: String| FaultKind::ModelInvalid { model: model(), reason };
+    let head = prepare.rank.0 == 0;
+    let tokenizer = head.then(|| Tokenizer::from_metadata(file.metadata())).transpose();
+    let tokenizer = tokenizer.map_err(|error| invalid(error.to_string()))?;
+    if let Some(tokenizer) = &tokenizer
+        && tokenizer.vocabulary_length() > shape.vocabulary_length
+    {
+        let (tokens, rows) = (tokenizer.vocabulary_length(), shape.vocabulary_length);
+        return Err(invalid(format!("{tokens} tokens in its vocabulary, {rows} rows in token_embd.weight")));
+    }
+    let kv = kv_bytes(topology, &shape, plan.heads_kv.len());
+    let weight_bytes = shard_bytes(&file, &shape, plan);
+    preflight(weight_bytes + kv + WORKING_BYTES, memory_max)?;
+    let total = Bytes(weight_bytes.max(1));
+    let done = AtomicU64::new(0);
+    let tell = |bytes: u64| {
+        let done = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        progress(LoadProgress { done: Bytes(done.min(total.0)), total })
+    };
+    let shard = Shard::load(&file, &shape, plan, &tell).map_err(|error| match error {
+        LoadError::Missing(_) => invalid(error.to_string()),
+        LoadError::Cancelled => FaultKind::NotPrepared { epoch: prepare.epoch },
+    })?;
+    let blocks = topology.kv_block_count();
+    let cache = KvCache::new(topology.kv, shape.block_count, blocks, plan.heads_kv.len(), shape.head_length);
+    Ok(Loaded { shard, cache, tokenizer, bytes: Bytes(weight_bytes + kv) })
+}
+
+fn kv_bytes(topology: &Topology, shape: &Shape, heads_kv: usize) -> u64 {
+    KvCache::bytes(topology.kv, shape.block_count, topology.kv_block_count(), heads_kv, shape.head_length)
+}
+
+/// Refuses what would end in swapping or in the out-of-memory killer.
+fn preflight(needed: u64, memory_max: Option<u64>) -> Result<(), FaultKind> {
+    let available = memory::read().available.0;
+    let available = memory_max.map_or(available, |most| most.min(available));
+    if available > 0 && needed > available {
+        return Err(FaultKind::MemoryShort { needed: Bytes(needed), available: Bytes(available) });
+    }
+    Ok(())
+}

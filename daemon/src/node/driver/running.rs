@@ -1,0 +1,176 @@
+//! The running engine of a node as the driver holds it: its thread, its commands, its heartbeats.
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+};
+
+use shared::{
+    ids::{Epoch, Rank, TopologyHash},
+    protocol::error::FaultKind,
+    topology::Topology,
+};
+use tokio::sync::mpsc::Sender;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    Input,
+    heartbeat::{self, Pulse},
+    linking::OpenLinks,
+    loading::Loaded,
+};
+use crate::{
+    collective::{Abort, Accounting, Group, Links, SyncRing},
+    config::Liveness,
+    engine::{self, Setup, plan::Limits},
+    kernels::{Compute, Kernels, Pool, PoolOptions},
+    model::Model,
+    node::event::{EngineCommand, Event},
+};
+
+/// Which assignment runs, and this node's place in it.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) epoch: Epoch,
+    pub(super) hash: TopologyHash,
+    pub(super) topology: Topology,
+    pub(super) rank: Rank,
+}
+
+/// A running engine.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) epoch: Epoch,
+    pub(super) ring: Arc<SyncRing>,
+    commands: mpsc::Sender<EngineCommand>,
+    abort: Arc<Abort>,
+    draining: Arc<AtomicBool>,
+    stop: CancellationToken,
+    leave: CancellationToken,
+    beats: TaskTracker,
+    thread: thread::JoinHandle<()>,
+}
+
+/// What starting an engine needs from the daemon.
+#[derive(Clone, Debug)]
+pub(super) struct Surroundings {
+    pub(super) name: String,
+    pub(super) kernels: &'static Kernels,
+    pub(super) threads: Option<u16>,
+    pub(super) liveness: Liveness,
+    pub(super) inputs: Sender<Input>,
+}
+
+impl Running {
+    /// Starts engine and heartbeats on open links.
+    pub(super) fn start(
+        around: &Surroundings,
+        place: Place,
+        loaded: Loaded,
+        links: OpenLinks,
+    ) -> Result<Self, FaultKind> {
+        let failed = |error: io::Error| FaultKind::Internal { reason: error.to_string() };
+        let abort = Arc::new(Abort::new().map_err(|error| failed(error.into()))?);
+        let ring = Arc::new(SyncRing::default());
+        let draining = Arc::new(AtomicBool::new(false));
+        let (stop, leave) = (CancellationToken::new(), CancellationToken::new());
+        let (commands, orders) = mpsc::channel();
+        let group = group(&place, links.data, &abort, &ring).map_err(failed)?;
+        let setup = setup(around, &place, loaded, group, Arc::clone(&abort));
+        let sink = sink(around.inputs.clone(), place.epoch);
+        let builder = thread::Builder::new().name("engine".into());
+        let thread = builder.spawn(move || engine::run(setup, &orders, &sink)).map_err(failed)?;
+        let beats = TaskTracker::new();
+        let pulse = Pulse {
+            epoch: place.epoch,
+            liveness: around.liveness,
+            engine: Arc::clone(&abort),
+            draining: Arc::clone(&draining),
+            stop: stop.clone(),
+            leave: leave.clone(),
+            inputs: around.inputs.clone(),
+        };
+        for (rank, stream) in links.control.into_iter().enumerate() {
+            if let Some(stream) = stream {
+                beats.spawn(heartbeat::run(pulse.clone(), Rank(rank as u16), stream));
+            }
+        }
+        beats.close();
+        Ok(Self { epoch: place.epoch, ring, commands, abort, draining, stop, leave, beats, thread })
+    }
+
+    /// Tells the engine; one that ended hears nothing, and said so itself.
+    pub(super) fn command(&self, command: EngineCommand) {
+        let _ = self.commands.send(command);
+    }
+
+    /// Ends every wait of the engine; links and heartbeats stay open.
+    pub(super) fn abort(&self) {
+        self.abort.raise();
+    }
+
+    /// Heartbeats say from now on that this node takes no new work.
+    pub(super) fn announce_draining(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether the engine's thread ended though nobody told it to.
+    pub(super) fn has_died(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Ends the engine and drops its shard on a thread of its own; says goodbye to the peers first if asked to.
+    pub(super) async fn stop(self, goodbye: bool) {
+        if goodbye {
+            self.leave.cancel();
+            self.beats.wait().await;
+        }
+        self.command(EngineCommand::Stop);
+        self.abort.raise();
+        let thread = self.thread;
+        // A panic of the engine was reported when it happened.
+        let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        self.stop.cancel();
+    }
+}
+
+fn group(
+    place: &Place,
+    data: Vec<Option<tokio::net::TcpStream>>,
+    abort: &Arc<Abort>,
+    ring: &Arc<SyncRing>,
+) -> io::Result<Group> {
+    let accounting = Accounting::new(place.rank, Arc::clone(ring));
+    let exchange = place.topology.exchange;
+    if place.topology.world() == 1 {
+        return Ok(Group::new(None, exchange, accounting));
+    }
+    let streams = data.into_iter().map(|stream| stream.map(tokio::net::TcpStream::into_std).transpose());
+    let streams = streams.collect::<io::Result<Vec<_>>>()?;
+    let spin = place.topology.members[place.rank.index()].spin;
+    let links = Links::new((place.rank, place.epoch, place.hash), streams, Arc::clone(abort), spin)?;
+    Ok(Group::new(Some(links), exchange, accounting))
+}
+
+fn setup(around: &Surroundings, place: &Place, loaded: Loaded, group: Group, abort: Arc<Abort>) -> Setup {
+    let member = &place.topology.members[place.rank.index()];
+    let cores = member.cores.iter().map(|core| usize::from(*core)).collect();
+    let threads = usize::from(around.threads.unwrap_or(member.threads));
+    let limits = Limits::of(&place.topology, loaded.shard.shape.vocabulary_length);
+    let kernels = around.kernels;
+    let options = PoolOptions { threads, cores, spin: member.spin };
+    let (shard, cache) = (loaded.shard, loaded.cache);
+    // Pool and model are made on the engine's thread, which pins itself first.
+    let model = Box::new(move || Model::new(shard, cache, Compute { kernels, pool: Pool::new(options) }));
+    Setup { node: around.name.clone(), rank: place.rank, limits, model, group, tokenizer: loaded.tokenizer, abort }
+}
+
+fn sink(inputs: Sender<Input>, epoch: Epoch) -> impl Fn(crate::node::Progress) + Send + 'static {
+    // Blocks when the driver is behind: the engine slows down rather than to lose a token. The driver never waits for
+    // the engine. If the driver is gone, the daemon ends.
+    move |progress| drop(inputs.blocking_send(Input::Event(Event::Engine(epoch, progress))))
+}

@@ -1,0 +1,157 @@
+//! What happens to a node and what it wants done. Plain values.
+use std::{sync::Arc, time::Duration};
+
+use shared::{
+    ids::{Epoch, Rank, RequestId, TopologyHash},
+    protocol::{
+        error::{Fault, Loss},
+        message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent},
+    },
+    telemetry::LoadProgress,
+    units::Bytes,
+};
+
+use crate::engine::RequestKey;
+
+/// A console's session on this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub u64);
+
+/// Something that happened. `now` in those that need it is the time since the daemon started.
+#[derive(Debug)]
+pub enum Event {
+    /// A console's request.
+    Request {
+        /// From which session.
+        session: SessionId,
+        /// Who the session's console is.
+        by: String,
+        /// The request.
+        request: Request,
+    },
+    /// A session ended.
+    SessionClosed(SessionId),
+    /// A session's reader cannot keep up.
+    SessionSlow(SessionId),
+    /// A load moves on.
+    LoadProgress(Epoch, LoadProgress),
+    /// A load ended; on success the bytes that the shard holds.
+    Loaded(Epoch, Result<Bytes, Fault>),
+    /// (epoch, hash) are on the disk, or not.
+    Persisted(Epoch, Result<(), Fault>),
+    /// The links to all ranks are open and the engine runs, or not.
+    Connected(Epoch, Result<(), Fault>),
+    /// The engine says something.
+    Engine(Epoch, Progress),
+    /// A rank of the running topology is gone.
+    PeerLost(Epoch, Rank, Loss),
+    /// A rank wants to leave, or the head says that it takes no new work.
+    PeerDrains(Epoch, Rank, PeerDrain),
+    /// Time passes.
+    Tick {
+        /// Since the daemon started.
+        now: Duration,
+    },
+    /// SIGTERM: drain, then leave.
+    Terminate {
+        /// Since the daemon started.
+        now: Duration,
+    },
+}
+
+/// What a peer's heartbeat says about draining.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerDrain {
+    /// It takes no new work.
+    pub draining: bool,
+    /// Its engine still has work.
+    pub busy: bool,
+}
+
+/// What an engine says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Progress {
+    /// A request was taken.
+    Started(RequestKey, Vec<u32>),
+    /// A token.
+    Token(RequestKey, TokenEvent),
+    /// A request ended.
+    Finished(RequestKey, Box<Finished>),
+    /// A request cannot be run.
+    Refused(RequestKey, Fault),
+    /// The engine cannot go on; `rank` is the one that was lost, if one was.
+    Broken {
+        /// The lost rank.
+        rank: Option<Rank>,
+        /// What happened, for the log.
+        reason: String,
+    },
+}
+
+/// What an engine is told.
+#[derive(Clone, Debug, PartialEq)]
+pub enum EngineCommand {
+    /// Run a request.
+    Submit(RequestKey, Arc<Generate>),
+    /// End a request; it finishes as cancelled.
+    Cancel(RequestKey),
+    /// End the engine.
+    Stop,
+}
+
+/// Something to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Answer a request.
+    Respond {
+        /// The session.
+        session: SessionId,
+        /// The request.
+        id: RequestId,
+        /// The answer.
+        body: ResponseBody,
+    },
+    /// Send a report now.
+    Report {
+        /// The session.
+        session: SessionId,
+        /// The request.
+        id: RequestId,
+    },
+    /// Send reports at an interval.
+    Watch {
+        /// The session.
+        session: SessionId,
+        /// The request.
+        id: RequestId,
+        /// Between two reports.
+        interval: Duration,
+    },
+    /// Read a model's identity and answer.
+    Identify {
+        /// The session.
+        session: SessionId,
+        /// The request.
+        id: RequestId,
+        /// The file's name.
+        model: String,
+    },
+    /// Load the shard of an assignment.
+    Load(Box<Prepare>),
+    /// Give up a load, or drop a shard that was not committed.
+    Discard(Epoch),
+    /// Write (epoch, hash) to the disk and sync.
+    Persist(Epoch, TopologyHash),
+    /// Open links to all ranks and start the engine on the prepared shard.
+    Connect(Epoch),
+    /// Tell the running engine.
+    Command(EngineCommand),
+    /// End every wait of the running engine, stop it and drop its shard.
+    StopEngine(Epoch),
+    /// End every wait of the running engine, but keep its links open: others must not take us for the lost one.
+    AbortEngine(Epoch),
+    /// Say in heartbeats that this node takes no new work.
+    AnnounceDraining,
+    /// Say goodbye to peers, then end the process with this code.
+    Exit(i32),
+}

@@ -1,0 +1,11 @@
+//! The node as a pure state machine: `Node::handle(event) -> effects`. No socket, thread or clock; `driver` does what it
+//! says. Owns who may assign, which epoch counts, and which requests run; never touches weights.
+pub mod driver;
+pub mod event;
+pub mod machine;
+mod requests;
+#[cfg(test)]
+mod tests;
+
+pub use event::{Effect, EngineCommand, Event, Progress, SessionId};
+pub use machine::Node;

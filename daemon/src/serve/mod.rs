@@ -1,0 +1,126 @@
+//! Listens on 9999: one task per connection, handshake first, then a console's session or a rank's socket handed on.
+//! Turns signals into a drain. Decides nothing about assignments or requests.
+mod port;
+mod session;
+
+use std::{net::SocketAddr, sync::Arc, time::{Duration, Instant}};
+
+use anyhow::Context;
+use shared::{
+    ids::Epoch,
+    protocol::{BUILD, NUMERIC_VERSION, handshake::Identity},
+};
+use tokio::{
+    io::AsyncReadExt,
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    sync::{Semaphore, mpsc::Sender},
+};
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    config::Config,
+    health::machine,
+    kernels::Kernels,
+    node::{
+        Event,
+        driver::{Driver, Input, state::StateFolder},
+    },
+};
+
+/// Most connections at the same time, before and after their handshake.
+const CONNECTIONS_MAX: usize = 512;
+
+/// Binds the port; a port that is taken is an error that names who holds it.
+///
+/// # Errors
+/// The address cannot be bound.
+pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    listener.with_context(|| match port::holder(address) {
+        Some(holder) => format!("cannot listen on {address}: {holder} holds it; stop that or use another --listen"),
+        None => format!("cannot listen on {address}; use another --listen ADDR:PORT"),
+    })
+}
+
+/// Serves until the node exits; returns the exit code.
+///
+/// # Errors
+/// Signals cannot be listened for.
+pub async fn serve(
+    config: Config,
+    listener: TcpListener,
+    kernels: &'static Kernels,
+    state: (StateFolder, Epoch),
+    exit_with_parent: bool,
+) -> anyhow::Result<i32> {
+    let identity = Identity {
+        name: config.name.clone(),
+        build: BUILD.into(),
+        numeric: NUMERIC_VERSION,
+        machine: machine::machine(),
+        cores: machine::allowed_cores(),
+    };
+    let started = Instant::now();
+    let (driver, inputs, receiver) = Driver::new(Arc::new(config), identity.clone(), kernels, state);
+    listen_for_signals(inputs.clone(), started)?;
+    if exit_with_parent {
+        tokio::spawn(watch_parent());
+    }
+    let sessions = TaskTracker::new();
+    let accepting = tokio::spawn(accept(listener, inputs, identity, sessions.clone()));
+    let code = driver.run(receiver).await;
+    accepting.abort();
+    // The driver dropped its ends: sessions write what is left and close.
+    sessions.close();
+    let _ = tokio::time::timeout(Duration::from_secs(1), sessions.wait()).await;
+    Ok(code)
+}
+
+async fn accept(listener: TcpListener, inputs: Sender<Input>, identity: Identity, sessions: TaskTracker) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                let (inputs, identity) = (inputs.clone(), identity.clone());
+                sessions.spawn(async move {
+                    session::run(stream, peer, inputs, identity).await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                // Out of descriptors, mostly: a pause lets connections end.
+                tracing::warn!("cannot accept a connection: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+fn listen_for_signals(inputs: Sender<Input>, started: Instant) -> anyhow::Result<()> {
+    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+        let mut signals = signal(kind).context("cannot listen for signals")?;
+        let inputs = inputs.clone();
+        tokio::spawn(async move {
+            while signals.recv().await.is_some() {
+                let event = Event::Terminate { now: started.elapsed() };
+                // A driver that is gone has exited already.
+                let _ = inputs.send(Input::Event(event)).await;
+            }
+        });
+    }
+    // A reload has nothing to read anew yet; without a listener the signal would end the daemon.
+    let mut hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
+    tokio::spawn(async move { while hangups.recv().await.is_some() {} });
+    Ok(())
+}
+
+/// Ends the process at once when standard input closes: whoever started it is gone, also after kill -9.
+async fn watch_parent() {
+    let mut stdin = tokio::io::stdin();
+    let mut ignored = [0; 64];
+    while matches!(stdin.read(&mut ignored).await, Ok(count) if count > 0) {}
+    tracing::info!("standard input closed: the parent is gone");
+    std::process::exit(0);
+}
