@@ -14,12 +14,11 @@ use super::{TokenizerError, index_tokens, shown};
 pub(super) struct Bpe {
     pre: &'static PreTokenizer,
     index: Index,
-    /// (left, right) to (place in the list, what they make). The numbers are tokens, or beyond the vocabulary for a text
-    /// that only merges know.
+    /// (left, right) to (place in the list, what they make).
     merges: HashMap<(u32, u32), (u32, u32)>,
-    /// Number of each byte.
-    bytes: [u32; 256],
-    vocabulary_length: u32,
+    /// Token of each byte.
+    bytes: [Option<u32>; 256],
+    /// Stands for a byte that has no token.
     unknown: Option<u32>,
 }
 
@@ -37,31 +36,27 @@ impl Bpe {
             tokens.push(decoded.as_deref().unwrap_or(text));
         }
         let index = index_tokens(&tokens, |id| is_found[id])?;
-        let mut numbers = Numbers {
-            tokens: &tokens,
-            index: &index,
-            others: HashMap::new(),
-        };
-        let bytes = std::array::from_fn(|byte| numbers.of(&[byte as u8]));
-        let mut merges = HashMap::with_capacity(vocabulary.merges.len());
+        let mut merges = HashMap::new();
         for (rank, merge) in vocabulary.merges.iter().enumerate() {
             let (left, right) = halves(merge).ok_or_else(|| TokenizerError::Merge {
                 index: rank,
                 text: shown(merge),
             })?;
-            // A merge of what is no byte can never apply.
+            // A merge of or to what is no text token is left out: what is user-defined was found before the merges.
             let (Some(left), Some(right)) = (alphabet.bytes(left), alphabet.bytes(right)) else {
                 continue;
             };
-            let pair = (numbers.of(&left), numbers.of(&right));
-            let both = numbers.of(&[left, right].concat());
-            merges.entry(pair).or_insert((rank as u32, both));
+            let find = |text: &[u8]| index.find(&tokens, text);
+            let ids = (find(&left), find(&right), find(&[left, right].concat()));
+            if let (Some(left), Some(right), Some(both)) = ids {
+                // Of equal pairs the first counts.
+                merges.entry((left, right)).or_insert((rank as u32, both));
+            }
         }
         let bpe = Self {
             pre: pretokenizer::find(&vocabulary.pre)?,
             merges,
-            bytes,
-            vocabulary_length: tokens.len() as u32,
+            bytes: std::array::from_fn(|byte| index.find(&tokens, &[byte as u8])),
             unknown: vocabulary.unknown,
             index,
         };
@@ -79,34 +74,16 @@ impl Bpe {
                 return;
             }
             for byte in word.bytes() {
-                merger.push(1, Some(self.bytes[usize::from(byte)]));
+                merger.push(1, self.bytes[usize::from(byte)].or(self.unknown));
             }
             merger.run(
                 |left, right| {
                     let (rank, both) = *self.merges.get(&(left.id?, right.id?))?;
                     Some((Reverse(rank), both))
                 },
-                |symbol| match symbol.id.filter(|&id| id < self.vocabulary_length) {
-                    Some(id) => ids.push(id),
-                    None => {
-                        let stretch = symbol.start..symbol.start + symbol.length;
-                        self.fall_back(&word.as_bytes()[stretch], ids);
-                    }
-                },
+                |symbol| ids.extend(symbol.id),
             );
         });
-    }
-
-    /// What merges made but is no token: the tokens of its bytes, the unknown token for a byte that has none.
-    fn fall_back(&self, bytes: &[u8], ids: &mut Vec<u32>) {
-        for &byte in bytes {
-            let id = self.bytes[usize::from(byte)];
-            ids.extend(if id < self.vocabulary_length {
-                Some(id)
-            } else {
-                self.unknown
-            });
-        }
     }
 }
 
@@ -118,24 +95,6 @@ fn halves(merge: &[u8]) -> Option<(&[u8], &[u8])> {
             Some((left, right))
         }
         _ => None,
-    }
-}
-
-/// A number for each text: the token, or one beyond the vocabulary.
-struct Numbers<'a> {
-    tokens: &'a Texts,
-    index: &'a Index,
-    others: HashMap<Vec<u8>, u32>,
-}
-
-impl Numbers<'_> {
-    fn of(&mut self, text: &[u8]) -> u32 {
-        if let Some(id) = self.index.find(self.tokens, text) {
-            return id;
-        }
-        // Fits: at most 3 * MERGES_MAX + 256 texts beyond VOCABULARY_LENGTH_MAX.
-        let next = (self.tokens.len() + self.others.len()) as u32;
-        *self.others.entry(text.to_vec()).or_insert(next)
     }
 }
 

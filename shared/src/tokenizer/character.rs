@@ -139,8 +139,15 @@ mod tests {
     fn the_deepseek_table_is_sorted_and_has_letters_only() {
         assert!(DEEPSEEK_LETTERS.is_sorted_by(|a, b| a.0 <= a.1 && a.1 < b.0));
         for (first, last) in DEEPSEEK_LETTERS {
-            for character in (*first..=*last).filter_map(char::from_u32).map(Character::new) {
-                assert!(character.is_deepseek_letter() && character.is_letter(), "{:?}", character.value);
+            for character in (*first..=*last)
+                .filter_map(char::from_u32)
+                .map(Character::new)
+            {
+                assert!(
+                    character.is_deepseek_letter() && character.is_letter(),
+                    "{:?}",
+                    character.value
+                );
             }
         }
         for other in ['@', '[', '\u{aa}', '\u{1d400}', '中', '1', '\u{1e944}'] {
