@@ -145,7 +145,7 @@ fn check_refused(pairs: Pairs, key: &'static str, value: Option<Value>, words: &
 }
 
 #[test]
-fn every_defect_of_the_metadata_is_refused_by_name() {
+fn a_key_that_is_missing_or_of_another_type_is_refused_by_name() {
     for (pairs, key) in [
         (spm(), "scores"),
         (spm(), "token_type"),
@@ -166,6 +166,10 @@ fn every_defect_of_the_metadata_is_refused_by_name() {
             &[&format!("tokenizer.ggml.{key}")],
         );
     }
+}
+
+#[test]
+fn an_unknown_kind_of_tokenizer_is_refused_with_the_known_ones() {
     check_refused(
         spm(),
         "model",
@@ -178,6 +182,10 @@ fn every_defect_of_the_metadata_is_refused_by_name() {
         Some(Text("qwen9\u{1b}[2J")),
         &["qwen9\\u{1b}[2J", "qwen2, "],
     );
+}
+
+#[test]
+fn a_list_of_another_length_or_with_a_bad_element_is_refused_by_name() {
     check_refused(
         spm(),
         "tokens",
@@ -211,6 +219,10 @@ fn every_defect_of_the_metadata_is_refused_by_name() {
             &["token_type", &number.to_string()],
         );
     }
+}
+
+#[test]
+fn the_id_of_no_token_is_refused_by_name() {
     for key in [
         "bos_token_id",
         "eos_token_id",
@@ -228,6 +240,10 @@ fn every_defect_of_the_metadata_is_refused_by_name() {
         Some(Flag(true)),
         &["add_bos_token", "bos_token_id"],
     );
+}
+
+#[test]
+fn a_bad_merge_token_or_byte_is_refused_by_name() {
     for bad in ["ab", "", " ", "a b c", "a "] {
         check_refused(
             bpe(),
