@@ -1,1 +1,6 @@
-//! placeholder
+//! What the scenarios share: writers of GGUF files and small models, weights in every format, seeded numbers.
+pub mod dequantise;
+pub mod gguf_writer;
+pub mod quantise;
+pub mod random;
+pub mod tiny_model;

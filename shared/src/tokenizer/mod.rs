@@ -1,1 +1,248 @@
-//! Tokenizers from GGUF metadata.
+//! Tokenizers from GGUF metadata: SPM and byte-level BPE, special tokens, and text from tokens as they come.
+//! Pure: tables in, ids or text out. Prompt templates are another room; nothing here fails once a file is accepted.
+mod bpe;
+mod character;
+mod error;
+mod merge;
+mod pretokenizer;
+mod rule;
+mod special;
+mod spm;
+mod stream;
+mod texts;
+#[cfg(test)]
+mod tokenizer_tests;
+mod vocabulary;
+
+use std::borrow::Cow;
+
+use crate::gguf::Metadata;
+use bpe::Bpe;
+use special::{Part, Specials};
+use spm::Spm;
+use texts::Index;
+
+pub use error::TokenizerError;
+pub use stream::Detokenizer;
+pub use texts::Texts;
+pub use vocabulary::{Kind, MERGES_MAX, Model, TOKEN_BYTES_MAX, VOCABULARY_LENGTH_MAX, Vocabulary};
+
+/// Control tokens that end a generation though no key of the file says so.
+const END_TEXTS: &[&str] = &[
+    "</s>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|return|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<eos>",
+    "<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<end_of_utterance>",
+    "<｜end▁of▁sentence｜>",
+];
+
+/// Longest part of a text from a file that a message shows, in characters.
+const SHOWN_MAX: usize = 60;
+
+/// A text from a file, fit for a message.
+fn shown(text: &[u8]) -> String {
+    let text: String = String::from_utf8_lossy(text)
+        .chars()
+        .take(SHOWN_MAX)
+        .collect();
+    text.escape_debug().to_string()
+}
+
+/// The index of the tokens that are text: those for which `is_text` holds.
+fn index_tokens(tokens: &Texts, is_text: impl Fn(usize) -> bool) -> Result<Index, TokenizerError> {
+    let mut index = Index::with_room(tokens.len());
+    for (id, text) in tokens.iter().enumerate() {
+        // Converters leave holes empty; there may be many.
+        if text.is_empty() || !is_text(id) {
+            continue;
+        }
+        let second = id as u32;
+        index
+            .insert(tokens, second)
+            .map_err(|first| TokenizerError::Duplicate {
+                first,
+                second,
+                text: shown(text),
+            })?;
+    }
+    Ok(index)
+}
+
+enum Algorithm {
+    Spm(Spm),
+    Bpe(Bpe),
+}
+
+/// The tokenizer of a model. Shared between threads; the same text gives the same ids always.
+pub struct Tokenizer {
+    algorithm: Algorithm,
+    /// SPM: as in the file. BPE: the bytes of normal tokens, the others as in the file. `[vocabulary]`
+    tokens: Texts,
+    kinds: Vec<Kind>,
+    /// Found always.
+    user_defined: Specials,
+    /// Found where special tokens are parsed: these and control tokens.
+    special: Specials,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    add_bos: bool,
+    add_space_prefix: bool,
+    /// Sorted.
+    ends: Vec<u32>,
+}
+
+impl Tokenizer {
+    /// The tokenizer that the metadata of a file describes.
+    ///
+    /// # Errors
+    /// Every defect of the metadata by name, see `Vocabulary::from_metadata` and `Tokenizer::new`.
+    pub fn from_metadata(metadata: Metadata<'_>) -> Result<Self, TokenizerError> {
+        Self::new(Vocabulary::from_metadata(metadata)?)
+    }
+
+    /// Compiles a vocabulary.
+    ///
+    /// # Errors
+    /// A pre-tokenizer that is not known, two text tokens with one text, a merge that is none, a byte token without a byte.
+    ///
+    /// # Panics
+    /// If the lists of `vocabulary` differ in length; `Vocabulary::from_metadata` gives none that do.
+    pub fn new(vocabulary: Vocabulary) -> Result<Self, TokenizerError> {
+        let length = vocabulary.tokens.len();
+        assert_eq!(vocabulary.kinds.len(), length, "a kind for every token");
+        let (algorithm, tokens) = match vocabulary.model {
+            Model::Spm => {
+                assert_eq!(vocabulary.scores.len(), length, "a score for every token");
+                let spm = Spm::new(&vocabulary)?;
+                (Algorithm::Spm(spm), vocabulary.tokens)
+            }
+            Model::Bpe => {
+                let (bpe, tokens) = Bpe::new(&vocabulary)?;
+                (Algorithm::Bpe(bpe), tokens)
+            }
+        };
+        let kinds = vocabulary.kinds;
+        let of_kinds = |wanted: &'static [Kind]| {
+            (0..length as u32).filter(|&id| wanted.contains(&kinds[id as usize]))
+        };
+        let named = [vocabulary.eos, vocabulary.eot, vocabulary.eom];
+        let by_text = of_kinds(&[Kind::Control]).filter(|&id| {
+            let text = tokens.get(id as usize).unwrap_or_default();
+            END_TEXTS.iter().any(|end| end.as_bytes() == text)
+        });
+        let mut ends: Vec<u32> = named.into_iter().flatten().chain(by_text).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        Ok(Self {
+            user_defined: Specials::new(&tokens, of_kinds(&[Kind::UserDefined])),
+            special: Specials::new(
+                &tokens,
+                of_kinds(&[Kind::UserDefined, Kind::Control, Kind::Unknown]),
+            ),
+            bos: vocabulary.bos,
+            eos: vocabulary.eos,
+            add_bos: vocabulary.add_bos,
+            add_space_prefix: vocabulary.add_space_prefix,
+            ends,
+            algorithm,
+            tokens,
+            kinds,
+        })
+    }
+
+    /// The ids of a text. With `bos` a BOS comes first if the file wants one. With `parse_special` the texts of control
+    /// tokens become these tokens: for templates, never for what a user wrote. O(n log n).
+    pub fn encode(&self, text: &str, bos: bool, parse_special: bool) -> Vec<u32> {
+        let mut ids = Vec::with_capacity(text.len() / 3 + 2);
+        if bos && self.add_bos {
+            ids.extend(self.bos);
+        }
+        let specials = if parse_special {
+            &self.special
+        } else {
+            &self.user_defined
+        };
+        for part in specials.split(&self.tokens, text) {
+            match (part, &self.algorithm) {
+                (Part::Token(id), _) => ids.push(id),
+                (Part::Text(text), Algorithm::Spm(spm)) => {
+                    spm.encode(&self.tokens, text, &mut ids);
+                }
+                (Part::Text(text), Algorithm::Bpe(bpe)) => bpe.encode(&self.tokens, text, &mut ids),
+            }
+        }
+        ids
+    }
+
+    /// The text of ids from its beginning: as `stream`, without the space that SPM puts before a text.
+    pub fn decode(&self, ids: &[u32], special: bool) -> String {
+        let mut bytes = Vec::new();
+        for &id in ids {
+            bytes.extend_from_slice(&self.piece(id, special));
+        }
+        let is_spm = matches!(self.algorithm, Algorithm::Spm(_));
+        let begins_with_text = ids
+            .iter()
+            .map(|&id| self.kinds.get(id as usize))
+            .find(|kind| special || !matches!(kind, Some(Kind::Control | Kind::Unknown)))
+            .is_some_and(|kind| matches!(kind, Some(Kind::Normal | Kind::Unused)));
+        let text = match bytes.strip_prefix(b" ") {
+            Some(rest) if is_spm && self.add_space_prefix && begins_with_text => rest,
+            _ => &bytes,
+        };
+        String::from_utf8_lossy(text).into_owned()
+    }
+
+    /// The bytes that a token renders to; they may be part of a character. Control and unknown tokens render to nothing
+    /// unless `special`, an id beyond the vocabulary always.
+    pub fn piece(&self, id: u32, special: bool) -> Cow<'_, [u8]> {
+        let (Some(text), Some(kind)) = (self.tokens.get(id as usize), self.kinds.get(id as usize))
+        else {
+            return Cow::Borrowed(&[]);
+        };
+        match (kind, &self.algorithm) {
+            (Kind::Control | Kind::Unknown, _) if !special => Cow::Borrowed(&[]),
+            (Kind::Byte, _) => {
+                spm::byte_of(text).map_or(Cow::Borrowed(text), |byte| vec![byte].into())
+            }
+            (Kind::Normal | Kind::Unused, Algorithm::Spm(_)) => spm::unescape(text),
+            _ => Cow::Borrowed(text),
+        }
+    }
+
+    /// A detokenizer for tokens that continue a prompt.
+    pub fn stream(&self) -> Detokenizer {
+        Detokenizer::default()
+    }
+
+    /// Number of tokens.
+    pub fn vocabulary_length(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The token that begins a text, if there is one.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The token that ends a text, if there is one.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// Whether generation stops at this token: EOS, EOT, EOM, and control tokens whose text is known to end a turn.
+    pub fn is_end(&self, id: u32) -> bool {
+        self.ends.binary_search(&id).is_ok()
+    }
+}

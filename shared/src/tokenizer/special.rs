@@ -1,0 +1,121 @@
+//! Tokens that are found in a text before anything else: user-defined ones always, control tokens on demand.
+//! The leftmost match wins, of several the longest.
+
+use super::texts::Texts;
+
+/// A set of tokens to look for.
+pub(super) struct Specials {
+    /// Sorted by text.
+    ids: Vec<u32>,
+    /// Whether one begins with this byte.
+    begins: [bool; 256],
+}
+
+/// A part of a text.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Part<'a> {
+    Text(&'a str),
+    Token(u32),
+}
+
+impl Specials {
+    /// The tokens `ids` of `texts`. Left out: an empty text, for it is everywhere, one that is no UTF-8, for it is
+    /// nowhere, and all but the first of equal texts.
+    pub(super) fn new(texts: &Texts, ids: impl Iterator<Item = u32>) -> Self {
+        let text = |id: u32| texts.get(id as usize).unwrap_or_default();
+        let mut ids: Vec<u32> = ids
+            .filter(|&id| !text(id).is_empty() && std::str::from_utf8(text(id)).is_ok())
+            .collect();
+        ids.sort_by_key(|&id| (text(id), id));
+        ids.dedup_by_key(|id| text(*id));
+        let mut begins = [false; 256];
+        for &id in &ids {
+            begins[usize::from(text(id)[0])] = true;
+        }
+        Self { ids, begins }
+    }
+
+    /// Cuts `text` into special tokens and what is between them; no text part is empty.
+    pub(super) fn split<'a>(&self, texts: &Texts, text: &'a str) -> Vec<Part<'a>> {
+        let bytes = text.as_bytes();
+        let mut parts = Vec::new();
+        let (mut from, mut at) = (0, 0);
+        while at < bytes.len() {
+            let found = self.begins[usize::from(bytes[at])]
+                .then(|| self.longest(texts, &bytes[at..]))
+                .flatten();
+            let Some((id, length)) = found else {
+                at += 1;
+                continue;
+            };
+            // Whole UTF-8 found within UTF-8 begins and ends between characters.
+            if from < at {
+                parts.push(Part::Text(&text[from..at]));
+            }
+            parts.push(Part::Token(id));
+            at += length;
+            from = at;
+        }
+        if from < bytes.len() {
+            parts.push(Part::Text(&text[from..]));
+        }
+        parts
+    }
+
+    /// The longest token that `bytes` begins with, and its length: the sorted list is narrowed byte by byte.
+    fn longest(&self, texts: &Texts, bytes: &[u8]) -> Option<(u32, usize)> {
+        let text = |id: u32| texts.get(id as usize).unwrap_or_default();
+        let mut left = self.ids.as_slice();
+        let mut best = None;
+        for (depth, byte) in bytes.iter().enumerate() {
+            // All in `left` agree with `bytes` before `depth` and are longer.
+            let start = left.partition_point(|&id| text(id)[depth] < *byte);
+            let end = left.partition_point(|&id| text(id)[depth] <= *byte);
+            left = &left[start..end];
+            let Some((&first, longer)) = left.split_first() else {
+                break;
+            };
+            if text(first).len() == depth + 1 {
+                best = Some((first, depth + 1));
+                left = longer;
+            }
+        }
+        best
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(tokens: &[&str], text: &str, expected: &[Part]) {
+        let texts: Texts = tokens.iter().collect();
+        let specials = Specials::new(&texts, 0..tokens.len() as u32);
+        assert_eq!(specials.split(&texts, text), expected);
+    }
+
+    #[test]
+    fn the_leftmost_and_of_these_the_longest_wins() {
+        use Part::{Text, Token};
+        let tokens = ["<|a|>", "<|a|>b", "<", "", "é", "<|a|>bcd"];
+        check(&tokens, "", &[]);
+        check(&tokens, "<|a|>", &[Token(0)]);
+        check(
+            &tokens,
+            "x<|a|>bc<|a",
+            &[Text("x"), Token(1), Text("c"), Token(2), Text("|a")],
+        );
+        check(&tokens, "<<|a|>bcdé", &[Token(2), Token(5), Token(4)]);
+        check(&tokens, "è🦙", &[Text("è🦙")]);
+    }
+
+    #[test]
+    fn of_equal_tokens_the_first_counts() {
+        check(
+            &["x", "<s>", "<s>"],
+            "a<s>",
+            &[Part::Text("a"), Part::Token(1)],
+        );
+    }
+}

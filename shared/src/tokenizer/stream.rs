@@ -1,0 +1,121 @@
+//! Bytes of tokens in, whole characters out: a token may end in the middle of a character.
+//! Holds back at most the three bytes that can begin a character; never blocks, never fails.
+
+use super::Tokenizer;
+
+/// The text of tokens as they come. It owns its state, so that a request can carry it.
+///
+/// All that it gives, put together, is the lossy UTF-8 reading of all bytes: what is no UTF-8 becomes U+FFFD. It keeps
+/// every space, for it continues a prompt; `Tokenizer::decode` is for a text from its beginning.
+#[derive(Clone, Debug, Default)]
+pub struct Detokenizer {
+    pending: Vec<u8>,
+}
+
+impl Detokenizer {
+    /// The characters that are complete with this token; control tokens render to nothing.
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
+        self.push_bytes(&tokenizer.piece(id, false))
+    }
+
+    /// What is left: a U+FFFD if the bytes end within a character.
+    pub fn finish(self) -> String {
+        String::from_utf8_lossy(&self.pending).into_owned()
+    }
+
+    pub(super) fn push_bytes(&mut self, bytes: &[u8]) -> String {
+        self.pending.extend_from_slice(bytes);
+        let mut text = String::new();
+        let mut used = 0;
+        loop {
+            let rest = &self.pending[used..];
+            let error = match std::str::from_utf8(rest) {
+                Ok(rest) => {
+                    text.push_str(rest);
+                    used = self.pending.len();
+                    break;
+                }
+                Err(error) => error,
+            };
+            let (valid, _) = rest.split_at(error.valid_up_to());
+            text.push_str(std::str::from_utf8(valid).expect("valid up to here"));
+            used += valid.len();
+            match error.error_len() {
+                Some(bad) => {
+                    text.push(char::REPLACEMENT_CHARACTER);
+                    used += bad;
+                }
+                None => break,
+            }
+        }
+        self.pending.drain(..used);
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(bytes: &[u8], cuts: &[usize]) {
+        let mut stream = Detokenizer::default();
+        let mut text = String::new();
+        let mut from = 0;
+        for &cut in cuts.iter().chain([&bytes.len()]) {
+            text += &stream.push_bytes(&bytes[from..cut]);
+            assert!(
+                stream.pending.len() < 4,
+                "{bytes:?} held {:?}",
+                stream.pending
+            );
+            from = cut;
+        }
+        text += &stream.finish();
+        assert_eq!(
+            text,
+            String::from_utf8_lossy(bytes),
+            "{bytes:?} cut at {cuts:?}"
+        );
+    }
+
+    const TEXTS: [&[u8]; 9] = [
+        b"",
+        "aé中🦙 ▁ z".as_bytes(),
+        "😶‍🌫️✅".as_bytes(),
+        b"\xff\xfe",
+        b"\xe4\xb8",
+        b"\xf0\x9f\xa6a\xf0\x9f",
+        b"\xed\xa0\x80b\xc0\x80\x80",
+        b"\xf4\x90\x80\x80",
+        b"\xf0\x9f\xf0\x9f\xa6\x99\xe4",
+    ];
+
+    #[test]
+    fn every_cut_into_three_parts_gives_the_text_of_the_whole() {
+        for bytes in TEXTS {
+            for first in 0..=bytes.len() {
+                for second in first..=bytes.len() {
+                    check(bytes, &[first, second]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn byte_by_byte_gives_the_text_of_the_whole() {
+        for bytes in TEXTS {
+            check(bytes, &(0..bytes.len()).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_character_comes_with_its_last_byte_and_not_later() {
+        let mut stream = Detokenizer::default();
+        let llama = "🦙".as_bytes();
+        assert_eq!(stream.push_bytes(&llama[..1]), "");
+        assert_eq!(stream.push_bytes(&llama[1..3]), "");
+        assert_eq!(stream.push_bytes(&llama[3..]), "🦙");
+        assert_eq!(stream.finish(), "");
+    }
+}

@@ -1,0 +1,189 @@
+//! A small GGUF file cut at every byte and 10 000 mutants of it: no panic, and never more memory than 4 times the file.
+
+use std::collections::HashMap;
+use std::fs::OpenOptions;
+use std::mem::Discriminant;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use harness::random::Random;
+use harness::tiny_model::TinyModel;
+use shared::gguf::{Architecture, BlockFormat, GgufError, GgufFile, Shape};
+
+use crate::peak_of;
+
+/// Memory that no file size bounds: paths and the names in an error message.
+const MESSAGE_MAX: usize = 1024;
+const MUTANTS: u64 = 10_000;
+
+fn small_file() -> Vec<u8> {
+    let model = TinyModel {
+        embedding_length: 32,
+        feed_forward_length: 32,
+        head_count: 2,
+        head_count_kv: 1,
+        head_length: 16,
+        rope_dimension_count: 16,
+        block_count: 1,
+        rope_factors: true,
+        ..TinyModel::new(Architecture::Llama).with_format(BlockFormat::Q4_0)
+    };
+    model.bytes()
+}
+
+/// Opens a file and reads everything that can be read without arithmetic on weights.
+fn read_all(path: &Path) -> Result<Shape, GgufError> {
+    let file = GgufFile::open(path)?;
+    for tensor in file.tensors() {
+        let bytes = file.tensor_bytes(&tensor);
+        assert_eq!(bytes.len(), tensor.rows() * tensor.row_bytes());
+        // Both ends are inside the mapping.
+        std::hint::black_box((bytes[0], bytes[bytes.len() - 1]));
+    }
+    let metadata = file.metadata();
+    for key in metadata.keys() {
+        // Most are of another type; none may panic or cost more than its bytes.
+        let _ = metadata.text(key);
+        let _ = metadata.unsigned(key);
+        let _ = metadata.float(key);
+        let _ = metadata.flag(key);
+        let _ = metadata.floats(key);
+        let _ = metadata.integers(key);
+        let bytes: usize = metadata
+            .texts(key)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(<[u8]>::len)
+            .sum();
+        assert!(bytes as u64 <= file.file_bytes());
+    }
+    std::hint::black_box(file.identity());
+    Shape::read(&file)
+}
+
+/// Reads a file under the counter; `case` names it where it fails.
+#[track_caller]
+fn check(path: &Path, length: usize, case: &str) -> Result<Shape, GgufError> {
+    let run = || peak_of(|| read_all(path));
+    let (result, peak) =
+        catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| panic!("{case}: panicked"));
+    let most = (4 * length).max(MESSAGE_MAX);
+    assert!(
+        peak <= most,
+        "{case}: {peak} bytes at once for a file of {length}"
+    );
+    result
+}
+
+/// Which error it is, past the name of the file.
+fn kind(error: &GgufError) -> Discriminant<GgufError> {
+    match error {
+        GgufError::InFile { source, .. } => kind(source),
+        other => std::mem::discriminant(other),
+    }
+}
+
+#[test]
+fn a_file_cut_at_any_byte_is_refused_within_four_times_its_size() {
+    let bytes = small_file();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("cut.gguf");
+    std::fs::write(&path, &bytes).expect("the folder can be written");
+    check(&path, bytes.len(), "the whole file").expect("the whole file is right");
+    let file = OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .expect("it was just written");
+    // The last byte is one of a tensor: the writer pads between tensors only.
+    for length in (0..bytes.len()).rev() {
+        file.set_len(length as u64).expect("a file can be cut");
+        let result = check(&path, length, &format!("cut at byte {length}"));
+        assert!(result.is_err(), "a file cut at byte {length} was accepted");
+    }
+}
+
+/// Damages a file in one to four places.
+fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
+    const NUMBERS: [u64; 6] = [0, 1, u64::MAX, 1 << 31, (1 << 63) - 1, 7];
+    // The header is where the numbers are; it is less than half of the file.
+    let header = 9_000.min(bytes.len());
+    for _ in 0..=random.below(4) {
+        let length = bytes.len();
+        let within = if random.below(10) > 0 {
+            header.min(length)
+        } else {
+            length
+        };
+        let at = random.below(within.saturating_sub(16).max(1));
+        match random.below(6) {
+            0 | 1 => bytes[at] ^= 1 << random.below(8),
+            2 => {
+                let number = NUMBERS[random.below(NUMBERS.len())] as u32;
+                bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+            }
+            3 => {
+                let number = NUMBERS[random.below(NUMBERS.len())];
+                bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+            }
+            // Splices: a piece copied over another place, put in twice, or cut out.
+            4 => {
+                let from = random.below(length - 64);
+                let piece = bytes[from..from + random.below(64)].to_vec();
+                let end = length.min(at + piece.len() * random.below(2));
+                bytes.splice(at..end, piece);
+            }
+            _ => {
+                let end = (at + random.below(64)).min(length);
+                bytes.drain(at..end);
+            }
+        }
+    }
+}
+
+#[test]
+fn ten_thousand_mutants_neither_panic_nor_take_four_times_their_size() {
+    let original = small_file();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("mutant.gguf");
+    let mut accepted = 0;
+    let mut refused: HashMap<Discriminant<GgufError>, u64> = HashMap::new();
+    for seed in 0..MUTANTS {
+        let mut bytes = original.clone();
+        mutate(&mut bytes, &mut Random::new(seed));
+        std::fs::write(&path, &bytes).expect("the folder can be written");
+        match check(&path, bytes.len(), &format!("mutant {seed}")) {
+            Ok(_) => accepted += 1,
+            Err(error) => *refused.entry(kind(&error)).or_default() += 1,
+        }
+    }
+    println!(
+        "{accepted} accepted, {} refused in {} ways",
+        MUTANTS - accepted,
+        refused.len()
+    );
+    // Else the mutants miss what the reader checks.
+    assert!(accepted > 100, "only {accepted} mutants still are models");
+    assert!(
+        refused.len() >= 15,
+        "mutants are refused in {} ways only",
+        refused.len()
+    );
+}
+
+/// Numbers at the places where they are believed: the counts, the lengths and types of lists, dimensions and offsets.
+#[test]
+fn every_number_of_the_header_replaced_by_extremes_costs_no_more_than_the_file() {
+    let original = small_file();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("number.gguf");
+    for at in 0..2_000.min(original.len() - 8) {
+        for number in [0, u64::MAX, 1 << 20] {
+            let mut bytes = original.clone();
+            bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(number));
+            std::fs::write(&path, &bytes).expect("the folder can be written");
+            // Some are right all the same: a name may be of any letters.
+            let _ = check(&path, bytes.len(), &format!("{number} at byte {at}"));
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! GGUF files with every defect are refused, by an error that names the defect.
+
+use std::path::Path;
+
+use harness::gguf_writer::{GgufWriter, Value};
+use harness::tiny_model::TinyModel;
+use shared::gguf::{Architecture, BlockFormat, GgufError, GgufFile, Shape};
+
+pub(crate) fn open_bytes(splits: Vec<Vec<u8>>) -> Result<Shape, GgufError> {
+    Shape::read(&GgufFile::from_bytes(splits)?)
+}
+
+/// The bytes are refused and the message says all of `words`.
+#[track_caller]
+fn refused(bytes: Vec<u8>, words: &[&str]) {
+    said(open_bytes(vec![bytes]).map(drop), words);
+}
+
+#[track_caller]
+pub(crate) fn said(result: Result<(), GgufError>, words: &[&str]) {
+    let message = result.expect_err("it must be refused").to_string();
+    for word in words {
+        assert!(message.contains(word), "{word:?} is not in {message:?}");
+    }
+}
+
+pub(crate) fn llama() -> GgufWriter {
+    TinyModel::new(Architecture::Llama).writer()
+}
+
+/// A file of one F32 tensor that is right.
+pub(crate) fn one_tensor() -> GgufWriter {
+    GgufWriter::new(3).tensor("t", &[4, 2], BlockFormat::F32, vec![0; 32])
+}
+
+#[test]
+fn what_is_no_gguf_file_is_told_what_it_looks_like() {
+    refused(vec![], &["empty", "download it again"]);
+    refused(b"hello\nworld\n".to_vec(), &["a text file"]);
+    refused(b"<!DOCTYPE html><html>".to_vec(), &["a web page"]);
+    refused(
+        b"version https://git-lfs.github.com/spec/v1\n".to_vec(),
+        &["Git LFS", "git lfs pull"],
+    );
+    refused(
+        b"\x40\0\0\0\0\0\0\0{\"__metadata__\":{}}".to_vec(),
+        &["safetensors", "convert"],
+    );
+    refused(b"PK\x03\x04\0\0\0\0".to_vec(), &["PyTorch", "convert"]);
+    refused(b"tjgg\x03\0\0\0".to_vec(), &["GGML", "convert"]);
+    refused(vec![0; 100], &["does not start with GGUF"]);
+    refused(b"GG".to_vec(), &["ends at byte 2", "version", "truncated"]);
+}
+
+#[test]
+fn other_versions_are_refused_by_name() {
+    refused(GgufWriter::new(1).finish(), &["version 1", "2 and 3"]);
+    refused(GgufWriter::new(0).finish(), &["version 0"]);
+    refused(GgufWriter::new(4).finish(), &["version 4"]);
+    refused(GgufWriter::new(3u32.swap_bytes()).finish(), &["big-endian"]);
+}
+
+#[test]
+fn what_cannot_be_opened_is_named() {
+    let open = |path: &Path| GgufFile::open(path).map(drop);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name);
+    said(
+        open(folder.path()),
+        &["not a regular file", folder.path().to_str().unwrap()],
+    );
+    said(
+        open(&path("absent.gguf")),
+        &["cannot open", "absent.gguf", "check the path"],
+    );
+    std::fs::write(path("empty.gguf"), b"").unwrap();
+    said(
+        open(&path("empty.gguf")),
+        &["empty.gguf", "empty", "download"],
+    );
+    std::fs::write(path("short.gguf"), &one_tensor().finish()[..50]).unwrap();
+    said(
+        open(&path("short.gguf")),
+        &["short.gguf", "ends at byte 50", "truncated"],
+    );
+    std::os::unix::net::UnixListener::bind(path("socket.gguf")).unwrap();
+    said(open(&path("socket.gguf")), &["not a regular file"]);
+}
+
+#[test]
+fn counts_beyond_the_file_are_refused() {
+    let with_counts = |tensors: u64, metadata: u64| {
+        let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+        bytes.extend(tensors.to_le_bytes());
+        bytes.extend(metadata.to_le_bytes());
+        bytes
+    };
+    refused(
+        with_counts(u64::MAX, 0),
+        &["number of tensors", "18446744073709551615"],
+    );
+    refused(with_counts(0, 1 << 63), &["number of metadata entries"]);
+    refused(with_counts(1, 0), &["name of a tensor", "ends at byte 24"]);
+    refused(with_counts(0, 1), &["metadata key", "ends at byte 24"]);
+    let mut long_key = with_counts(0, 1);
+    long_key.extend(u64::MAX.to_le_bytes());
+    refused(long_key, &["a metadata key is 18446744073709551615"]);
+}
+
+#[test]
+fn damaged_metadata_are_refused_with_their_key() {
+    let file = |value| GgufWriter::new(3).value("the.key", value).finish();
+    let array = |kind, values| Value::Array(kind, values);
+    refused(file(array(13, vec![])), &["the.key", "type 13"]);
+    let mut deep = Value::Array(0, vec![]);
+    for _ in 0..4 {
+        deep = array(9, vec![deep]);
+    }
+    refused(file(deep), &["depth of nested arrays is 5"]);
+    let twice = GgufWriter::new(3).u32("b", 1).u32("a", 1).u32("b", 2);
+    refused(twice.finish(), &["key b appears twice"]);
+    refused(
+        GgufWriter::new(3).u32("", 1).finish(),
+        &["metadata key", "UTF-8"],
+    );
+
+    let mut type_13 = GgufWriter::new(3).u32("k", 1).finish();
+    type_13[24 + 9] = 13;
+    refused(type_13, &["key k", "type 13"]);
+    let mut not_utf8 = GgufWriter::new(3).u32("k", 1).finish();
+    not_utf8[24 + 8] = 0xff;
+    refused(not_utf8, &["metadata key at byte 24", "UTF-8"]);
+    let mut flag = GgufWriter::new(3).flag("k", true).finish();
+    *flag.last_mut().unwrap() = 2;
+    refused(flag, &["key k", "flag"]);
+    // A list of 2^61 u64 is 2^64 bytes, which is 0 to who multiplies carelessly.
+    let mut long = GgufWriter::new(3).value("k", array(10, vec![])).finish();
+    let at = long.len() - 8;
+    long[at..].copy_from_slice(&(1u64 << 61).to_le_bytes());
+    refused(long, &["metadata array", "2305843009213693952"]);
+    let text = llama().replace("general.architecture", Value::Text(vec![0xff]));
+    refused(text.finish(), &["general.architecture", "UTF-8"]);
+}
+
+#[test]
+fn a_senseless_alignment_is_refused() {
+    for alignment in [0, 1, 4, 24, 1 << 21, u32::MAX] {
+        let bytes = one_tensor().u32("general.alignment", alignment).finish();
+        refused(
+            bytes,
+            &["general.alignment", &alignment.to_string(), "powers of two"],
+        );
+    }
+    refused(
+        one_tensor().text("general.alignment", "32").finish(),
+        &["general.alignment is a text"],
+    );
+}
+
+#[test]
+fn damaged_tensors_are_refused_with_their_name() {
+    let file = |dimensions: &[u64], kind| {
+        GgufWriter::new(3)
+            .tensor_of_type("the.tensor", dimensions, kind, vec![0; 64])
+            .finish()
+    };
+    for (kind, name) in [
+        (10, "Q2_K"),
+        (23, "IQ4_XS"),
+        (39, "MXFP4"),
+        (1000, "unknown"),
+    ] {
+        refused(
+            file(&[256], kind),
+            &["the.tensor", &kind.to_string(), name, "Q8_0"],
+        );
+    }
+    refused(file(&[48], 8), &["the.tensor", "rows of 48", "Q8_0"]);
+    refused(file(&[128, 2], 12), &["the.tensor", "rows of 128", "Q4_K"]);
+    refused(file(&[], 0), &["the.tensor", "no dimension"]);
+    refused(file(&[1; 5], 0), &["the.tensor", "more than 4 dimensions"]);
+    refused(file(&[4, 0], 0), &["the.tensor", "dimension of 0"]);
+    refused(file(&[1 << 32, 1 << 32], 0), &["the.tensor", "too large"]);
+    refused(file(&[1 << 62], 0), &["the.tensor", "too large"]);
+    refused(
+        file(&[1 << 61], 0),
+        &["the.tensor", "needs 9223372036854775808 bytes"],
+    );
+    refused(
+        file(&[17], 0),
+        &["the.tensor", "needs 68 bytes", "truncated"],
+    );
+    let twice = one_tensor().tensor("t", &[1], BlockFormat::F32, vec![0; 4]);
+    refused(twice.finish(), &["tensor t appears twice"]);
+    let long = "n".repeat(65);
+    refused(
+        GgufWriter::new(3)
+            .tensor(&long, &[1], BlockFormat::F32, vec![0; 4])
+            .finish(),
+        &["name of a tensor is 65"],
+    );
+    refused(
+        one_tensor().at_offset(8).finish(),
+        &["tensor t", "offset 8", "alignment 32"],
+    );
+    refused(
+        one_tensor().at_offset(32).finish(),
+        &["tensor t", "needs 32 bytes", "truncated"],
+    );
+    for offset in [1 << 63, u64::MAX - 31] {
+        refused(
+            one_tensor().at_offset(offset).finish(),
+            &["tensor t", "needs 32 bytes"],
+        );
+    }
+}
+
+#[test]
+fn bytes_after_the_last_tensor_are_allowed() -> Result<(), GgufError> {
+    let mut bytes = llama().finish();
+    bytes.extend([0xaa; 1000]);
+    open_bytes(vec![bytes]).map(drop)
+}
+
+#[test]
+fn a_model_without_a_key_or_with_a_senseless_one_is_refused_with_it() {
+    for key in [
+        "general.architecture",
+        "llama.block_count",
+        "llama.context_length",
+        "llama.embedding_length",
+        "llama.feed_forward_length",
+        "llama.attention.head_count",
+        "llama.attention.layer_norm_rms_epsilon",
+    ] {
+        refused(llama().without(key).finish(), &[key, "is missing"]);
+    }
+    let number = |key: &str, value: u32, words: &[&str]| {
+        let key = format!("llama.{key}");
+        let shown = value.to_string();
+        let words = [&[key.as_str(), &shown], words].concat();
+        refused(llama().replace(&key, Value::U32(value)).finish(), &words);
+    };
+    for key in [
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+    ] {
+        number(key, 0, &["allowed are 1 to"]);
+        number(key, u32::MAX, &["allowed are 1 to"]);
+    }
+    for value in [0, 1025] {
+        number("attention.head_count", value, &["allowed are 1 to 1024"]);
+        number("attention.head_count_kv", value, &["allowed are 1 to 1024"]);
+    }
+    number(
+        "attention.head_count_kv",
+        3,
+        &["does not divide the 4 heads"],
+    );
+    number("attention.key_length", 31, &["even length"]);
+    number(
+        "attention.value_length",
+        64,
+        &["as long as their keys (32)"],
+    );
+    number("rope.dimension_count", 34, &["at most the head length 32"]);
+    number("rope.dimension_count", 31, &["even"]);
+    number("expert_count", 8, &["mixture of experts"]);
+    let no_length = llama().without("llama.attention.key_length");
+    let three_heads = no_length
+        .replace("llama.attention.head_count", Value::U32(3))
+        .without("llama.attention.head_count_kv");
+    refused(
+        three_heads.finish(),
+        &[
+            "llama.attention.head_count",
+            "does not divide embedding_length 128",
+        ],
+    );
+    let list = llama().replace(
+        "llama.attention.head_count_kv",
+        Value::Array(5, vec![Value::I32(2); 2]),
+    );
+    refused(
+        list.finish(),
+        &["llama.attention.head_count_kv is an array", "an integer"],
+    );
+    for value in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        for key in [
+            "llama.rope.freq_base",
+            "llama.attention.layer_norm_rms_epsilon",
+        ] {
+            refused(
+                llama().replace(key, Value::F32(value)).finish(),
+                &[key, "above 0"],
+            );
+        }
+    }
+}
+
+#[test]
+fn what_bramble_does_not_compute_is_refused_by_name() {
+    let other = llama().replace("general.architecture", Value::Text(b"gemma3".into()));
+    refused(other.finish(), &["gemma3", "llama, qwen2 and qwen3"]);
+    for kind in ["yarn", "longrope"] {
+        let scaled = llama().text("llama.rope.scaling.type", kind);
+        refused(
+            scaled.finish(),
+            &["llama.rope.scaling.type", kind, "not supported"],
+        );
+    }
+    let linear = llama().text("llama.rope.scaling.type", "linear");
+    refused(linear.finish(), &["llama.rope.scaling.factor", "missing"]);
+    let adapter = llama().replace("general.type", Value::Text(b"adapter".into()));
+    refused(adapter.finish(), &["general.type", "adapter"]);
+    let bias = vec![0; 512];
+    let more = llama().tensor(
+        "blk.0.attn_output.bias",
+        &[128],
+        BlockFormat::F32,
+        bias.clone(),
+    );
+    refused(
+        more.finish(),
+        &[
+            "blk.0.attn_output.bias",
+            "not part of the llama architecture",
+        ],
+    );
+    for name in [
+        "blk.2.attn_q.weight",
+        "blk.00.attn_q.weight",
+        "blk.0.attn_q",
+        "other",
+    ] {
+        let more = llama().tensor(name, &[128], BlockFormat::F32, bias.clone());
+        refused(more.finish(), &[name, "not part of"]);
+    }
+    let biased = TinyModel {
+        attention_biases: true,
+        ..TinyModel::new(Architecture::Qwen3)
+    };
+    refused(biased.bytes(), &["blk.0.attn_q.bias", "qwen3"]);
+    let mut hidden = "evil\x1b[2J".to_owned();
+    hidden.push_str(&"x".repeat(10_000));
+    let named = llama().replace("general.architecture", Value::Text(hidden.into()));
+    let message = open_bytes(vec![named.finish()])
+        .expect_err("no such architecture")
+        .to_string();
+    assert!(
+        !message.contains('\x1b') && message.len() < 300,
+        "{message:?}"
+    );
+}
+
+#[test]
+fn every_missing_tensor_is_named() {
+    for architecture in Architecture::ALL {
+        let writer = TinyModel::new(architecture).writer();
+        let file = GgufFile::from_bytes(vec![writer.finish()]).expect("a whole model");
+        let mut refusals = 0;
+        for tensor in file
+            .tensors()
+            .filter(|tensor| tensor.name != "output.weight")
+        {
+            let without = writer.clone().without_tensor(tensor.name);
+            refused(
+                without.finish(),
+                &[tensor.name, "is missing", architecture.name()],
+            );
+            refusals += 1;
+        }
+        assert!(
+            refusals >= 20,
+            "{refusals} tensors in a model of two layers"
+        );
+    }
+    let no_tensor = llama();
+    let file = GgufFile::from_bytes(vec![no_tensor.finish()]).expect("a whole model");
+    let vocabulary_only = file
+        .tensors()
+        .fold(llama(), |writer, tensor| writer.without_tensor(tensor.name));
+    refused(vocabulary_only.finish(), &["token_embd.weight is missing"]);
+}
+
+#[test]
+fn every_tensor_of_another_size_is_named() {
+    for architecture in Architecture::ALL {
+        let model = TinyModel {
+            rope_factors: true,
+            ..TinyModel::new(architecture)
+        };
+        let writer = model.writer();
+        let file = GgufFile::from_bytes(vec![writer.finish()]).expect("a whole model");
+        for tensor in file.tensors() {
+            let dimensions = [tensor.dimensions[0] + 32, tensor.dimensions[1]];
+            let bytes = vec![0; (dimensions[0] * dimensions[1] * 4) as usize];
+            let other = writer.clone().without_tensor(tensor.name);
+            let other = other.tensor(tensor.name, &dimensions, BlockFormat::F32, bytes);
+            refused(
+                other.finish(),
+                &[tensor.name, &format!("[{}, ", dimensions[0])],
+            );
+        }
+    }
+}
+
+#[test]
+fn norms_and_tokens_must_fit_the_model() {
+    let half = llama().without_tensor("output_norm.weight");
+    let half = half.tensor("output_norm.weight", &[128], BlockFormat::F16, vec![0; 256]);
+    refused(half.finish(), &["output_norm.weight is F16", "must be F32"]);
+    let tokens = vec!["t"; 301];
+    let more = llama()
+        .without("tokenizer.ggml.tokens")
+        .texts("tokenizer.ggml.tokens", &tokens);
+    refused(
+        more.finish(),
+        &["tokenizer.ggml.tokens", "301 tokens", "300 rows"],
+    );
+    let cubic = llama().without_tensor("output_norm.weight");
+    let cubic = cubic.tensor(
+        "output_norm.weight",
+        &[128, 1, 1, 2],
+        BlockFormat::F32,
+        vec![0; 1024],
+    );
+    refused(cubic.finish(), &["output_norm.weight", "[128, 2]"]);
+}

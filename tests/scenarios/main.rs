@@ -1,0 +1,12 @@
+//! Everything that is tested from outside the crates, as one binary: it links once.
+
+// GGUF files with every defect are refused by name.
+mod gguf_hostile;
+// What the writer writes, the reader reads: both versions, single files and splits.
+mod gguf_round_trip;
+// Splits that are missing, misnamed or of different models.
+mod gguf_splits;
+// Texts and ids of real vocabularies, there and back.
+mod tokenizer_vectors;
+// The formats of weights: there and back, and against bytes worked out by hand.
+mod weight_formats;

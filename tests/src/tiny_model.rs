@@ -1,0 +1,323 @@
+//! Small models with seeded random weights for every architecture and format, as GGUF bytes.
+//! A weight depends only on the seed and the name of its tensor: two models that differ in format differ by rounding.
+
+use shared::gguf::{Architecture, BlockFormat};
+
+use crate::gguf_writer::GgufWriter;
+use crate::quantise::quantise;
+use crate::random::Random;
+
+/// Fewest tokens: unknown, start, end, a byte each, and some pieces.
+pub const VOCABULARY_LENGTH_MIN: usize = 300;
+
+/// How far apart the logits lie: their standard deviation is about this.
+const LOGIT_SPREAD: f32 = 3.0;
+
+/// A model to be written. `new` gives one of a few hundred kB; change what a test is about.
+#[derive(Clone, Debug)]
+pub struct TinyModel {
+    /// Family.
+    pub architecture: Architecture,
+    /// Of every weight.
+    pub seed: u64,
+    /// GGUF version, 2 or 3.
+    pub version: u32,
+    /// `token_embd.weight`.
+    pub embedding_format: BlockFormat,
+    /// `attn_q`, `attn_k`, `attn_v`, `attn_output`.
+    pub attention_format: BlockFormat,
+    /// `ffn_gate`, `ffn_up`.
+    pub feed_forward_format: BlockFormat,
+    /// `ffn_down`.
+    pub feed_forward_down_format: BlockFormat,
+    /// `output.weight`.
+    pub output_format: BlockFormat,
+    /// Layers.
+    pub block_count: usize,
+    /// Positions.
+    pub context_length: usize,
+    /// Elements of a hidden state.
+    pub embedding_length: usize,
+    /// Columns of the feed-forward network.
+    pub feed_forward_length: usize,
+    /// Query heads.
+    pub head_count: usize,
+    /// Key and value heads.
+    pub head_count_kv: usize,
+    /// Elements of a head.
+    pub head_length: usize,
+    /// Elements of a head that are rotated.
+    pub rope_dimension_count: usize,
+    /// Base of the rotation angles.
+    pub rope_freq_base: f32,
+    /// 1 for no scaling; otherwise written as linear scaling.
+    pub rope_scale_linear: f32,
+    /// Tokens, at least [`VOCABULARY_LENGTH_MIN`].
+    pub vocabulary_length: usize,
+    /// Whether `output.weight` is left out.
+    pub tied: bool,
+    /// Whether there is a `rope_freqs.weight` as in Llama 3 files.
+    pub rope_factors: bool,
+    /// Whether Q, K and V have biases; Qwen2 always has them, Qwen3 must not.
+    pub attention_biases: bool,
+}
+
+impl TinyModel {
+    /// Two layers in F32, four heads over two KV heads of 32, 300 tokens, context 256.
+    pub fn new(architecture: Architecture) -> Self {
+        Self {
+            architecture,
+            seed: 1,
+            version: 3,
+            embedding_format: BlockFormat::F32,
+            attention_format: BlockFormat::F32,
+            feed_forward_format: BlockFormat::F32,
+            feed_forward_down_format: BlockFormat::F32,
+            output_format: BlockFormat::F32,
+            block_count: 2,
+            context_length: 256,
+            embedding_length: 128,
+            feed_forward_length: 256,
+            head_count: 4,
+            head_count_kv: 2,
+            head_length: 32,
+            rope_dimension_count: 32,
+            rope_freq_base: 10_000.0,
+            rope_scale_linear: 1.0,
+            vocabulary_length: VOCABULARY_LENGTH_MIN,
+            tied: architecture == Architecture::Llama,
+            rope_factors: false,
+            attention_biases: architecture == Architecture::Qwen2,
+        }
+    }
+
+    /// All matrices in one format; rows that do not end with a block fall back as in real files.
+    pub fn with_format(mut self, format: BlockFormat) -> Self {
+        self.embedding_format = format;
+        self.attention_format = format;
+        self.feed_forward_format = format;
+        self.feed_forward_down_format = format;
+        self.output_format = format;
+        self
+    }
+
+    /// The bytes of a single file.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.writer().finish()
+    }
+
+    /// The bytes of `count` splits.
+    pub fn splits(&self, count: usize) -> Vec<Vec<u8>> {
+        self.writer().finish_splits(count)
+    }
+
+    /// Everything written but not yet finished, for a test to change.
+    pub fn writer(&self) -> GgufWriter {
+        let mut writer = self.hyper_parameters(GgufWriter::new(self.version));
+        writer = vocabulary(writer, self.vocabulary_length);
+        let embedding = self.embedding_length;
+        let spread = LOGIT_SPREAD / (embedding as f32).sqrt();
+        let tokens = self.vocabulary_length;
+        writer = self.matrix(
+            writer,
+            "token_embd.weight",
+            self.embedding_format,
+            [embedding, tokens],
+            spread,
+        );
+        if !self.tied {
+            writer = self.matrix(
+                writer,
+                "output.weight",
+                self.output_format,
+                [embedding, tokens],
+                spread,
+            );
+        }
+        writer = self.vector(writer, "output_norm.weight", embedding, 1.0);
+        if self.rope_factors {
+            writer = self.rope_freqs(writer);
+        }
+        for block in 0..self.block_count {
+            writer = self.block(writer, block);
+        }
+        writer
+    }
+
+    fn hyper_parameters(&self, writer: GgufWriter) -> GgufWriter {
+        let name = self.architecture.name();
+        let key = |part: &str| format!("{name}.{part}");
+        let mut writer = writer
+            .text("general.architecture", name)
+            .text("general.type", "model")
+            .text("general.name", &format!("tiny {name}"))
+            .u32(&key("block_count"), self.block_count as u32)
+            .u32(&key("context_length"), self.context_length as u32)
+            .u32(&key("embedding_length"), self.embedding_length as u32)
+            .u32(&key("feed_forward_length"), self.feed_forward_length as u32)
+            .u32(&key("attention.head_count"), self.head_count as u32)
+            .u32(&key("attention.head_count_kv"), self.head_count_kv as u32)
+            .u32(&key("attention.key_length"), self.head_length as u32)
+            .u32(&key("attention.value_length"), self.head_length as u32)
+            .f32(&key("attention.layer_norm_rms_epsilon"), 1e-5)
+            .u32(
+                &key("rope.dimension_count"),
+                self.rope_dimension_count as u32,
+            )
+            .f32(&key("rope.freq_base"), self.rope_freq_base);
+        if self.rope_scale_linear != 1.0 {
+            writer = writer
+                .text(&key("rope.scaling.type"), "linear")
+                .f32(&key("rope.scaling.factor"), self.rope_scale_linear);
+        }
+        writer
+    }
+
+    fn block(&self, mut writer: GgufWriter, block: usize) -> GgufWriter {
+        let name = |part: &str| format!("blk.{block}.{part}");
+        let embedding = self.embedding_length;
+        let hidden = self.feed_forward_length;
+        let q = self.head_count * self.head_length;
+        let kv = self.head_count_kv * self.head_length;
+        let attention = self.attention_format;
+        let gate = self.feed_forward_format;
+        writer = self.vector(writer, &name("attn_norm.weight"), embedding, 1.0);
+        writer = self.vector(writer, &name("ffn_norm.weight"), embedding, 1.0);
+        for (part, format, columns, rows) in [
+            ("attn_q.weight", attention, embedding, q),
+            ("attn_k.weight", attention, embedding, kv),
+            ("attn_v.weight", attention, embedding, kv),
+            ("attn_output.weight", attention, q, embedding),
+            ("ffn_gate.weight", gate, embedding, hidden),
+            ("ffn_up.weight", gate, embedding, hidden),
+            (
+                "ffn_down.weight",
+                self.feed_forward_down_format,
+                hidden,
+                embedding,
+            ),
+        ] {
+            // A row of n such weights times n numbers of variance 1 has variance 1.
+            let scale = 1.0 / (columns as f32).sqrt();
+            writer = self.matrix(writer, &name(part), format, [columns, rows], scale);
+        }
+        if self.attention_biases {
+            for (part, rows) in [("attn_q.bias", q), ("attn_k.bias", kv), ("attn_v.bias", kv)] {
+                writer = self.vector(writer, &name(part), rows, 0.0);
+            }
+        }
+        if self.architecture == Architecture::Qwen3 {
+            for part in ["attn_q_norm.weight", "attn_k_norm.weight"] {
+                writer = self.vector(writer, &name(part), self.head_length, 1.0);
+            }
+        }
+        writer
+    }
+
+    fn matrix(
+        &self,
+        writer: GgufWriter,
+        name: &str,
+        format: BlockFormat,
+        [columns, rows]: [usize; 2],
+        scale: f32,
+    ) -> GgufWriter {
+        let format = fitting(format, columns);
+        let weights = Random::named(self.seed, name).normals(columns * rows, scale);
+        writer.tensor(
+            name,
+            &[columns as u64, rows as u64],
+            format,
+            quantise(format, &weights),
+        )
+    }
+
+    /// An F32 vector of numbers near `mean`.
+    fn vector(&self, writer: GgufWriter, name: &str, length: usize, mean: f32) -> GgufWriter {
+        let mut weights = Random::named(self.seed, name).normals(length, 0.1);
+        weights.iter_mut().for_each(|weight| *weight += mean);
+        let bytes = quantise(BlockFormat::F32, &weights);
+        writer.tensor(name, &[length as u64], BlockFormat::F32, bytes)
+    }
+
+    /// From 1 for the fastest pairs to 8 for the slowest, as Llama 3.1 divides them.
+    fn rope_freqs(&self, writer: GgufWriter) -> GgufWriter {
+        let length = self.rope_dimension_count / 2;
+        let last = length.saturating_sub(1).max(1) as f32;
+        let factors: Vec<f32> = (0..length).map(|i| 8f32.powf(i as f32 / last)).collect();
+        let bytes = quantise(BlockFormat::F32, &factors);
+        writer.tensor(
+            "rope_freqs.weight",
+            &[length as u64],
+            BlockFormat::F32,
+            bytes,
+        )
+    }
+}
+
+/// The format or the one that llama.cpp falls back to where rows do not end with its block.
+fn fitting(format: BlockFormat, columns: usize) -> BlockFormat {
+    if columns.is_multiple_of(format.block_length()) {
+        return format;
+    }
+    let fallback = match format {
+        BlockFormat::Q4K => BlockFormat::Q5_0,
+        BlockFormat::Q5K => BlockFormat::Q5_1,
+        BlockFormat::Q6K => BlockFormat::Q8_0,
+        _ => BlockFormat::F16,
+    };
+    fitting(fallback, columns)
+}
+
+/// An SPM vocabulary: the special tokens, all bytes, letters, some words and as many made-up pieces as are missing.
+fn vocabulary(writer: GgufWriter, length: usize) -> GgufWriter {
+    const NORMAL: i32 = 1;
+    const UNKNOWN: i32 = 2;
+    const CONTROL: i32 = 3;
+    const BYTE: i32 = 6;
+    const WORDS: [&str; 10] = [
+        "\u{2581}",
+        "th",
+        "he",
+        "\u{2581}th",
+        "\u{2581}the",
+        "an",
+        "\u{2581}an",
+        "nd",
+        "\u{2581}and",
+        "in",
+    ];
+    assert!(
+        length >= VOCABULARY_LENGTH_MIN,
+        "a vocabulary holds {VOCABULARY_LENGTH_MIN} tokens or more"
+    );
+    let mut tokens = vec![
+        ("<unk>".to_owned(), UNKNOWN),
+        ("<s>".to_owned(), CONTROL),
+        ("</s>".to_owned(), CONTROL),
+    ];
+    tokens.extend((0..=255).map(|byte| (format!("<0x{byte:02X}>"), BYTE)));
+    tokens.extend(WORDS.map(|word| (word.to_owned(), NORMAL)));
+    tokens.extend(('a'..='z').map(|letter| (letter.to_string(), NORMAL)));
+    // Upper case and digits, so that none is a word from above.
+    tokens.extend((0..length).map(|number| (format!("Z{number}"), NORMAL)));
+    tokens.truncate(length);
+    let pieces: Vec<&str> = tokens.iter().map(|(piece, _)| piece.as_str()).collect();
+    let kinds: Vec<i32> = tokens.iter().map(|&(_, kind)| kind).collect();
+    // Merging prefers the higher score; special tokens and bytes have none.
+    let scores: Vec<f32> = kinds
+        .iter()
+        .enumerate()
+        .map(|(id, &kind)| if kind == NORMAL { -(id as f32) } else { 0.0 })
+        .collect();
+    writer
+        .text("tokenizer.ggml.model", "llama")
+        .text("tokenizer.ggml.pre", "default")
+        .texts("tokenizer.ggml.tokens", &pieces)
+        .floats("tokenizer.ggml.scores", &scores)
+        .integers("tokenizer.ggml.token_type", &kinds)
+        .u32("tokenizer.ggml.unknown_token_id", 0)
+        .u32("tokenizer.ggml.bos_token_id", 1)
+        .u32("tokenizer.ggml.eos_token_id", 2)
+        .flag("tokenizer.ggml.add_bos_token", true)
+}
