@@ -45,6 +45,12 @@ impl Group {
         (self.step, self.sequence) = (step, 0);
     }
 
+    /// The number of the step's next message outside of its all-reduces; all ranks count alike.
+    pub fn next_sequence(&mut self) -> u32 {
+        self.sequence += 1;
+        self.sequence
+    }
+
     /// Sends a message outside of an all-reduce (plan, candidates, query, answer).
     ///
     /// # Errors

@@ -7,4 +7,71 @@ pub mod sample;
 pub mod schedule;
 pub mod step;
 
+use std::{
+    fmt,
+    sync::{Arc, mpsc::Receiver},
+};
+
+use shared::{ids::Rank, tokenizer::Tokenizer};
+
 pub use schedule::RequestKey;
+
+use self::{
+    head::Head,
+    plan::Limits,
+    step::{EngineError, Stepper},
+};
+use crate::{
+    collective::{Abort, CollectiveError, Group},
+    model::Model,
+    node::{EngineCommand, Progress},
+};
+
+/// All that an engine is made of.
+pub struct Setup {
+    /// The node's name, for faults.
+    pub node: String,
+    /// The rank in its stage.
+    pub rank: Rank,
+    /// What bounds its plans.
+    pub limits: Limits,
+    /// Makes the model on the engine's thread.
+    pub model: Box<dyn FnOnce() -> Model + Send>,
+    /// The other ranks.
+    pub group: Group,
+    /// On the head.
+    pub tokenizer: Option<Tokenizer>,
+    /// What watchers see.
+    pub abort: Arc<Abort>,
+}
+
+impl fmt::Debug for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Setup").field("node", &self.node).field("rank", &self.rank).finish_non_exhaustive()
+    }
+}
+
+/// Runs an engine until it is told to stop or cannot go on. It holds its links until then: a rank that fails because
+/// another was lost must not look lost itself.
+pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progress)) {
+    let model = (setup.model)();
+    let mut stepper = Stepper::new(model, setup.group, setup.limits);
+    let (result, _links) = match setup.tokenizer {
+        Some(tokenizer) if setup.rank == Rank(0) => {
+            let mut head = Head::new((setup.node, setup.limits), tokenizer, stepper, sink);
+            (head.serve(orders), Some(head.into_stepper()))
+        }
+        _ => {
+            setup.abort.set_busy(true);
+            (follower::follow(&mut stepper), Some(stepper))
+        }
+    };
+    let Err(error) = result else { return };
+    setup.abort.set_busy(false);
+    let rank = match &error {
+        EngineError::Collective(CollectiveError::Closed(rank)) => Some(*rank),
+        _ => None,
+    };
+    sink(Progress::Broken { rank, reason: error.to_string() });
+    while !matches!(orders.recv(), Ok(EngineCommand::Stop) | Err(_)) {}
+}

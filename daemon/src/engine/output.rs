@@ -24,10 +24,10 @@ impl Output {
     }
 
     /// The end: the rest of the text.
-    pub fn finish(&mut self) -> String {
+    pub fn finish(mut self) -> String {
         let rest = self.detokenizer.finish();
         self.held.push_str(&rest);
-        std::mem::take(&mut self.held)
+        self.held
     }
 
     fn release(&mut self) -> (String, bool) {

@@ -1,0 +1,111 @@
+//! One step on one rank, head or not: apply the plan, run the layers, summarise the logits of the own vocabulary slice.
+use shared::{ids::Slot, protocol::frame::FrameKind, telemetry::RankTotals};
+
+use super::{
+    plan::{Limits, Plan, PlanError, Sequences},
+    sample::{SampleError, Slice, Summary},
+};
+use crate::{
+    collective::{CollectiveError, Group},
+    model::{Batch, Model},
+};
+
+/// Why an engine cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A peer is lost, or out of step.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// The head's plan and this rank do not fit together.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// Logits or a rank's message about them are broken.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// A message of another rank is broken.
+    #[error("a rank sent a broken {0:?} message")]
+    Message(FrameKind),
+}
+
+/// A rank that steps.
+#[derive(Debug)]
+pub struct Stepper {
+    /// This rank's model.
+    pub model: Model,
+    /// The ranks.
+    pub group: Group,
+    /// The running sequences.
+    pub sequences: Sequences,
+    /// One slice for each place of a batch that wants logits.
+    slices: Vec<Slice>,
+}
+
+impl Stepper {
+    /// A rank without sequences.
+    pub fn new(model: Model, group: Group, limits: Limits) -> Self {
+        Self { model, group, sequences: Sequences::new(limits), slices: Vec::new() }
+    }
+
+    /// Applies a plan and runs the layers. Returns the summary of each token that wants logits, in the plan's order.
+    ///
+    /// # Errors
+    /// The plan cannot be followed, a peer is lost, or the logits are no numbers.
+    pub fn step(&mut self, plan: &Plan) -> Result<Vec<Summary>, EngineError> {
+        self.sequences.apply(plan)?;
+        let (tokens, blocks) = self.sequences.batch();
+        let wanted: Vec<(Slot, u32)> =
+            tokens.iter().filter(|token| token.wants_logits).map(|token| (token.slot, token.position)).collect();
+        let vocabulary = self.model.shard().plan.vocabulary.clone();
+        while self.slices.len() < wanted.len() {
+            self.slices.push(Slice::new(vocabulary.start as u32));
+        }
+        let logits = self.model.forward(Batch { tokens, blocks }, &mut self.group)?;
+        let mut summaries = Vec::with_capacity(wanted.len());
+        for (index, (slot, position)) in wanted.into_iter().enumerate() {
+            let sequence = self.sequences.get(slot).ok_or(EngineError::Message(FrameKind::Plan))?;
+            let logits = &logits[index * vocabulary.len()..(index + 1) * vocabulary.len()];
+            let history = &sequence.tokens[..=position as usize];
+            summaries.push(self.slices[index].summary(&sequence.sampling, position, history, logits)?);
+        }
+        Ok(summaries)
+    }
+
+    /// This rank's slice for a place of the latest step.
+    pub fn slice(&mut self, place: usize) -> Option<&mut Slice> {
+        self.slices.get_mut(place)
+    }
+}
+
+/// What another rank sends to the sampler after a step: its sums and its summaries.
+#[derive(Debug, PartialEq)]
+pub struct Candidates {
+    /// Where its time went since the last message.
+    pub totals: RankTotals,
+    /// One for each token that wants logits, in the plan's order.
+    pub summaries: Vec<Summary>,
+}
+
+impl Candidates {
+    /// The payload of the frame.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = postcard::to_stdvec(&self.totals).expect("sums are plain numbers");
+        self.summaries.iter().for_each(|summary| summary.encode(&mut bytes));
+        bytes
+    }
+
+    /// Reads a payload that must hold exactly `count` summaries.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn decode(bytes: &[u8], count: usize) -> Result<Self, EngineError> {
+        let broken = || EngineError::Message(FrameKind::Candidates);
+        let (totals, mut rest) = postcard::take_from_bytes(bytes).map_err(|_| broken())?;
+        let mut summaries = Vec::with_capacity(count);
+        for _ in 0..count {
+            let (summary, left) = Summary::decode(rest)?;
+            summaries.push(summary);
+            rest = left;
+        }
+        if rest.is_empty() { Ok(Self { totals, summaries }) } else { Err(broken()) }
+    }
+}
