@@ -27,7 +27,7 @@ impl Bpe {
     pub(super) fn new(vocabulary: &Vocabulary) -> Result<(Self, Texts), TokenizerError> {
         let alphabet = Alphabet::new();
         let is_text = |id: usize| matches!(vocabulary.kinds[id], Kind::Normal | Kind::Unused);
-        let mut tokens = Texts::default();
+        let mut tokens = Texts::with_room(vocabulary.tokens.len());
         // Not every text is in the alphabet: then it is rendered as it is and never found.
         let mut is_found = Vec::with_capacity(vocabulary.tokens.len());
         for (id, text) in vocabulary.tokens.iter().enumerate() {

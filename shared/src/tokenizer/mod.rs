@@ -61,12 +61,16 @@ fn shown(text: &[u8]) -> String {
 
 /// The index of the tokens that are text: those for which `is_text` holds.
 fn index_tokens(tokens: &Texts, is_text: impl Fn(usize) -> bool) -> Result<Index, TokenizerError> {
-    let mut index = Index::with_room(tokens.len());
-    for (id, text) in tokens.iter().enumerate() {
-        // Converters leave holes empty; there may be many.
-        if text.is_empty() || !is_text(id) {
-            continue;
-        }
+    // Converters leave holes empty; there may be many.
+    let is_text = |id: usize, text: &[u8]| !text.is_empty() && is_text(id);
+    let texts = || {
+        tokens
+            .iter()
+            .enumerate()
+            .filter(|&(id, text)| is_text(id, text))
+    };
+    let mut index = Index::with_room(texts().count());
+    for (id, text) in texts() {
         let second = id as u32;
         index
             .insert(tokens, second)

@@ -13,6 +13,14 @@ pub struct Texts {
 }
 
 impl Texts {
+    /// An empty list with room for `count` texts.
+    pub fn with_room(count: usize) -> Self {
+        Self {
+            bytes: Vec::new(),
+            ends: Vec::with_capacity(count),
+        }
+    }
+
     /// Number of texts.
     pub fn len(&self) -> usize {
         self.ends.len()

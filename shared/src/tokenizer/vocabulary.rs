@@ -214,7 +214,7 @@ fn bounded<'a>(
     if length > most {
         return Err(TokenizerError::TooMany { key, length, most });
     }
-    let mut list = Texts::default();
+    let mut list = Texts::with_room(length);
     for (index, text) in texts.enumerate() {
         if text.len() > TOKEN_BYTES_MAX {
             let length = text.len();
