@@ -6,6 +6,7 @@ use std::mem::Discriminant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use harness::gguf_writer::{GgufWriter, Value};
 use harness::random::Random;
 use harness::tiny_model::TinyModel;
 use shared::gguf::{Architecture, BlockFormat, GgufError, GgufFile, Shape};
@@ -13,7 +14,7 @@ use shared::gguf::{Architecture, BlockFormat, GgufError, GgufFile, Shape};
 use crate::peak_of;
 
 /// Memory that no file size bounds: paths and the names in an error message.
-const MESSAGE_MAX: usize = 1024;
+const MESSAGE_MAX: usize = 512;
 const MUTANTS: u64 = 10_000;
 
 fn small_file() -> Vec<u8> {
@@ -105,7 +106,8 @@ fn a_file_cut_at_any_byte_is_refused_within_four_times_its_size() {
 
 /// Damages a file in one to four places.
 fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
-    const NUMBERS: [u64; 6] = [0, 1, u64::MAX, 1 << 31, (1 << 63) - 1, 7];
+    // 2^16 is the largest count that is believed at all.
+    const NUMBERS: [u64; 6] = [0, 1, u64::MAX, 1 << 31, (1 << 63) - 1, 1 << 16];
     // The header is where the numbers are; it is less than half of the file.
     let header = 9_000.min(bytes.len());
     for _ in 0..=random.below(4) {
@@ -178,12 +180,45 @@ fn every_number_of_the_header_replaced_by_extremes_costs_no_more_than_the_file()
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("number.gguf");
     for at in 0..2_000.min(original.len() - 8) {
-        for number in [0, u64::MAX, 1 << 20] {
+        for number in [0, u64::MAX, 1 << 16] {
             let mut bytes = original.clone();
             bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(number));
             std::fs::write(&path, &bytes).expect("the folder can be written");
             // Some are right all the same: a name may be of any letters.
             let _ = check(&path, bytes.len(), &format!("{number} at byte {at}"));
         }
+    }
+}
+
+/// The index is largest beside the file where every entry is as short as it can be and the bytes of all tensors are one.
+#[test]
+fn nothing_but_the_shortest_entries_costs_no_more_than_four_times_the_file() {
+    let name =
+        |number: usize| String::from_utf8(vec![33 + (number / 90) as u8, 33 + (number % 90) as u8]);
+    let names: Vec<String> = (0..5_000).map(|n| name(n).expect("ASCII")).collect();
+    let flags = |writer: GgufWriter, name: &String| writer.flag(name, true);
+    let tensors = |writer: GgufWriter, name: &String| {
+        writer
+            .tensor(name, &[1], BlockFormat::F32, vec![])
+            .at_offset(0)
+    };
+    let numbers = Value::Array(4, vec![Value::U32(u32::MAX); 10_000]);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("dense.gguf");
+    for (case, writer) in [
+        ("flags", names.iter().fold(GgufWriter::new(3), flags)),
+        ("tensors", names.iter().fold(GgufWriter::new(3), tensors)),
+        ("numbers", GgufWriter::new(3).value("numbers", numbers)),
+    ] {
+        let mut bytes = writer.finish();
+        bytes.resize(bytes.len() + 64, 0);
+        std::fs::write(&path, &bytes).expect("the folder can be written");
+        let refusal = check(&path, bytes.len(), case).expect_err("no model");
+        assert!(
+            refusal
+                .to_string()
+                .contains("general.architecture is missing"),
+            "{case}: {refusal}"
+        );
     }
 }

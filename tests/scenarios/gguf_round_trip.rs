@@ -317,3 +317,26 @@ fn llama_files_may_have_biases() -> Result<(), GgufError> {
     assert!(file.tensor("blk.1.attn_k.bias").is_some());
     Ok(())
 }
+
+#[test]
+fn a_factor_without_a_type_is_linear_scaling_and_the_type_none_is_no_scaling()
+-> Result<(), GgufError> {
+    let scale = |writer: GgufWriter| -> Result<f32, GgufError> {
+        let file = GgufFile::from_bytes(vec![writer.finish()])?;
+        Ok(Shape::read(&file)?.rope_scale_linear)
+    };
+    let plain = || TinyModel::new(Architecture::Llama).writer();
+    let factor = || plain().f32("llama.rope.scaling.factor", 4.0);
+    assert_eq!(scale(plain())?, 1.0);
+    assert_eq!(scale(factor())?, 4.0);
+    assert_eq!(
+        scale(factor().text("llama.rope.scaling.type", "linear"))?,
+        4.0
+    );
+    assert_eq!(
+        scale(factor().text("llama.rope.scaling.type", "none"))?,
+        1.0
+    );
+    assert_eq!(scale(plain().f32("llama.rope.scale_linear", 2.0))?, 2.0);
+    Ok(())
+}

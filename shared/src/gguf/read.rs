@@ -273,3 +273,66 @@ impl<'a> Reader<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file worked out by hand: `k` = u32 7, a Q8_0 tensor `t` of 32 x 1 at byte 96.
+    fn file() -> Vec<u8> {
+        let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+        bytes.extend([1, 0, 0, 0, 0, 0, 0, 0]);
+        bytes.extend([1, 0, 0, 0, 0, 0, 0, 0]);
+        bytes.extend(b"\x01\0\0\0\0\0\0\0k\x04\0\0\0\x07\0\0\0");
+        bytes.extend(b"\x01\0\0\0\0\0\0\0t\x01\0\0\0\x20\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\0\0\0\0");
+        assert_eq!(bytes.len(), 74);
+        bytes.resize(96 + 34, 0);
+        bytes
+    }
+
+    #[test]
+    fn a_file_made_by_hand_is_indexed() -> Result<(), GgufError> {
+        let bytes = file();
+        let index = parse(&bytes)?;
+        assert_eq!(index.metadata, [24]);
+        assert_eq!(index.tensors, [41]);
+        assert_eq!((index.header_length, index.data_start), (74, 96));
+        assert_eq!(Metadata::new(&bytes, &index).unsigned("k")?, Some(7));
+        Ok(())
+    }
+
+    #[test]
+    fn a_truncated_file_is_refused_at_every_byte() {
+        let bytes = file();
+        for length in 0..bytes.len() {
+            assert!(parse(&bytes[..length]).is_err(), "cut at byte {length}");
+        }
+    }
+
+    #[test]
+    fn a_huge_count_reserves_no_more_than_the_bytes_left_justify() {
+        let bytes = [0; 100];
+        let reader = Reader {
+            bytes: &bytes,
+            at: 30,
+        };
+        assert_eq!(reader.fits(u64::MAX, METADATA_BYTES_MIN), 5);
+        assert_eq!(reader.fits(2, METADATA_BYTES_MIN), 2);
+        assert_eq!(
+            Reader {
+                bytes: &bytes,
+                at: 100
+            }
+            .fits(9, 1),
+            0
+        );
+    }
+
+    #[test]
+    fn a_reader_stays_where_it_is_when_bytes_are_missing() {
+        let mut reader = Reader::new(&[1, 2, 3]);
+        assert!(reader.u32("four bytes").is_err());
+        assert!(reader.take(u64::MAX, "all bytes there are").is_err());
+        assert_eq!(reader.take(3, "three bytes").ok(), Some(&[1, 2, 3][..]));
+    }
+}

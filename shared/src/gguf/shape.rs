@@ -268,19 +268,34 @@ impl Keys<'_> {
         Err(self.refuse(KEY, count, reason))
     }
 
-    /// The factor of linear scaling by its current or its former key.
+    /// The factor of linear scaling, which is also what a file means that names a factor and no type.
     fn rope_scale_linear(&self) -> Result<f32, GgufError> {
         const TYPE: &str = "rope.scaling.type";
-        match self.metadata.text(&self.key(TYPE))? {
-            None => self.positive("rope.scale_linear", Some(1.0)),
-            Some("none") => Ok(1.0),
-            Some("linear") => self.positive("rope.scaling.factor", None),
-            Some(other) => Err(GgufError::Unsupported {
+        const FACTOR: &str = "rope.scaling.factor";
+        /// The key of files from before 2023-11.
+        const FORMER: &str = "rope.scale_linear";
+        let kind = self.metadata.text(&self.key(TYPE))?;
+        if let Some(other) = kind
+            && !["none", "linear"].contains(&other)
+        {
+            return Err(GgufError::Unsupported {
                 key: self.key(TYPE),
                 value: shown(other.as_bytes()),
                 feature: "a rope scaling other than none and linear",
-            }),
+            });
         }
+        if kind == Some("none") {
+            return Ok(1.0);
+        }
+        let has = |name: &str| {
+            self.metadata
+                .float(&self.key(name))
+                .map(|value| value.is_some())
+        };
+        if kind.is_none() && !has(FACTOR)? {
+            return self.positive(FORMER, Some(1.0));
+        }
+        self.positive(FACTOR, None)
     }
 }
 
