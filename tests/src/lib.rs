@@ -4,3 +4,4 @@ pub mod gguf_writer;
 pub mod quantise;
 pub mod random;
 pub mod tiny_model;
+pub mod ranks;

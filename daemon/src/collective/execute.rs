@@ -79,8 +79,9 @@ impl Group {
         let sent = Instant::now();
         links.wait_for(links.others())?;
         let arrived = Instant::now();
-        let mut slowest = (Nanoseconds(0), links.own());
-        for rank in (0..links.world()).map(|rank| Rank(rank as u16)).filter(|rank| *rank != links.own()) {
+        let (own, world) = (links.own(), links.world());
+        let mut slowest = (Nanoseconds(0), own);
+        for rank in (0..world).map(|rank| Rank(rank as u16)).filter(|rank| *rank != own) {
             let (header, payload) = links.front(rank, (kind, self.step, sequence))?;
             slowest = slowest.max((Nanoseconds(header.compute_ns), rank));
             take(rank, payload);

@@ -4,9 +4,8 @@ use std::time::Duration;
 use shared::{
     ids::{Epoch, Rank, RequestId, TopologyHash},
     protocol::{
-        error::{Fault, FaultKind, Loss},
-        message::{Generate, PROMPT_BYTES_MAX, Prepare, REPORT_INTERVAL_MS_MIN, Request, RequestBody, ResponseBody,
-            STOP_BYTES_MAX, STOP_STRINGS_MAX},
+        error::{Fault, FaultKind},
+        message::{REPORT_INTERVAL_MS_MIN, Request, RequestBody, ResponseBody},
     },
     telemetry::{LoadProgress, NodeState},
     topology::Topology,
@@ -14,7 +13,7 @@ use shared::{
 };
 
 use super::{
-    event::{Effect, EngineCommand, Event, PeerDrain, Progress, SessionId},
+    event::{Effect, EngineCommand, Event, PeerDrain, SessionId},
     requests::Requests,
 };
 
@@ -32,17 +31,17 @@ pub struct Patience {
 
 /// An assignment and this node's place in it.
 #[derive(Clone, Debug, PartialEq)]
-struct Assignment {
-    epoch: Epoch,
-    hash: TopologyHash,
-    topology: Topology,
-    rank: Rank,
-    by: String,
-    shard: Bytes,
+pub(super) struct Assignment {
+    pub(super) epoch: Epoch,
+    pub(super) hash: TopologyHash,
+    pub(super) topology: Topology,
+    pub(super) rank: Rank,
+    pub(super) by: String,
+    pub(super) shard: Bytes,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Phase {
+pub(super) enum Phase {
     Loading(LoadProgress),
     Persisting,
     Prepared { since: Duration },
@@ -51,37 +50,37 @@ enum Phase {
 
 /// An assignment that is not yet running.
 #[derive(Clone, Debug, PartialEq)]
-struct Open {
-    assignment: Assignment,
-    session: SessionId,
-    id: RequestId,
-    phase: Phase,
+pub(super) struct Open {
+    pub(super) assignment: Assignment,
+    pub(super) session: SessionId,
+    pub(super) id: RequestId,
+    pub(super) phase: Phase,
 }
 
 /// A committed assignment.
 #[derive(Debug)]
-struct Running {
-    assignment: Assignment,
-    requests: Requests,
-    fault: Option<Fault>,
+pub(super) struct Running {
+    pub(super) assignment: Assignment,
+    pub(super) requests: Requests,
+    pub(super) fault: Option<Fault>,
     /// Another rank wants to leave: it takes no new work.
-    peer_drains: Option<Rank>,
+    pub(super) peer_drains: Option<Rank>,
 }
 
 /// One node.
 #[derive(Debug)]
 pub struct Node {
-    name: String,
-    epoch: Epoch,
-    latest_by: String,
-    patience: Patience,
-    now: Duration,
-    open: Option<Open>,
-    running: Option<Running>,
+    pub(super) name: String,
+    pub(super) epoch: Epoch,
+    pub(super) latest_by: String,
+    pub(super) patience: Patience,
+    pub(super) now: Duration,
+    pub(super) open: Option<Open>,
+    pub(super) running: Option<Running>,
     /// Since when it drains.
-    draining: Option<Duration>,
-    exited: bool,
-    tokens: u64,
+    pub(super) draining: Option<Duration>,
+    pub(super) exited: bool,
+    pub(super) tokens: u64,
 }
 
 impl Node {
@@ -189,11 +188,11 @@ impl Node {
         }
     }
 
-    fn fault_here(&self, kind: FaultKind) -> Fault {
+    pub(super) fn fault_here(&self, kind: FaultKind) -> Fault {
         Fault::new(&self.name, kind)
     }
 
-    fn refuse(&self, session: SessionId, id: RequestId, kind: FaultKind) -> Vec<Effect> {
+    pub(super) fn refuse(&self, session: SessionId, id: RequestId, kind: FaultKind) -> Vec<Effect> {
         vec![Effect::Respond { session, id, body: ResponseBody::Failed(self.fault_here(kind)) }]
     }
 
@@ -226,260 +225,6 @@ impl Node {
                 key.map(|key| Effect::Command(EngineCommand::Cancel(key))).into_iter().collect()
             }
         }
-    }
-
-    fn check_prepare(&self, prepare: &Prepare) -> Result<(), FaultKind> {
-        if self.draining.is_some() {
-            return Err(FaultKind::Draining);
-        }
-        if let Some(open) = &self.open {
-            let seconds = match open.phase {
-                Phase::Prepared { since } => (since + self.patience.lease).saturating_sub(self.now),
-                _ => self.patience.lease,
-            };
-            let (epoch, by) = (open.assignment.epoch, open.assignment.by.clone());
-            return Err(FaultKind::PrepareOpen { epoch, by, seconds: seconds.as_secs() as u32 });
-        }
-        if prepare.seen != self.epoch {
-            return Err(FaultKind::EpochMoved { expected: prepare.seen, actual: self.epoch });
-        }
-        if prepare.epoch <= self.epoch {
-            return Err(FaultKind::Superseded { epoch: self.epoch, by: self.latest_by.clone() });
-        }
-        let invalid = |reason: String| FaultKind::TopologyInvalid { reason };
-        prepare.topology.check().map_err(|error| invalid(error.to_string()))?;
-        let member = prepare.topology.members.get(prepare.rank.index());
-        match member {
-            Some(member) if member.name == self.name => Ok(()),
-            _ => Err(invalid(format!("rank {} of it is not {}", prepare.rank, self.name))),
-        }
-    }
-
-    fn prepare(&mut self, session: SessionId, id: RequestId, by: String, prepare: Prepare) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        // A broken topology serves nobody: its memory is free for the next.
-        if let Some(running) = self.running.take_if(|running| running.fault.is_some()) {
-            effects.push(Effect::StopEngine(running.assignment.epoch));
-        }
-        let assignment = Assignment {
-            epoch: prepare.epoch,
-            hash: prepare.topology.hash(),
-            topology: prepare.topology.clone(),
-            rank: prepare.rank,
-            by,
-            shard: Bytes(0),
-        };
-        self.open = Some(Open { assignment, session, id, phase: Phase::Loading(LoadProgress::default()) });
-        effects.push(Effect::Load(Box::new(prepare)));
-        effects
-    }
-
-    /// The open assignment, if it is of this epoch.
-    fn open_at(&mut self, epoch: Epoch) -> Option<&mut Open> {
-        self.open.as_mut().filter(|open| open.assignment.epoch == epoch)
-    }
-
-    fn load_progress(&mut self, epoch: Epoch, progress: LoadProgress) -> Vec<Effect> {
-        let Some(open) = self.open_at(epoch) else { return Vec::new() };
-        open.phase = Phase::Loading(progress);
-        vec![Effect::Respond { session: open.session, id: open.id, body: ResponseBody::Loading(progress) }]
-    }
-
-    fn loaded(&mut self, epoch: Epoch, result: Result<Bytes, Fault>) -> Vec<Effect> {
-        let Some(open) = self.open_at(epoch) else { return Vec::new() };
-        match result {
-            Ok(shard) => {
-                open.assignment.shard = shard;
-                open.phase = Phase::Persisting;
-                vec![Effect::Persist(epoch, open.assignment.hash)]
-            }
-            Err(fault) => self.fail_open(fault),
-        }
-    }
-
-    fn persisted(&mut self, epoch: Epoch, result: Result<(), Fault>) -> Vec<Effect> {
-        let now = self.now;
-        let Some(open) = self.open_at(epoch) else { return Vec::new() };
-        if let Err(fault) = result {
-            return self.fail_open(fault);
-        }
-        open.phase = Phase::Prepared { since: now };
-        let respond = Effect::Respond { session: open.session, id: open.id, body: ResponseBody::Prepared };
-        self.latest_by = open.assignment.by.clone();
-        self.epoch = epoch;
-        vec![respond]
-    }
-
-    /// The open assignment failed: its console is told, what was loaded is dropped.
-    fn fail_open(&mut self, fault: Fault) -> Vec<Effect> {
-        let Some(open) = self.open.take() else { return Vec::new() };
-        let (session, id) = match open.phase {
-            Phase::Connecting { commit } => commit,
-            _ => (open.session, open.id),
-        };
-        let respond = Effect::Respond { session, id, body: ResponseBody::Failed(fault) };
-        vec![respond, Effect::Discard(open.assignment.epoch)]
-    }
-
-    fn give_up(&mut self) -> Vec<Effect> {
-        self.open.take().map(|open| Effect::Discard(open.assignment.epoch)).into_iter().collect()
-    }
-
-    fn commit(&mut self, session: SessionId, id: RequestId, epoch: Epoch, hash: TopologyHash) -> Vec<Effect> {
-        let is_prepared = self.open.as_ref().is_some_and(|open| {
-            matches!(open.phase, Phase::Prepared { .. })
-                && (open.assignment.epoch, open.assignment.hash) == (epoch, hash)
-        });
-        if !is_prepared {
-            let kind = if epoch < self.epoch {
-                FaultKind::Superseded { epoch: self.epoch, by: self.latest_by.clone() }
-            } else {
-                FaultKind::NotPrepared { epoch }
-            };
-            return self.refuse(session, id, kind);
-        }
-        let mut effects = Vec::new();
-        if let Some(mut running) = self.running.take() {
-            let kind = FaultKind::Superseded { epoch, by: self.latest_by.clone() };
-            effects.extend(running.requests.fail_all(&self.fault_here(kind)));
-            effects.push(Effect::StopEngine(running.assignment.epoch));
-        }
-        if let Some(open) = &mut self.open {
-            open.phase = Phase::Connecting { commit: (session, id) };
-        }
-        effects.push(Effect::Connect(epoch));
-        effects
-    }
-
-    fn connected(&mut self, epoch: Epoch, result: Result<(), Fault>) -> Vec<Effect> {
-        if self.open_at(epoch).is_none() {
-            return Vec::new();
-        }
-        if let Err(fault) = result {
-            return self.fail_open(fault);
-        }
-        let Some(Open { assignment, phase: Phase::Connecting { commit: (session, id) }, .. }) = self.open.take() else {
-            return Vec::new();
-        };
-        self.running = Some(Running { assignment, requests: Requests::default(), fault: None, peer_drains: None });
-        vec![Effect::Respond { session, id, body: ResponseBody::Committed }]
-    }
-
-    fn check_generate(&self, generate: &Generate) -> Result<(), FaultKind> {
-        let state = self.state();
-        if self.draining.is_some() {
-            return Err(FaultKind::Draining);
-        }
-        let Some(running) = self.running.as_ref().filter(|running| running.fault.is_none()) else {
-            return Err(FaultKind::NotServing { state: state.name().into() });
-        };
-        if running.assignment.rank != Rank(0) {
-            return Err(FaultKind::NotHead);
-        }
-        if running.peer_drains.is_some() {
-            return Err(FaultKind::Draining);
-        }
-        if running.requests.len() >= QUEUE_MAX {
-            return Err(FaultKind::QueueFull { limit: QUEUE_MAX as u32 });
-        }
-        let invalid = |reason: String| Err(FaultKind::ParameterInvalid { reason });
-        if generate.prompt.len() > PROMPT_BYTES_MAX {
-            return invalid(format!("a prompt of {}, at most {}", generate.prompt.len(), PROMPT_BYTES_MAX));
-        }
-        if generate.max_tokens == 0 {
-            return invalid("max_tokens is 0; ask for at least one token".into());
-        }
-        if generate.stop.len() > STOP_STRINGS_MAX || generate.stop.iter().any(|stop| stop.len() > STOP_BYTES_MAX) {
-            return invalid(format!("at most {STOP_STRINGS_MAX} stop strings of {STOP_BYTES_MAX} bytes"));
-        }
-        generate.sampling.check().map_err(|error| FaultKind::ParameterInvalid { reason: error.to_string() })
-    }
-
-    fn generate(&mut self, session: SessionId, id: RequestId, generate: Generate) -> Vec<Effect> {
-        let Some(running) = &mut self.running else { return Vec::new() };
-        if running.requests.key(session, id).is_some() {
-            let reason = format!("request id {id} is in use on this session");
-            return self.refuse(session, id, FaultKind::ParameterInvalid { reason });
-        }
-        let key = running.requests.add(session, id);
-        vec![Effect::Command(EngineCommand::Submit(key, generate.into()))]
-    }
-
-    fn engine(&mut self, epoch: Epoch, progress: Progress) -> Vec<Effect> {
-        let Some(running) = self.running.as_mut().filter(|running| running.assignment.epoch == epoch) else {
-            return Vec::new();
-        };
-        let requests = &mut running.requests;
-        let effect = match progress {
-            Progress::Started(key, prompt_token_ids) => {
-                requests.respond(key, ResponseBody::Started { prompt_token_ids })
-            }
-            Progress::Token(key, token) => {
-                self.tokens += u64::from(token.id.is_some());
-                requests.respond(key, ResponseBody::Token(token))
-            }
-            Progress::Finished(key, finished) => requests.end(key, ResponseBody::Finished(*finished)),
-            Progress::Refused(key, fault) => requests.end(key, ResponseBody::Failed(fault)),
-            Progress::Broken { rank: Some(rank), .. } => return self.peer_lost(epoch, rank, Loss::Reset),
-            Progress::Broken { rank: None, reason } => {
-                let fault = self.fault_here(FaultKind::Internal { reason });
-                return self.break_down(fault);
-            }
-        };
-        let mut effects: Vec<Effect> = effect.into_iter().collect();
-        effects.extend(self.leave_if_drained());
-        effects
-    }
-
-    fn peer_lost(&mut self, epoch: Epoch, rank: Rank, how: Loss) -> Vec<Effect> {
-        let Some(running) = self.running.as_ref().filter(|running| running.assignment.epoch == epoch) else {
-            return Vec::new();
-        };
-        let name = running.assignment.topology.members.get(rank.index()).map_or("?", |member| &member.name);
-        let fault = Fault::new(name, FaultKind::NodeLost { how });
-        self.break_down(fault)
-    }
-
-    /// The topology is broken: every request fails by name, once; the engine ends its waits.
-    fn break_down(&mut self, fault: Fault) -> Vec<Effect> {
-        let Some(running) = self.running.as_mut().filter(|running| running.fault.is_none()) else { return Vec::new() };
-        let mut effects = running.requests.fail_all(&fault);
-        effects.push(Effect::AbortEngine(running.assignment.epoch));
-        running.fault = Some(fault);
-        effects.extend(self.leave_if_drained());
-        effects
-    }
-
-    fn session_closed(&mut self, session: SessionId) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        // A commit under way goes on: the other nodes switch too. A prepare without its console is given up.
-        let is_open = |open: &Open| open.session == session && !matches!(open.phase, Phase::Connecting { .. });
-        if self.open.as_ref().is_some_and(is_open) {
-            effects.extend(self.give_up());
-        }
-        effects.extend(self.cancel_all(session));
-        effects
-    }
-
-    fn session_slow(&mut self, session: SessionId) -> Vec<Effect> {
-        let fault = self.fault_here(FaultKind::SlowReader);
-        let Some(running) = &mut self.running else { return Vec::new() };
-        let end = |key| {
-            let respond = running.requests.end(key, ResponseBody::Failed(fault.clone()));
-            respond.into_iter().chain([Effect::Command(EngineCommand::Cancel(key))])
-        };
-        running.requests.keys_of(session).into_iter().flat_map(end).collect()
-    }
-
-    fn cancel_all(&mut self, session: SessionId) -> Vec<Effect> {
-        let Some(running) = &mut self.running else { return Vec::new() };
-        let cancel = |key| {
-            running.requests.forget(key);
-            Effect::Command(EngineCommand::Cancel(key))
-        };
-        let mut effects: Vec<Effect> = running.requests.keys_of(session).into_iter().map(cancel).collect();
-        effects.extend(self.leave_if_drained());
-        effects
     }
 
     fn tick(&mut self, now: Duration) -> Vec<Effect> {
@@ -517,7 +262,7 @@ impl Node {
 
     /// A draining node leaves when nothing depends on it: as head when its requests are done, as another rank when
     /// the head has said that it takes no new work and has none left.
-    fn leave_if_drained(&mut self) -> Vec<Effect> {
+    pub(super) fn leave_if_drained(&mut self) -> Vec<Effect> {
         if self.draining.is_none() {
             return Vec::new();
         }

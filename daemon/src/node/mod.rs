@@ -1,9 +1,11 @@
 //! The node as a pure state machine: `Node::handle(event) -> effects`. No socket, thread or clock; `driver` does what it
 //! says. Owns who may assign, which epoch counts, and which requests run; never touches weights.
+mod assign;
 pub mod driver;
 pub mod event;
 pub mod machine;
 mod requests;
+mod serving;
 #[cfg(test)]
 mod tests;
 

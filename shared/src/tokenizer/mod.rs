@@ -106,6 +106,12 @@ pub struct Tokenizer {
     ends: Vec<u32>,
 }
 
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer").field("tokens", &self.vocabulary_length()).finish_non_exhaustive()
+    }
+}
+
 impl Tokenizer {
     /// The tokenizer that the metadata of a file describes.
     ///

@@ -1,0 +1,155 @@
+//! Assignments in two phases: prepare (load, persist), commit (switch), and what undoes them.
+use shared::{
+    ids::{Epoch, RequestId, TopologyHash},
+    protocol::{
+        error::{Fault, FaultKind},
+        message::{Prepare, ResponseBody},
+    },
+    telemetry::LoadProgress,
+    units::Bytes,
+};
+
+use super::{
+    event::{Effect, SessionId},
+    machine::{Assignment, Node, Open, Phase, Running},
+    requests::Requests,
+};
+
+impl Node {
+    pub(super) fn check_prepare(&self, prepare: &Prepare) -> Result<(), FaultKind> {
+        if self.draining.is_some() {
+            return Err(FaultKind::Draining);
+        }
+        if let Some(open) = &self.open {
+            let seconds = match open.phase {
+                Phase::Prepared { since } => (since + self.patience.lease).saturating_sub(self.now),
+                _ => self.patience.lease,
+            };
+            let (epoch, by) = (open.assignment.epoch, open.assignment.by.clone());
+            return Err(FaultKind::PrepareOpen { epoch, by, seconds: seconds.as_secs() as u32 });
+        }
+        if prepare.seen != self.epoch {
+            return Err(FaultKind::EpochMoved { expected: prepare.seen, actual: self.epoch });
+        }
+        if prepare.epoch <= self.epoch {
+            return Err(FaultKind::Superseded { epoch: self.epoch, by: self.latest_by.clone() });
+        }
+        let invalid = |reason: String| FaultKind::TopologyInvalid { reason };
+        prepare.topology.check().map_err(|error| invalid(error.to_string()))?;
+        let member = prepare.topology.members.get(prepare.rank.index());
+        match member {
+            Some(member) if member.name == self.name => Ok(()),
+            _ => Err(invalid(format!("rank {} of it is not {}", prepare.rank, self.name))),
+        }
+    }
+
+    pub(super) fn prepare(&mut self, session: SessionId, id: RequestId, by: String, prepare: Prepare) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        // A broken topology serves nobody: its memory is free for the next.
+        if let Some(running) = self.running.take_if(|running| running.fault.is_some()) {
+            effects.push(Effect::StopEngine(running.assignment.epoch));
+        }
+        let assignment = Assignment {
+            epoch: prepare.epoch,
+            hash: prepare.topology.hash(),
+            topology: prepare.topology.clone(),
+            rank: prepare.rank,
+            by,
+            shard: Bytes(0),
+        };
+        self.open = Some(Open { assignment, session, id, phase: Phase::Loading(LoadProgress::default()) });
+        effects.push(Effect::Load(Box::new(prepare)));
+        effects
+    }
+
+    /// The open assignment, if it is of this epoch.
+    pub(super) fn open_at(&mut self, epoch: Epoch) -> Option<&mut Open> {
+        self.open.as_mut().filter(|open| open.assignment.epoch == epoch)
+    }
+
+    pub(super) fn load_progress(&mut self, epoch: Epoch, progress: LoadProgress) -> Vec<Effect> {
+        let Some(open) = self.open_at(epoch) else { return Vec::new() };
+        open.phase = Phase::Loading(progress);
+        vec![Effect::Respond { session: open.session, id: open.id, body: ResponseBody::Loading(progress) }]
+    }
+
+    pub(super) fn loaded(&mut self, epoch: Epoch, result: Result<Bytes, Fault>) -> Vec<Effect> {
+        let Some(open) = self.open_at(epoch) else { return Vec::new() };
+        match result {
+            Ok(shard) => {
+                open.assignment.shard = shard;
+                open.phase = Phase::Persisting;
+                vec![Effect::Persist(epoch, open.assignment.hash)]
+            }
+            Err(fault) => self.fail_open(fault),
+        }
+    }
+
+    pub(super) fn persisted(&mut self, epoch: Epoch, result: Result<(), Fault>) -> Vec<Effect> {
+        let now = self.now;
+        let Some(open) = self.open_at(epoch) else { return Vec::new() };
+        if let Err(fault) = result {
+            return self.fail_open(fault);
+        }
+        open.phase = Phase::Prepared { since: now };
+        let respond = Effect::Respond { session: open.session, id: open.id, body: ResponseBody::Prepared };
+        self.latest_by = open.assignment.by.clone();
+        self.epoch = epoch;
+        vec![respond]
+    }
+
+    /// The open assignment failed: its console is told, what was loaded is dropped.
+    pub(super) fn fail_open(&mut self, fault: Fault) -> Vec<Effect> {
+        let Some(open) = self.open.take() else { return Vec::new() };
+        let (session, id) = match open.phase {
+            Phase::Connecting { commit } => commit,
+            _ => (open.session, open.id),
+        };
+        let respond = Effect::Respond { session, id, body: ResponseBody::Failed(fault) };
+        vec![respond, Effect::Discard(open.assignment.epoch)]
+    }
+
+    pub(super) fn give_up(&mut self) -> Vec<Effect> {
+        self.open.take().map(|open| Effect::Discard(open.assignment.epoch)).into_iter().collect()
+    }
+
+    pub(super) fn commit(&mut self, session: SessionId, id: RequestId, epoch: Epoch, hash: TopologyHash) -> Vec<Effect> {
+        let is_prepared = self.open.as_ref().is_some_and(|open| {
+            matches!(open.phase, Phase::Prepared { .. })
+                && (open.assignment.epoch, open.assignment.hash) == (epoch, hash)
+        });
+        if !is_prepared {
+            let kind = if epoch < self.epoch {
+                FaultKind::Superseded { epoch: self.epoch, by: self.latest_by.clone() }
+            } else {
+                FaultKind::NotPrepared { epoch }
+            };
+            return self.refuse(session, id, kind);
+        }
+        let mut effects = Vec::new();
+        if let Some(mut running) = self.running.take() {
+            let kind = FaultKind::Superseded { epoch, by: self.latest_by.clone() };
+            effects.extend(running.requests.fail_all(&self.fault_here(kind)));
+            effects.push(Effect::StopEngine(running.assignment.epoch));
+        }
+        if let Some(open) = &mut self.open {
+            open.phase = Phase::Connecting { commit: (session, id) };
+        }
+        effects.push(Effect::Connect(epoch));
+        effects
+    }
+
+    pub(super) fn connected(&mut self, epoch: Epoch, result: Result<(), Fault>) -> Vec<Effect> {
+        if self.open_at(epoch).is_none() {
+            return Vec::new();
+        }
+        if let Err(fault) = result {
+            return self.fail_open(fault);
+        }
+        let Some(Open { assignment, phase: Phase::Connecting { commit: (session, id) }, .. }) = self.open.take() else {
+            return Vec::new();
+        };
+        self.running = Some(Running { assignment, requests: Requests::default(), fault: None, peer_drains: None });
+        vec![Effect::Respond { session, id, body: ResponseBody::Committed }]
+    }
+}

@@ -1,0 +1,134 @@
+//! Requests of a running topology, and what breaks it.
+use shared::{
+    ids::{Epoch, Rank, RequestId},
+    protocol::{
+        error::{Fault, FaultKind, Loss},
+        message::{Generate, PROMPT_BYTES_MAX, ResponseBody, STOP_BYTES_MAX, STOP_STRINGS_MAX},
+    },
+};
+
+use super::{
+    event::{Effect, EngineCommand, Progress, SessionId},
+    machine::{Node, Open, Phase, QUEUE_MAX},
+};
+
+impl Node {
+    pub(super) fn check_generate(&self, generate: &Generate) -> Result<(), FaultKind> {
+        let state = self.state();
+        if self.draining.is_some() {
+            return Err(FaultKind::Draining);
+        }
+        let Some(running) = self.running.as_ref().filter(|running| running.fault.is_none()) else {
+            return Err(FaultKind::NotServing { state: state.name().into() });
+        };
+        if running.assignment.rank != Rank(0) {
+            return Err(FaultKind::NotHead);
+        }
+        if running.peer_drains.is_some() {
+            return Err(FaultKind::Draining);
+        }
+        if running.requests.len() >= QUEUE_MAX {
+            return Err(FaultKind::QueueFull { limit: QUEUE_MAX as u32 });
+        }
+        let invalid = |reason: String| Err(FaultKind::ParameterInvalid { reason });
+        if generate.prompt.len() > PROMPT_BYTES_MAX {
+            return invalid(format!("a prompt of {}, at most {}", generate.prompt.len(), PROMPT_BYTES_MAX));
+        }
+        if generate.max_tokens == 0 {
+            return invalid("max_tokens is 0; ask for at least one token".into());
+        }
+        if generate.stop.len() > STOP_STRINGS_MAX || generate.stop.iter().any(|stop| stop.len() > STOP_BYTES_MAX) {
+            return invalid(format!("at most {STOP_STRINGS_MAX} stop strings of {STOP_BYTES_MAX} bytes"));
+        }
+        generate.sampling.check().map_err(|error| FaultKind::ParameterInvalid { reason: error.to_string() })
+    }
+
+    pub(super) fn generate(&mut self, session: SessionId, id: RequestId, generate: Generate) -> Vec<Effect> {
+        let Some(running) = &mut self.running else { return Vec::new() };
+        if running.requests.key(session, id).is_some() {
+            let reason = format!("request id {id} is in use on this session");
+            return self.refuse(session, id, FaultKind::ParameterInvalid { reason });
+        }
+        let key = running.requests.add(session, id);
+        vec![Effect::Command(EngineCommand::Submit(key, generate.into()))]
+    }
+
+    pub(super) fn engine(&mut self, epoch: Epoch, progress: Progress) -> Vec<Effect> {
+        let Some(running) = self.running.as_mut().filter(|running| running.assignment.epoch == epoch) else {
+            return Vec::new();
+        };
+        let requests = &mut running.requests;
+        let effect = match progress {
+            Progress::Started(key, prompt_token_ids) => {
+                requests.respond(key, ResponseBody::Started { prompt_token_ids })
+            }
+            Progress::Token(key, token) => {
+                self.tokens += u64::from(token.id.is_some());
+                requests.respond(key, ResponseBody::Token(token))
+            }
+            Progress::Finished(key, finished) => requests.end(key, ResponseBody::Finished(*finished)),
+            Progress::Refused(key, fault) => requests.end(key, ResponseBody::Failed(fault)),
+            Progress::Broken { rank: Some(rank), .. } => return self.peer_lost(epoch, rank, Loss::Reset),
+            Progress::Broken { rank: None, reason } => {
+                let fault = self.fault_here(FaultKind::Internal { reason });
+                return self.break_down(fault);
+            }
+        };
+        let mut effects: Vec<Effect> = effect.into_iter().collect();
+        effects.extend(self.leave_if_drained());
+        effects
+    }
+
+    pub(super) fn peer_lost(&mut self, epoch: Epoch, rank: Rank, how: Loss) -> Vec<Effect> {
+        let Some(running) = self.running.as_ref().filter(|running| running.assignment.epoch == epoch) else {
+            return Vec::new();
+        };
+        let name = running.assignment.topology.members.get(rank.index()).map_or("?", |member| &member.name);
+        let fault = Fault::new(name, FaultKind::NodeLost { how });
+        self.break_down(fault)
+    }
+
+    /// The topology is broken: every request fails by name, once; the engine ends its waits.
+    pub(super) fn break_down(&mut self, fault: Fault) -> Vec<Effect> {
+        let Some(running) = self.running.as_mut().filter(|running| running.fault.is_none()) else { return Vec::new() };
+        let mut effects = running.requests.fail_all(&fault);
+        effects.push(Effect::AbortEngine(running.assignment.epoch));
+        running.fault = Some(fault);
+        effects.extend(self.leave_if_drained());
+        effects
+    }
+
+    pub(super) fn session_closed(&mut self, session: SessionId) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        // A commit under way goes on: the other nodes switch too. A prepare without its console is given up.
+        let is_open = |open: &Open| open.session == session && !matches!(open.phase, Phase::Connecting { .. });
+        if self.open.as_ref().is_some_and(is_open) {
+            effects.extend(self.give_up());
+        }
+        effects.extend(self.cancel_all(session));
+        effects
+    }
+
+    pub(super) fn session_slow(&mut self, session: SessionId) -> Vec<Effect> {
+        let fault = self.fault_here(FaultKind::SlowReader);
+        let Some(running) = &mut self.running else { return Vec::new() };
+        let keys = running.requests.keys_of(session);
+        let end = |key| {
+            let respond = running.requests.end(key, ResponseBody::Failed(fault.clone()));
+            respond.into_iter().chain([Effect::Command(EngineCommand::Cancel(key))])
+        };
+        keys.into_iter().flat_map(end).collect()
+    }
+
+    pub(super) fn cancel_all(&mut self, session: SessionId) -> Vec<Effect> {
+        let Some(running) = &mut self.running else { return Vec::new() };
+        let keys = running.requests.keys_of(session);
+        let cancel = |key| {
+            running.requests.forget(key);
+            Effect::Command(EngineCommand::Cancel(key))
+        };
+        let mut effects: Vec<Effect> = keys.into_iter().map(cancel).collect();
+        effects.extend(self.leave_if_drained());
+        effects
+    }
+}

@@ -1,0 +1,167 @@
+//! A model on n ranks as threads of this process over loopback sockets: logits of every rank's vocabulary slice put
+//! together. The same code that brambled runs, without its processes.
+use std::{
+    net::{TcpListener, TcpStream},
+    ops::Range,
+    sync::Arc,
+    thread,
+};
+
+use daemon::{
+    collective::{Abort, Accounting, Group, Links, SyncRing},
+    kernels::{Compute, Kernels, Pool, PoolOptions},
+    model::{Batch, BatchToken, KvCache, Model, Shard},
+};
+use shared::{
+    gguf::{GgufFile, Shape},
+    ids::{Epoch, Rank, Slot, TopologyHash},
+    telemetry::PhaseTotals,
+    topology::{Exchange, KvFormat, ShardPlan, cut, spec::KV_BLOCK_LENGTH},
+};
+
+/// How a model is run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Relative share of each rank; its length is the world size.
+    pub weights: Vec<u32>,
+    /// Format of the partial sums.
+    pub exchange: Exchange,
+    /// Format of the KV cache.
+    pub kv: KvFormat,
+    /// Tokens of each step, the last repeated until the sequence is through.
+    pub chunks: Vec<usize>,
+    /// Threads of each rank.
+    pub threads: usize,
+    /// Kernel table, by name; `None`: the best of this machine.
+    pub kernels: Option<&'static str>,
+}
+
+impl Run {
+    /// `world` equal ranks, exact exchange and cache, the whole sequence in one step.
+    pub fn exact(world: usize) -> Self {
+        Self {
+            weights: vec![1; world],
+            exchange: Exchange::F32,
+            kv: KvFormat::F32,
+            chunks: vec![usize::MAX],
+            threads: 1,
+            kernels: None,
+        }
+    }
+}
+
+/// Logits after each token `[token, vocabulary]`, and what each rank counted.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// One row a token.
+    pub logits: Vec<Vec<f32>>,
+    /// Bytes, messages and times of each rank.
+    pub totals: Vec<PhaseTotals>,
+}
+
+/// Connected sockets between all pairs of `world` ranks on a loopback address.
+///
+/// # Panics
+/// Loopback cannot be used.
+pub fn sockets(world: usize) -> Vec<Vec<Option<TcpStream>>> {
+    let mut links: Vec<Vec<Option<TcpStream>>> = (0..world).map(|_| (0..world).map(|_| None).collect()).collect();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
+    let address = listener.local_addr().expect("a bound listener has an address");
+    for low in 0..world {
+        for high in low + 1..world {
+            let dialled = TcpStream::connect(address).expect("loopback accepts");
+            let (accepted, _) = listener.accept().expect("somebody dialled");
+            links[low][high] = Some(dialled);
+            links[high][low] = Some(accepted);
+        }
+    }
+    links
+}
+
+/// Runs a sequence through all ranks and returns the logits after each token.
+///
+/// # Panics
+/// The model cannot be cut or loaded, or a rank fails.
+pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
+    let shape = Shape::read(file).expect("the model is good");
+    let plans = cut(&shape, &how.weights).expect("the model can be cut");
+    let vocabulary = shape.vocabulary_length;
+    let mut outcome = Outcome { logits: vec![vec![f32::NAN; vocabulary]; tokens.len()], totals: Vec::new() };
+    let ranks: Vec<(Range<usize>, Vec<f32>, PhaseTotals)> = thread::scope(|scope| {
+        let shape = &shape;
+        let spawn = |(rank, (plan, streams)): (usize, (ShardPlan, Vec<Option<TcpStream>>))| {
+            scope.spawn(move || rank_of(file, shape, plan, rank, streams, tokens, how))
+        };
+        let parts = plans.into_iter().zip(sockets(how.weights.len())).enumerate();
+        let threads: Vec<_> = parts.map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().expect("the rank finishes")).collect()
+    });
+    for (rows, logits, totals) in ranks {
+        for (whole, part) in outcome.logits.iter_mut().zip(logits.chunks(rows.len().max(1))) {
+            whole[rows.clone()].copy_from_slice(&part[..rows.len()]);
+        }
+        outcome.totals.push(totals);
+    }
+    outcome
+}
+
+fn rank_of(
+    file: &Arc<GgufFile>,
+    shape: &Shape,
+    plan: ShardPlan,
+    rank: usize,
+    streams: Vec<Option<TcpStream>>,
+    tokens: &[u32],
+    how: &Run,
+) -> (Range<usize>, Vec<f32>, PhaseTotals) {
+    let vocabulary = plan.vocabulary.clone();
+    let shard = Shard::load(file, shape, &plan, &|_| true).expect("the shard can be loaded");
+    let blocks = tokens.len().div_ceil(KV_BLOCK_LENGTH);
+    let cache = KvCache::new(how.kv, shape.block_count, blocks, plan.heads_kv.len(), shape.head_length);
+    let kernels = Kernels::choose(how.kernels).expect("the table is supported here");
+    let pool = Pool::new(PoolOptions { threads: how.threads, cores: Vec::new(), spin: false });
+    let mut model = Model::new(shard, cache, Compute { kernels, pool });
+    let accounting = Accounting::new(Rank(rank as u16), Arc::new(SyncRing::default()));
+    let who = (Rank(rank as u16), Epoch(1), TopologyHash(2));
+    let abort = Arc::new(Abort::new().expect("the system has descriptors"));
+    let links = (streams.len() > 1).then(|| Links::new(who, streams, abort, false).expect("sockets are good"));
+    let mut group = Group::new(links, how.exchange, accounting);
+    // Blocks in reverse: a sequence is never assumed to be contiguous.
+    let tables = vec![(0..blocks as u32).rev().collect::<Vec<u32>>()];
+    let mut logits = Vec::new();
+    let mut chunks = how.chunks.iter().copied().chain(std::iter::repeat(*how.chunks.last().expect("a chunk length")));
+    let mut begin = 0;
+    let mut step = 0;
+    while begin < tokens.len() {
+        let end = begin.saturating_add(chunks.next().unwrap_or(1).max(1)).min(tokens.len());
+        let entry = |position: usize| BatchToken {
+            slot: Slot(0),
+            position: position as u32,
+            token: tokens[position],
+            wants_logits: true,
+        };
+        let batch: Vec<BatchToken> = (begin..end).map(entry).collect();
+        step += 1;
+        group.begin_step(step);
+        group.accounting.begin_step(false, batch.len() as u32);
+        let part = model.forward(Batch { tokens: &batch, blocks: &tables }, &mut group).expect("all ranks go on");
+        logits.extend_from_slice(part);
+        begin = end;
+    }
+    (vocabulary, logits, group.accounting.take_totals().decode)
+}
+
+/// Largest difference relative to the largest logit, over all rows; NaN if anything is.
+pub fn max_error(found: &[Vec<f32>], exact: &[Vec<f32>]) -> f64 {
+    let largest = exact.iter().flatten().fold(0.0_f64, |largest, value| largest.max(f64::from(value.abs())));
+    let differences = found.iter().flatten().zip(exact.iter().flatten()).map(|(a, b)| f64::from((a - b).abs()));
+    differences.fold(0.0, |most, difference| if difference.is_nan() { f64::NAN } else { most.max(difference) }) / largest
+}
+
+/// Root mean square of the difference relative to that of the exact logits.
+pub fn rms_error(found: &[Vec<f32>], exact: &[Vec<f32>]) -> f64 {
+    let square = |value: f32| f64::from(value) * f64::from(value);
+    let differences: f64 = found.iter().flatten().zip(exact.iter().flatten()).map(|(a, b)| square(a - b)).sum();
+    let exact: f64 = exact.iter().flatten().map(|value| square(*value)).sum();
+    (differences / exact).sqrt()
+}
