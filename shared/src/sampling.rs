@@ -40,6 +40,18 @@ impl SamplingParameters {
 
 impl Default for SamplingParameters {
     fn default() -> Self {
-        Self { temperature: 0.8, top_k: 0, top_p: 1.0, min_p: 0.0, repeat_penalty: 1.0, presence_penalty: 0.0, frequency_penalty: 0.0, penalty_last_n: 64, logit_bias: Vec::new(), seed: 0, logprobs: 0 }
+        Self {
+            temperature: 0.8,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repeat_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            penalty_last_n: 64,
+            logit_bias: Vec::new(),
+            seed: 0,
+            logprobs: 0,
+        }
     }
 }

@@ -50,13 +50,7 @@ fn read_all(path: &Path) -> Result<Shape, GgufError> {
         let _ = metadata.flag(key);
         let _ = metadata.floats(key);
         let _ = metadata.integers(key);
-        let bytes: usize = metadata
-            .texts(key)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(<[u8]>::len)
-            .sum();
+        let bytes: usize = metadata.texts(key).into_iter().flatten().flatten().map(<[u8]>::len).sum();
         assert!(bytes as u64 <= file.file_bytes());
     }
     std::hint::black_box(file.identity());
@@ -67,13 +61,9 @@ fn read_all(path: &Path) -> Result<Shape, GgufError> {
 #[track_caller]
 fn check(path: &Path, length: usize, case: &str) -> Result<Shape, GgufError> {
     let run = || peak_of(|| read_all(path));
-    let (result, peak) =
-        catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| panic!("{case}: panicked"));
+    let (result, peak) = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| panic!("{case}: panicked"));
     let most = (4 * length).max(MESSAGE_MAX);
-    assert!(
-        peak <= most,
-        "{case}: {peak} bytes at once for a file of {length}"
-    );
+    assert!(peak <= most, "{case}: {peak} bytes at once for a file of {length}");
     result
 }
 
@@ -92,10 +82,7 @@ fn a_file_cut_at_any_byte_is_refused_within_four_times_its_size() {
     let path = folder.path().join("cut.gguf");
     std::fs::write(&path, &bytes).expect("the folder can be written");
     check(&path, bytes.len(), "the whole file").expect("the whole file is right");
-    let file = OpenOptions::new()
-        .write(true)
-        .open(&path)
-        .expect("it was just written");
+    let file = OpenOptions::new().write(true).open(&path).expect("it was just written");
     // The last byte is one of a tensor: the writer pads between tensors only.
     for length in (0..bytes.len()).rev() {
         file.set_len(length as u64).expect("a file can be cut");
@@ -112,11 +99,7 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
     let header = 9_000.min(bytes.len());
     for _ in 0..=random.below(4) {
         let length = bytes.len();
-        let within = if random.below(10) > 0 {
-            header.min(length)
-        } else {
-            length
-        };
+        let within = if random.below(10) > 0 { header.min(length) } else { length };
         let at = random.below(within.saturating_sub(16).max(1));
         match random.below(6) {
             0 | 1 => bytes[at] ^= 1 << random.below(8),
@@ -159,18 +142,10 @@ fn ten_thousand_mutants_neither_panic_nor_take_four_times_their_size() {
             Err(error) => *refused.entry(kind(&error)).or_default() += 1,
         }
     }
-    println!(
-        "{accepted} accepted, {} refused in {} ways",
-        MUTANTS - accepted,
-        refused.len()
-    );
+    println!("{accepted} accepted, {} refused in {} ways", MUTANTS - accepted, refused.len());
     // Else the mutants miss what the reader checks.
     assert!(accepted > 100, "only {accepted} mutants still are models");
-    assert!(
-        refused.len() >= 15,
-        "mutants are refused in {} ways only",
-        refused.len()
-    );
+    assert!(refused.len() >= 15, "mutants are refused in {} ways only", refused.len());
 }
 
 /// Numbers at the places where they are believed: the counts, the lengths and types of lists, dimensions and offsets.
@@ -193,15 +168,10 @@ fn every_number_of_the_header_replaced_by_extremes_costs_no_more_than_the_file()
 /// The index is largest beside the file where every entry is as short as it can be and the bytes of all tensors are one.
 #[test]
 fn nothing_but_the_shortest_entries_costs_no_more_than_four_times_the_file() {
-    let name =
-        |number: usize| String::from_utf8(vec![33 + (number / 90) as u8, 33 + (number % 90) as u8]);
+    let name = |number: usize| String::from_utf8(vec![33 + (number / 90) as u8, 33 + (number % 90) as u8]);
     let names: Vec<String> = (0..5_000).map(|n| name(n).expect("ASCII")).collect();
     let flags = |writer: GgufWriter, name: &String| writer.flag(name, true);
-    let tensors = |writer: GgufWriter, name: &String| {
-        writer
-            .tensor(name, &[1], BlockFormat::F32, vec![])
-            .at_offset(0)
-    };
+    let tensors = |writer: GgufWriter, name: &String| writer.tensor(name, &[1], BlockFormat::F32, vec![]).at_offset(0);
     let numbers = Value::Array(4, vec![Value::U32(u32::MAX); 10_000]);
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("dense.gguf");
@@ -214,11 +184,6 @@ fn nothing_but_the_shortest_entries_costs_no_more_than_four_times_the_file() {
         bytes.resize(bytes.len() + 64, 0);
         std::fs::write(&path, &bytes).expect("the folder can be written");
         let refusal = check(&path, bytes.len(), case).expect_err("no model");
-        assert!(
-            refusal
-                .to_string()
-                .contains("general.architecture is missing"),
-            "{case}: {refusal}"
-        );
+        assert!(refusal.to_string().contains("general.architecture is missing"), "{case}: {refusal}");
     }
 }

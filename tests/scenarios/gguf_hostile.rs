@@ -38,14 +38,8 @@ fn what_is_no_gguf_file_is_told_what_it_looks_like() {
     refused(vec![], &["empty", "download it again"]);
     refused(b"hello\nworld\n".to_vec(), &["a text file"]);
     refused(b"<!DOCTYPE html><html>".to_vec(), &["a web page"]);
-    refused(
-        b"version https://git-lfs.github.com/spec/v1\n".to_vec(),
-        &["Git LFS", "git lfs pull"],
-    );
-    refused(
-        b"\x40\0\0\0\0\0\0\0{\"__metadata__\":{}}".to_vec(),
-        &["safetensors", "convert"],
-    );
+    refused(b"version https://git-lfs.github.com/spec/v1\n".to_vec(), &["Git LFS", "git lfs pull"]);
+    refused(b"\x40\0\0\0\0\0\0\0{\"__metadata__\":{}}".to_vec(), &["safetensors", "convert"]);
     refused(b"PK\x03\x04\0\0\0\0".to_vec(), &["PyTorch", "convert"]);
     refused(b"tjgg\x03\0\0\0".to_vec(), &["GGML", "convert"]);
     refused(vec![0; 100], &["does not start with GGUF"]);
@@ -65,24 +59,12 @@ fn what_cannot_be_opened_is_named() {
     let open = |path: &Path| GgufFile::open(path).map(drop);
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = |name: &str| folder.path().join(name);
-    said(
-        open(folder.path()),
-        &["not a regular file", folder.path().to_str().unwrap()],
-    );
-    said(
-        open(&path("absent.gguf")),
-        &["cannot open", "absent.gguf", "check the path"],
-    );
+    said(open(folder.path()), &["not a regular file", folder.path().to_str().unwrap()]);
+    said(open(&path("absent.gguf")), &["cannot open", "absent.gguf", "check the path"]);
     std::fs::write(path("empty.gguf"), b"").unwrap();
-    said(
-        open(&path("empty.gguf")),
-        &["empty.gguf", "empty", "download"],
-    );
+    said(open(&path("empty.gguf")), &["empty.gguf", "empty", "download"]);
     std::fs::write(path("short.gguf"), &one_tensor().finish()[..50]).unwrap();
-    said(
-        open(&path("short.gguf")),
-        &["short.gguf", "ends at byte 50", "truncated"],
-    );
+    said(open(&path("short.gguf")), &["short.gguf", "ends at byte 50", "truncated"]);
     std::os::unix::net::UnixListener::bind(path("socket.gguf")).unwrap();
     said(open(&path("socket.gguf")), &["not a regular file"]);
 }
@@ -95,10 +77,7 @@ fn counts_beyond_the_file_are_refused() {
         bytes.extend(metadata.to_le_bytes());
         bytes
     };
-    refused(
-        with_counts(u64::MAX, 0),
-        &["number of tensors", "18446744073709551615"],
-    );
+    refused(with_counts(u64::MAX, 0), &["number of tensors", "18446744073709551615"]);
     refused(with_counts(0, 1 << 63), &["number of metadata entries"]);
     refused(with_counts(1, 0), &["name of a tensor", "ends at byte 24"]);
     refused(with_counts(0, 1), &["metadata key", "ends at byte 24"]);
@@ -119,10 +98,7 @@ fn damaged_metadata_are_refused_with_their_key() {
     refused(file(deep), &["depth of nested arrays is 5"]);
     let twice = GgufWriter::new(3).u32("b", 1).u32("a", 1).u32("b", 2);
     refused(twice.finish(), &["key b appears twice"]);
-    refused(
-        GgufWriter::new(3).u32("", 1).finish(),
-        &["metadata key", "UTF-8"],
-    );
+    refused(GgufWriter::new(3).u32("", 1).finish(), &["metadata key", "UTF-8"]);
 
     let mut type_13 = GgufWriter::new(3).u32("k", 1).finish();
     type_13[24 + 9] = 13;
@@ -146,34 +122,18 @@ fn damaged_metadata_are_refused_with_their_key() {
 fn a_senseless_alignment_is_refused() {
     for alignment in [0, 1, 4, 24, 1 << 21, u32::MAX] {
         let bytes = one_tensor().u32("general.alignment", alignment).finish();
-        refused(
-            bytes,
-            &["general.alignment", &alignment.to_string(), "powers of two"],
-        );
+        refused(bytes, &["general.alignment", &alignment.to_string(), "powers of two"]);
     }
-    refused(
-        one_tensor().text("general.alignment", "32").finish(),
-        &["general.alignment is a text"],
-    );
+    refused(one_tensor().text("general.alignment", "32").finish(), &["general.alignment is a text"]);
 }
 
 #[test]
 fn damaged_tensors_are_refused_with_their_name() {
     let file = |dimensions: &[u64], kind| {
-        GgufWriter::new(3)
-            .tensor_of_type("the.tensor", dimensions, kind, vec![0; 64])
-            .finish()
+        GgufWriter::new(3).tensor_of_type("the.tensor", dimensions, kind, vec![0; 64]).finish()
     };
-    for (kind, name) in [
-        (10, "Q2_K"),
-        (23, "IQ4_XS"),
-        (39, "MXFP4"),
-        (1000, "unknown"),
-    ] {
-        refused(
-            file(&[256], kind),
-            &["the.tensor", &kind.to_string(), name, "Q8_0"],
-        );
+    for (kind, name) in [(10, "Q2_K"), (23, "IQ4_XS"), (39, "MXFP4"), (1000, "unknown")] {
+        refused(file(&[256], kind), &["the.tensor", &kind.to_string(), name, "Q8_0"]);
     }
     refused(file(&[48], 8), &["the.tensor", "rows of 48", "Q8_0"]);
     refused(file(&[128, 2], 12), &["the.tensor", "rows of 128", "Q4_K"]);
@@ -182,36 +142,16 @@ fn damaged_tensors_are_refused_with_their_name() {
     refused(file(&[4, 0], 0), &["the.tensor", "dimension of 0"]);
     refused(file(&[1 << 32, 1 << 32], 0), &["the.tensor", "too large"]);
     refused(file(&[1 << 62], 0), &["the.tensor", "too large"]);
-    refused(
-        file(&[1 << 61], 0),
-        &["the.tensor", "needs 9223372036854775808 bytes"],
-    );
-    refused(
-        file(&[17], 0),
-        &["the.tensor", "needs 68 bytes", "truncated"],
-    );
+    refused(file(&[1 << 61], 0), &["the.tensor", "needs 9223372036854775808 bytes"]);
+    refused(file(&[17], 0), &["the.tensor", "needs 68 bytes", "truncated"]);
     let twice = one_tensor().tensor("t", &[1], BlockFormat::F32, vec![0; 4]);
     refused(twice.finish(), &["tensor t appears twice"]);
     let long = "n".repeat(65);
-    refused(
-        GgufWriter::new(3)
-            .tensor(&long, &[1], BlockFormat::F32, vec![0; 4])
-            .finish(),
-        &["name of a tensor is 65"],
-    );
-    refused(
-        one_tensor().at_offset(8).finish(),
-        &["tensor t", "offset 8", "alignment 32"],
-    );
-    refused(
-        one_tensor().at_offset(32).finish(),
-        &["tensor t", "needs 32 bytes", "truncated"],
-    );
+    refused(GgufWriter::new(3).tensor(&long, &[1], BlockFormat::F32, vec![0; 4]).finish(), &["name of a tensor is 65"]);
+    refused(one_tensor().at_offset(8).finish(), &["tensor t", "offset 8", "alignment 32"]);
+    refused(one_tensor().at_offset(32).finish(), &["tensor t", "needs 32 bytes", "truncated"]);
     for offset in [1 << 63, u64::MAX - 31] {
-        refused(
-            one_tensor().at_offset(offset).finish(),
-            &["tensor t", "needs 32 bytes"],
-        );
+        refused(one_tensor().at_offset(offset).finish(), &["tensor t", "needs 32 bytes"]);
     }
 }
 
@@ -245,12 +185,7 @@ fn a_senseless_hyper_parameter_is_refused_with_its_key_and_value() {
         let words = [&[key.as_str(), &shown], words].concat();
         refused(llama().replace(&key, Value::U32(value)).finish(), &words);
     };
-    for key in [
-        "block_count",
-        "context_length",
-        "embedding_length",
-        "feed_forward_length",
-    ] {
+    for key in ["block_count", "context_length", "embedding_length", "feed_forward_length"] {
         number(key, 0, &["allowed are 1 to"]);
         number(key, u32::MAX, &["allowed are 1 to"]);
     }
@@ -258,48 +193,21 @@ fn a_senseless_hyper_parameter_is_refused_with_its_key_and_value() {
         number("attention.head_count", value, &["allowed are 1 to 1024"]);
         number("attention.head_count_kv", value, &["allowed are 1 to 1024"]);
     }
-    number(
-        "attention.head_count_kv",
-        3,
-        &["does not divide the 4 heads"],
-    );
+    number("attention.head_count_kv", 3, &["does not divide the 4 heads"]);
     number("attention.key_length", 31, &["even length"]);
-    number(
-        "attention.value_length",
-        64,
-        &["as long as their keys (32)"],
-    );
+    number("attention.value_length", 64, &["as long as their keys (32)"]);
     number("rope.dimension_count", 34, &["at most the head length 32"]);
     number("rope.dimension_count", 31, &["even"]);
     number("expert_count", 8, &["mixture of experts"]);
     let no_length = llama().without("llama.attention.key_length");
-    let three_heads = no_length
-        .replace("llama.attention.head_count", Value::U32(3))
-        .without("llama.attention.head_count_kv");
-    refused(
-        three_heads.finish(),
-        &[
-            "llama.attention.head_count",
-            "does not divide embedding_length 128",
-        ],
-    );
-    let list = llama().replace(
-        "llama.attention.head_count_kv",
-        Value::Array(5, vec![Value::I32(2); 2]),
-    );
-    refused(
-        list.finish(),
-        &["llama.attention.head_count_kv is an array", "an integer"],
-    );
+    let three_heads =
+        no_length.replace("llama.attention.head_count", Value::U32(3)).without("llama.attention.head_count_kv");
+    refused(three_heads.finish(), &["llama.attention.head_count", "does not divide embedding_length 128"]);
+    let list = llama().replace("llama.attention.head_count_kv", Value::Array(5, vec![Value::I32(2); 2]));
+    refused(list.finish(), &["llama.attention.head_count_kv is an array", "an integer"]);
     for value in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-        for key in [
-            "llama.rope.freq_base",
-            "llama.attention.layer_norm_rms_epsilon",
-        ] {
-            refused(
-                llama().replace(key, Value::F32(value)).finish(),
-                &[key, "above 0"],
-            );
+        for key in ["llama.rope.freq_base", "llama.attention.layer_norm_rms_epsilon"] {
+            refused(llama().replace(key, Value::F32(value)).finish(), &[key, "above 0"]);
         }
     }
 }
@@ -310,53 +218,26 @@ fn what_bramble_does_not_compute_is_refused_by_name() {
     refused(other.finish(), &["gemma3", "llama, qwen2 and qwen3"]);
     for kind in ["yarn", "longrope"] {
         let scaled = llama().text("llama.rope.scaling.type", kind);
-        refused(
-            scaled.finish(),
-            &["llama.rope.scaling.type", kind, "not supported"],
-        );
+        refused(scaled.finish(), &["llama.rope.scaling.type", kind, "not supported"]);
     }
     let linear = llama().text("llama.rope.scaling.type", "linear");
     refused(linear.finish(), &["llama.rope.scaling.factor", "missing"]);
     let adapter = llama().replace("general.type", Value::Text(b"adapter".into()));
     refused(adapter.finish(), &["general.type", "adapter"]);
     let bias = vec![0; 512];
-    let more = llama().tensor(
-        "blk.0.attn_output.bias",
-        &[128],
-        BlockFormat::F32,
-        bias.clone(),
-    );
-    refused(
-        more.finish(),
-        &[
-            "blk.0.attn_output.bias",
-            "not part of the llama architecture",
-        ],
-    );
-    for name in [
-        "blk.2.attn_q.weight",
-        "blk.00.attn_q.weight",
-        "blk.0.attn_q",
-        "other",
-    ] {
+    let more = llama().tensor("blk.0.attn_output.bias", &[128], BlockFormat::F32, bias.clone());
+    refused(more.finish(), &["blk.0.attn_output.bias", "not part of the llama architecture"]);
+    for name in ["blk.2.attn_q.weight", "blk.00.attn_q.weight", "blk.0.attn_q", "other"] {
         let more = llama().tensor(name, &[128], BlockFormat::F32, bias.clone());
         refused(more.finish(), &[name, "not part of"]);
     }
-    let biased = TinyModel {
-        attention_biases: true,
-        ..TinyModel::new(Architecture::Qwen3)
-    };
+    let biased = TinyModel { attention_biases: true, ..TinyModel::new(Architecture::Qwen3) };
     refused(biased.bytes(), &["blk.0.attn_q.bias", "qwen3"]);
     let mut hidden = "evil\x1b[2J".to_owned();
     hidden.push_str(&"x".repeat(10_000));
     let named = llama().replace("general.architecture", Value::Text(hidden.into()));
-    let message = open_bytes(vec![named.finish()])
-        .expect_err("no such architecture")
-        .to_string();
-    assert!(
-        !message.contains('\x1b') && message.len() < 300,
-        "{message:?}"
-    );
+    let message = open_bytes(vec![named.finish()]).expect_err("no such architecture").to_string();
+    assert!(!message.contains('\x1b') && message.len() < 300, "{message:?}");
 }
 
 #[test]
@@ -365,37 +246,23 @@ fn every_missing_tensor_is_named() {
         let writer = TinyModel::new(architecture).writer();
         let file = GgufFile::from_bytes(vec![writer.finish()]).expect("a whole model");
         let mut refusals = 0;
-        for tensor in file
-            .tensors()
-            .filter(|tensor| tensor.name != "output.weight")
-        {
+        for tensor in file.tensors().filter(|tensor| tensor.name != "output.weight") {
             let without = writer.clone().without_tensor(tensor.name);
-            refused(
-                without.finish(),
-                &[tensor.name, "is missing", architecture.name()],
-            );
+            refused(without.finish(), &[tensor.name, "is missing", architecture.name()]);
             refusals += 1;
         }
-        assert!(
-            refusals >= 20,
-            "{refusals} tensors in a model of two layers"
-        );
+        assert!(refusals >= 20, "{refusals} tensors in a model of two layers");
     }
     let no_tensor = llama();
     let file = GgufFile::from_bytes(vec![no_tensor.finish()]).expect("a whole model");
-    let vocabulary_only = file
-        .tensors()
-        .fold(llama(), |writer, tensor| writer.without_tensor(tensor.name));
+    let vocabulary_only = file.tensors().fold(llama(), |writer, tensor| writer.without_tensor(tensor.name));
     refused(vocabulary_only.finish(), &["token_embd.weight is missing"]);
 }
 
 #[test]
 fn every_tensor_of_another_size_is_named() {
     for architecture in Architecture::ALL {
-        let model = TinyModel {
-            rope_factors: true,
-            ..TinyModel::new(architecture)
-        };
+        let model = TinyModel { rope_factors: true, ..TinyModel::new(architecture) };
         let writer = model.writer();
         let file = GgufFile::from_bytes(vec![writer.finish()]).expect("a whole model");
         for tensor in file.tensors() {
@@ -403,10 +270,7 @@ fn every_tensor_of_another_size_is_named() {
             let bytes = vec![0; (dimensions[0] * dimensions[1] * 4) as usize];
             let other = writer.clone().without_tensor(tensor.name);
             let other = other.tensor(tensor.name, &dimensions, BlockFormat::F32, bytes);
-            refused(
-                other.finish(),
-                &[tensor.name, &format!("[{}, ", dimensions[0])],
-            );
+            refused(other.finish(), &[tensor.name, &format!("[{}, ", dimensions[0])]);
         }
     }
 }
@@ -417,19 +281,9 @@ fn norms_and_tokens_must_fit_the_model() {
     let half = half.tensor("output_norm.weight", &[128], BlockFormat::F16, vec![0; 256]);
     refused(half.finish(), &["output_norm.weight is F16", "must be F32"]);
     let tokens = vec!["t"; 301];
-    let more = llama()
-        .without("tokenizer.ggml.tokens")
-        .texts("tokenizer.ggml.tokens", &tokens);
-    refused(
-        more.finish(),
-        &["tokenizer.ggml.tokens", "301 tokens", "300 rows"],
-    );
+    let more = llama().without("tokenizer.ggml.tokens").texts("tokenizer.ggml.tokens", &tokens);
+    refused(more.finish(), &["tokenizer.ggml.tokens", "301 tokens", "300 rows"]);
     let cubic = llama().without_tensor("output_norm.weight");
-    let cubic = cubic.tensor(
-        "output_norm.weight",
-        &[128, 1, 1, 2],
-        BlockFormat::F32,
-        vec![0; 1024],
-    );
+    let cubic = cubic.tensor("output_norm.weight", &[128, 1, 1, 2], BlockFormat::F32, vec![0; 1024]);
     refused(cubic.finish(), &["output_norm.weight", "[128, 2]"]);
 }

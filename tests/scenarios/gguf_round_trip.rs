@@ -9,13 +9,7 @@ use harness::tiny_model::TinyModel;
 use shared::gguf::{Architecture, BlockFormat, GgufError, GgufFile, Shape};
 
 fn every_value(version: u32) -> GgufWriter {
-    let nested = Value::Array(
-        9,
-        vec![
-            Value::Array(5, vec![Value::I32(-7), Value::I32(8)]),
-            Value::Array(8, vec![]),
-        ],
-    );
+    let nested = Value::Array(9, vec![Value::Array(5, vec![Value::I32(-7), Value::I32(8)]), Value::Array(8, vec![])]);
     GgufWriter::new(version)
         .value("u8", Value::U8(200))
         .value("i8", Value::I8(-100))
@@ -65,18 +59,9 @@ fn every_metadata_type_comes_back_in_both_versions() -> Result<(), GgufError> {
         assert_eq!(metadata.text("empty")?, Some(""));
         let texts = metadata.texts("texts")?.expect("it was written");
         assert_eq!(texts.len(), 4);
-        assert_eq!(
-            texts.collect::<Vec<_>>(),
-            [&b"a"[..], b"", b"\xff\xfe", b"\xe2\x96\x81b"]
-        );
-        assert_eq!(
-            metadata.floats("floats")?,
-            Some(vec![1.5, -2.25, f32::INFINITY])
-        );
-        assert_eq!(
-            metadata.integers("integers")?,
-            Some(vec![i32::MIN.into(), 0, i32::MAX.into()])
-        );
+        assert_eq!(texts.collect::<Vec<_>>(), [&b"a"[..], b"", b"\xff\xfe", b"\xe2\x96\x81b"]);
+        assert_eq!(metadata.floats("floats")?, Some(vec![1.5, -2.25, f32::INFINITY]));
+        assert_eq!(metadata.integers("integers")?, Some(vec![i32::MIN.into(), 0, i32::MAX.into()]));
         assert_eq!(metadata.integers("u32s")?, Some(vec![u32::MAX.into()]));
         assert_eq!(metadata.integers("u64s")?, Some(vec![5]));
         assert_eq!(metadata.integers("nothing")?, Some(vec![]));
@@ -105,9 +90,7 @@ fn a_key_of_another_type_is_an_error_and_a_missing_one_is_none() -> Result<(), G
     wrong(metadata.floats("integers").map(drop), "integers");
     wrong(metadata.integers("nested").map(drop), "nested");
     wrong(metadata.integers("bytes").map(drop), "bytes");
-    assert!(
-        matches!(metadata.unsigned("i8"), Err(GgufError::Parameter { key, .. }) if key == "i8")
-    );
+    assert!(matches!(metadata.unsigned("i8"), Err(GgufError::Parameter { key, .. }) if key == "i8"));
     assert_eq!(metadata.text("absent")?, None);
     assert_eq!(metadata.unsigned("")?, None);
     assert_eq!(metadata.float("u")?, None);
@@ -120,9 +103,7 @@ fn a_key_of_another_type_is_an_error_and_a_missing_one_is_none() -> Result<(), G
 
 /// A tensor in each format with the bytes it was written with.
 fn every_format(alignment: usize) -> (GgufWriter, Vec<(String, BlockFormat, Vec<u8>)>) {
-    let mut writer = GgufWriter::new(3)
-        .text("general.name", "formats")
-        .alignment(alignment);
+    let mut writer = GgufWriter::new(3).text("general.name", "formats").alignment(alignment);
     let mut wanted = Vec::new();
     for format in BlockFormat::ALL {
         let name = format!("tensor in {}", format.name());
@@ -136,11 +117,7 @@ fn every_format(alignment: usize) -> (GgufWriter, Vec<(String, BlockFormat, Vec<
 #[track_caller]
 fn check_formats(file: &GgufFile, wanted: &[(String, BlockFormat, Vec<u8>)], alignment: usize) {
     assert_eq!(file.tensors().count(), wanted.len());
-    assert!(
-        file.tensors()
-            .map(|t| t.name)
-            .eq(wanted.iter().map(|(name, ..)| name.as_str()))
-    );
+    assert!(file.tensors().map(|t| t.name).eq(wanted.iter().map(|(name, ..)| name.as_str())));
     for (name, format, bytes) in wanted {
         let tensor = file.tensor(name).expect("it was written");
         assert_eq!(tensor.name, name);
@@ -184,10 +161,7 @@ fn splits_are_mapped_by_the_name_of_the_first() -> anyhow::Result<()> {
     }
     let file = GgufFile::open(&name(1))?;
     check_formats(&file, &wanted, 32);
-    assert_eq!(
-        file.identity(),
-        GgufFile::from_bytes(writer.finish_splits(3))?.identity()
-    );
+    assert_eq!(file.identity(), GgufFile::from_bytes(writer.finish_splits(3))?.identity());
     let single: PathBuf = folder.path().join("single.gguf");
     std::fs::write(&single, writer.finish())?;
     check_formats(&GgufFile::open(&single)?, &wanted, 32);
@@ -200,39 +174,17 @@ fn the_identity_names_metadata_table_and_sizes_but_not_weights() -> Result<(), G
     let model = TinyModel::new(Architecture::Llama);
     let plain = identity(model.bytes())?;
     assert_eq!(plain, identity(model.bytes())?);
-    assert_eq!(
-        plain,
-        identity(
-            TinyModel {
-                seed: 2,
-                ..model.clone()
-            }
-            .bytes()
-        )?
-    );
+    assert_eq!(plain, identity(TinyModel { seed: 2, ..model.clone() }.bytes())?);
     let mut longer = model.bytes();
     longer.push(0);
     assert_ne!(plain, identity(longer)?);
-    assert_ne!(
-        plain,
-        identity(
-            TinyModel {
-                version: 2,
-                ..model.clone()
-            }
-            .bytes()
-        )?
-    );
-    assert_ne!(
-        plain,
-        identity(model.with_format(BlockFormat::F16).bytes())?
-    );
+    assert_ne!(plain, identity(TinyModel { version: 2, ..model.clone() }.bytes())?);
+    assert_ne!(plain, identity(model.with_format(BlockFormat::F16).bytes())?);
     Ok(())
 }
 
 #[test]
-fn tiny_models_of_every_architecture_and_format_have_the_shape_they_were_made_with()
--> Result<(), GgufError> {
+fn tiny_models_of_every_architecture_and_format_have_the_shape_they_were_made_with() -> Result<(), GgufError> {
     for architecture in Architecture::ALL {
         for format in BlockFormat::ALL {
             let model = TinyModel {
@@ -283,11 +235,7 @@ fn tiny_models_of_every_architecture_and_format_have_the_shape_they_were_made_wi
 
 #[test]
 fn what_a_file_leaves_out_has_its_default() -> Result<(), GgufError> {
-    let writer = TinyModel {
-        head_count_kv: 4,
-        ..TinyModel::new(Architecture::Llama)
-    }
-    .writer();
+    let writer = TinyModel { head_count_kv: 4, ..TinyModel::new(Architecture::Llama) }.writer();
     let writer = writer
         .without("general.type")
         .without("general.name")
@@ -308,10 +256,7 @@ fn what_a_file_leaves_out_has_its_default() -> Result<(), GgufError> {
 
 #[test]
 fn llama_files_may_have_biases() -> Result<(), GgufError> {
-    let model = TinyModel {
-        attention_biases: true,
-        ..TinyModel::new(Architecture::Llama)
-    };
+    let model = TinyModel { attention_biases: true, ..TinyModel::new(Architecture::Llama) };
     let file = GgufFile::from_bytes(vec![model.bytes()])?;
     Shape::read(&file)?;
     assert!(file.tensor("blk.1.attn_k.bias").is_some());
@@ -319,8 +264,7 @@ fn llama_files_may_have_biases() -> Result<(), GgufError> {
 }
 
 #[test]
-fn a_factor_without_a_type_is_linear_scaling_and_the_type_none_is_no_scaling()
--> Result<(), GgufError> {
+fn a_factor_without_a_type_is_linear_scaling_and_the_type_none_is_no_scaling() -> Result<(), GgufError> {
     let scale = |writer: GgufWriter| -> Result<f32, GgufError> {
         let file = GgufFile::from_bytes(vec![writer.finish()])?;
         Ok(Shape::read(&file)?.rope_scale_linear)
@@ -329,14 +273,8 @@ fn a_factor_without_a_type_is_linear_scaling_and_the_type_none_is_no_scaling()
     let factor = || plain().f32("llama.rope.scaling.factor", 4.0);
     assert_eq!(scale(plain())?, 1.0);
     assert_eq!(scale(factor())?, 4.0);
-    assert_eq!(
-        scale(factor().text("llama.rope.scaling.type", "linear"))?,
-        4.0
-    );
-    assert_eq!(
-        scale(factor().text("llama.rope.scaling.type", "none"))?,
-        1.0
-    );
+    assert_eq!(scale(factor().text("llama.rope.scaling.type", "linear"))?, 4.0);
+    assert_eq!(scale(factor().text("llama.rope.scaling.type", "none"))?, 1.0);
     assert_eq!(scale(plain().f32("llama.rope.scale_linear", 2.0))?, 2.0);
     Ok(())
 }

@@ -8,10 +8,7 @@ use shared::gguf::GgufFile;
 use shared::tokenizer::Tokenizer;
 
 fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("the tests are a folder of the repository")
-        .to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests are a folder of the repository").to_owned()
 }
 
 fn fixture(name: &str) -> Vec<u8> {
@@ -29,8 +26,8 @@ fn vocabulary(name: &str) -> Tokenizer {
 }
 
 fn bard() -> Tokenizer {
-    let file = GgufFile::open(&repository().join("packaging/demo/bard-q8_0.gguf"))
-        .expect("the model of the demo is GGUF");
+    let file =
+        GgufFile::open(&repository().join("packaging/demo/bard-q8_0.gguf")).expect("the model of the demo is GGUF");
     Tokenizer::from_metadata(file.metadata()).expect("the model has a tokenizer")
 }
 
@@ -39,10 +36,7 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, bound: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((self.0 >> 33) as usize) % bound
     }
 
@@ -101,15 +95,8 @@ fn check_vectors(name: &str) -> Tokenizer {
     let lines: Vec<&str> = ids.split('\n').collect();
     assert_eq!((texts.len(), lines.len()), (47, 47));
     for (text, line) in texts.into_iter().zip(lines) {
-        let expected: Vec<u32> = line
-            .split_whitespace()
-            .map(|id| id.parse().expect("an id"))
-            .collect();
-        assert_eq!(
-            tokenizer.encode(text, false, false),
-            expected,
-            "{name}: {text:?}"
-        );
+        let expected: Vec<u32> = line.split_whitespace().map(|id| id.parse().expect("an id")).collect();
+        assert_eq!(tokenizer.encode(text, false, false), expected, "{name}: {text:?}");
         assert_eq!(tokenizer.decode(&expected, false), text, "{name}");
     }
     tokenizer
@@ -127,11 +114,7 @@ fn check_round_trip(tokenizer: &Tokenizer, prefix: &str) {
         let mut stream = tokenizer.stream();
         let mut streamed: String = ids.iter().map(|&id| stream.push(tokenizer, id)).collect();
         streamed += &stream.finish();
-        let expected = if text.is_empty() {
-            text
-        } else {
-            format!("{prefix}{text}")
-        };
+        let expected = if text.is_empty() { text } else { format!("{prefix}{text}") };
         assert_eq!(streamed, expected, "round {round}");
         tokens += ids.len();
     }
@@ -143,10 +126,7 @@ fn llama_bpe_gives_the_ids_of_llama_cpp_and_the_text_back() {
     let tokenizer = check_vectors("llama-bpe");
     check_round_trip(&tokenizer, "");
     assert_eq!(tokenizer.vocabulary_length(), 128_256);
-    assert_eq!(
-        (tokenizer.bos(), tokenizer.eos()),
-        (Some(128_000), Some(128_001))
-    );
+    assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(128_000), Some(128_001)));
     // The file does not say so, its pre-tokenizer does.
     assert_eq!(tokenizer.encode("", true, false), [128_000]);
 }
@@ -165,10 +145,7 @@ fn llama_spm_gives_the_ids_of_llama_cpp_and_the_text_back() {
     let tokenizer = check_vectors("llama-spm");
     // U+2581 is how SPM writes a space, so it comes back as one: the texts of the round trip avoid it.
     let text = "a▁b";
-    assert_eq!(
-        tokenizer.decode(&tokenizer.encode(text, false, false), false),
-        "a b"
-    );
+    assert_eq!(tokenizer.decode(&tokenizer.encode(text, false, false), false), "a b");
     assert_eq!(tokenizer.encode("", true, false), [1]);
 }
 
@@ -180,10 +157,7 @@ fn spm_gives_the_text_back_with_the_space_of_a_continuation() {
             let text = random.text().replace('▁', "_");
             let ids = tokenizer.encode(&text, false, false);
             assert_eq!(tokenizer.decode(&ids, false), text, "round {round}");
-            assert!(
-                !ids.contains(&1) && !ids.contains(&2),
-                "text became a control token: {text:?}"
-            );
+            assert!(!ids.contains(&1) && !ids.contains(&2), "text became a control token: {text:?}");
             let mut stream = tokenizer.stream();
             let mut streamed: String = ids.iter().map(|&id| stream.push(&tokenizer, id)).collect();
             streamed += &stream.finish();
@@ -200,50 +174,34 @@ fn prompts_of_the_demo_give_the_ids_of_llama_cpp() {
         (
             "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\n",
             &[
-                1, 679, 1063, 2007, 13, 2026, 1985, 558, 340, 589, 1818, 804, 1960, 717, 1999, 680,
-                324, 618, 2008, 13, 13, 2009, 277, 2007, 13,
+                1, 679, 1063, 2007, 13, 2026, 1985, 558, 340, 589, 1818, 804, 1960, 717, 1999, 680, 324, 618, 2008, 13,
+                13, 2009, 277, 2007, 13,
             ],
         ),
         (
             "KING RICHARD II:\nWhat must the king do now?",
-            &[
-                1, 525, 644, 701, 2007, 13, 2022, 295, 580, 269, 542, 400, 509, 2027,
-            ],
+            &[1, 525, 644, 701, 2007, 13, 2022, 295, 580, 269, 542, 400, 509, 2027],
         ),
         (
             "The quality of mercy is not strain'd, It droppeth as the gentle rain from heaven",
             &[
-                1, 367, 561, 378, 594, 304, 1760, 332, 328, 1536, 266, 2013, 1995, 1999, 799, 280,
-                385, 539, 1172, 380, 269, 733, 808, 266, 487, 820,
+                1, 367, 561, 378, 594, 304, 1760, 332, 328, 1536, 266, 2013, 1995, 1999, 799, 280, 385, 539, 1172, 380,
+                269, 733, 808, 266, 487, 820,
             ],
         ),
         (
             "Né à Zürich, 42 café!",
             &[
-                1, 386, 198, 172, 1984, 198, 163, 1984, 2043, 198, 191, 351, 330, 1999, 1984, 55,
-                53, 281, 1988, 2001, 198, 172, 2029,
+                1, 386, 198, 172, 1984, 198, 163, 1984, 2043, 198, 191, 351, 330, 1999, 1984, 55, 53, 281, 1988, 2001,
+                198, 172, 2029,
             ],
         ),
-        (
-            "ROMEO:\nBut, soft! what light",
-            &[
-                1, 870, 2007, 13, 2026, 322, 1999, 379, 1083, 2029, 452, 1261,
-            ],
-        ),
+        ("ROMEO:\nBut, soft! what light", &[1, 870, 2007, 13, 2026, 322, 1999, 379, 1083, 2029, 452, 1261]),
         (
             "It is the east, and Juliet is the sun.\n\nJULIET:\n",
-            &[
-                1, 799, 332, 269, 344, 449, 1999, 301, 1807, 332, 269, 1345, 2008, 13, 13, 2041,
-                1014, 2007, 13,
-            ],
+            &[1, 799, 332, 269, 344, 449, 1999, 301, 1807, 332, 269, 1345, 2008, 13, 13, 2041, 1014, 2007, 13],
         ),
-        (
-            "xyz 0123 ~ naïve",
-            &[
-                1, 1984, 2039, 1998, 2040, 1984, 51, 52, 53, 2045, 1984, 129, 282, 1988, 198, 178,
-                299,
-            ],
-        ),
+        ("xyz 0123 ~ naïve", &[1, 1984, 2039, 1998, 2040, 1984, 51, 52, 53, 2045, 1984, 129, 282, 1988, 198, 178, 299]),
     ];
     let tokenizer = bard();
     for (prompt, ids) in prompts {
@@ -269,10 +227,7 @@ fn special_tokens_are_parsed_on_demand_only() {
     assert_eq!(tokenizer.piece(u32::MAX, true).as_ref(), b"");
 
     let spm = vocabulary("llama-spm");
-    assert_eq!(
-        spm.encode("<s>a</s> b", false, true),
-        [1, 263, 2, 29871, 289]
-    );
+    assert_eq!(spm.encode("<s>a</s> b", false, true), [1, 263, 2, 29871, 289]);
 }
 
 #[test]
@@ -299,10 +254,7 @@ fn a_text_of_a_megabyte_is_encoded_whole() {
     for text in [text, "ab".repeat(1 << 19)] {
         for tokenizer in [bard(), vocabulary("qwen2")] {
             let ids = tokenizer.encode(&text, false, false);
-            assert!(
-                tokenizer.decode(&ids, false) == text,
-                "the text came back changed"
-            );
+            assert!(tokenizer.decode(&ids, false) == text, "the text came back changed");
         }
     }
 }

@@ -29,18 +29,13 @@ fn check(format: BlockFormat, weights: &[f32]) {
     let bytes = quantise(format, weights);
     let back = dequantise(format, &bytes);
     assert_eq!(back.len(), weights.len(), "{format:?}");
-    for (block, (wanted, found)) in weights
-        .chunks(format.block_length())
-        .zip(back.chunks(format.block_length()))
-        .enumerate()
+    for (block, (wanted, found)) in
+        weights.chunks(format.block_length()).zip(back.chunks(format.block_length())).enumerate()
     {
         let largest = wanted.iter().fold(0f32, |most, w| most.max(w.abs()));
         for (i, (w, f)) in wanted.iter().zip(found).enumerate() {
             let within = (w - f).abs() <= largest * tolerance(format) + 1e-7;
-            assert!(
-                within,
-                "{format:?} block {block} weight {i}: {w} came back as {f}, largest {largest}"
-            );
+            assert!(within, "{format:?} block {block} weight {i}: {w} came back as {f}, largest {largest}");
         }
     }
 }
@@ -72,10 +67,7 @@ fn a_single_weight_comes_back_at_its_place() {
                 let back = dequantise(format, &quantise(format, &weights));
                 for (i, found) in back.iter().enumerate() {
                     let wanted = if i == place { sign } else { 0.0 };
-                    assert!(
-                        (found - wanted).abs() < 0.02,
-                        "{format:?} {place}: weight {i} is {found}"
-                    );
+                    assert!((found - wanted).abs() < 0.02, "{format:?} {place}: weight {i} is {found}");
                 }
             }
         }
@@ -113,16 +105,7 @@ fn a_q5_1_block_is_read_as_described() {
 fn a_q5_k_block_is_read_as_described() {
     let mut block = [half(0.5), half(0.25)].concat();
     // Scales 1 to 8 and minima 40 to 47: the last four of each are cut in two.
-    block.extend([
-        1,
-        2,
-        3,
-        4,
-        40 | 2 << 6,
-        41 | 2 << 6,
-        42 | 2 << 6,
-        43 | 2 << 6,
-    ]);
+    block.extend([1, 2, 3, 4, 40 | 2 << 6, 41 | 2 << 6, 42 | 2 << 6, 43 | 2 << 6]);
     block.extend([5 | 12 << 4, 6 | 13 << 4, 7 | 14 << 4, 8 | 15 << 4]);
     // Fifth bits of sub-blocks 0 and 7.
     block.extend([0x81; 32]);
@@ -130,8 +113,7 @@ fn a_q5_k_block_is_read_as_described() {
     let weights = dequantise(BlockFormat::Q5K, &block);
     for (i, weight) in weights.iter().enumerate() {
         let sub = i / 32;
-        let level =
-            if sub % 2 == 0 { 3.0 } else { 9.0 } + if sub == 0 || sub == 7 { 16.0 } else { 0.0 };
+        let level = if sub % 2 == 0 { 3.0 } else { 9.0 } + if sub == 0 || sub == 7 { 16.0 } else { 0.0 };
         let wanted = 0.5 * (sub + 1) as f32 * level - 0.25 * (40 + sub) as f32;
         assert_eq!(*weight, wanted, "weight {i}");
     }
@@ -148,9 +130,7 @@ fn a_q6_k_block_is_read_as_described() {
     for (i, weight) in weights.iter().enumerate() {
         let quarter = i % 128 / 32;
         let low = if quarter < 2 { 5.0 } else { 10.0 };
-        let wanted = 0.5
-            * (i as f32 / 16.0).floor().mul_add(1.0, -8.0)
-            * (low + 16.0 * quarter as f32 - 32.0);
+        let wanted = 0.5 * (i as f32 / 16.0).floor().mul_add(1.0, -8.0) * (low + 16.0 * quarter as f32 - 32.0);
         assert_eq!(*weight, wanted, "weight {i}");
     }
 }

@@ -10,14 +10,9 @@ use shared::gguf::BlockFormat;
 /// If the bytes do not end with a block.
 pub fn dequantise(format: BlockFormat, bytes: &[u8]) -> Vec<f32> {
     let size = format.block_bytes();
-    assert!(
-        bytes.len().is_multiple_of(size),
-        "bytes end with a block of {size}"
-    );
+    assert!(bytes.len().is_multiple_of(size), "bytes end with a block of {size}");
     let blocks = bytes.chunks_exact(size);
-    blocks
-        .flat_map(|block| (0..format.block_length()).map(move |i| weight(format, block, i)))
-        .collect()
+    blocks.flat_map(|block| (0..format.block_length()).map(move |i| weight(format, block, i))).collect()
 }
 
 /// Weight `i` of a block.
@@ -29,9 +24,7 @@ fn weight(format: BlockFormat, block: &[u8], i: usize) -> f32 {
         BlockFormat::Q8_0 => half_at(block, 0) * f32::from(block[2 + i] as i8),
         BlockFormat::Q4_0 => half_at(block, 0) * (f32::from(nibble_of_32(&block[2..], i)) - 8.0),
         BlockFormat::Q5_0 => half_at(block, 0) * (f32::from(five_bits(&block[2..], i)) - 16.0),
-        BlockFormat::Q5_1 => {
-            half_at(block, 0) * f32::from(five_bits(&block[4..], i)) + half_at(block, 2)
-        }
+        BlockFormat::Q5_1 => half_at(block, 0) * f32::from(five_bits(&block[4..], i)) + half_at(block, 2),
         BlockFormat::Q4K => {
             let level = nibble_of_64(&block[16..], i);
             super_block(block, i, level)
@@ -77,10 +70,7 @@ fn super_block(block: &[u8], i: usize, level: u8) -> f32 {
     let (scale, minimum) = if sub < 4 {
         (packed[sub] & 63, packed[sub + 4] & 63)
     } else {
-        (
-            packed[sub + 4] & 15 | packed[sub - 4] >> 6 << 4,
-            packed[sub + 4] >> 4 | packed[sub] >> 6 << 4,
-        )
+        (packed[sub + 4] & 15 | packed[sub - 4] >> 6 << 4, packed[sub + 4] >> 4 | packed[sub] >> 6 << 4)
     };
     half_at(block, 0) * f32::from(scale) * f32::from(level) - half_at(block, 2) * f32::from(minimum)
 }

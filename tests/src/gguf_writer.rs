@@ -8,10 +8,7 @@ const ALIGNMENT_DEFAULT: usize = 32;
 
 /// A metadata value.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(
-    missing_docs,
-    reason = "the variants are the types of the GGUF specification"
-)]
+#[expect(missing_docs, reason = "the variants are the types of the GGUF specification")]
 pub enum Value {
     U8(u8),
     I8(i8),
@@ -94,12 +91,7 @@ struct WrittenTensor {
 impl GgufWriter {
     /// An empty file of this version.
     pub fn new(version: u32) -> Self {
-        Self {
-            version,
-            alignment: ALIGNMENT_DEFAULT,
-            metadata: Vec::new(),
-            tensors: Vec::new(),
-        }
+        Self { version, alignment: ALIGNMENT_DEFAULT, metadata: Vec::new(), tensors: Vec::new() }
     }
 
     /// Adds a metadata entry; the same key may be added twice.
@@ -165,24 +157,12 @@ impl GgufWriter {
     }
 
     /// Adds a tensor; `dimensions[0]` is the length of a row.
-    pub fn tensor(
-        self,
-        name: &str,
-        dimensions: &[u64],
-        format: BlockFormat,
-        bytes: Vec<u8>,
-    ) -> Self {
+    pub fn tensor(self, name: &str, dimensions: &[u64], format: BlockFormat, bytes: Vec<u8>) -> Self {
         self.tensor_of_type(name, dimensions, format.ggml_type(), bytes)
     }
 
     /// As `tensor` with any ggml type number.
-    pub fn tensor_of_type(
-        mut self,
-        name: &str,
-        dimensions: &[u64],
-        type_number: u32,
-        bytes: Vec<u8>,
-    ) -> Self {
+    pub fn tensor_of_type(mut self, name: &str, dimensions: &[u64], type_number: u32, bytes: Vec<u8>) -> Self {
         self.tensors.push(WrittenTensor {
             name: name.to_owned(),
             dimensions: dimensions.to_vec(),
@@ -216,16 +196,9 @@ impl GgufWriter {
         let total = self.tensors.len();
         (0..count)
             .map(|part| {
-                let mut metadata = if part == 0 {
-                    self.metadata.clone()
-                } else {
-                    Vec::new()
-                };
+                let mut metadata = if part == 0 { self.metadata.clone() } else { Vec::new() };
                 if part > 0 && self.alignment != ALIGNMENT_DEFAULT {
-                    metadata.push((
-                        "general.alignment".into(),
-                        Value::U32(self.alignment as u32),
-                    ));
+                    metadata.push(("general.alignment".into(), Value::U32(self.alignment as u32)));
                 }
                 metadata.push(("split.no".into(), Value::U16(part as u16)));
                 metadata.push(("split.count".into(), Value::U16(count as u16)));
@@ -250,10 +223,7 @@ impl GgufWriter {
         for tensor in tensors {
             write_text(&mut out, tensor.name.as_bytes());
             out.extend((tensor.dimensions.len() as u32).to_le_bytes());
-            tensor
-                .dimensions
-                .iter()
-                .for_each(|d| out.extend(d.to_le_bytes()));
+            tensor.dimensions.iter().for_each(|d| out.extend(d.to_le_bytes()));
             out.extend(tensor.type_number.to_le_bytes());
             out.extend(tensor.offset.unwrap_or(offset).to_le_bytes());
             offset += tensor.bytes.len().next_multiple_of(self.alignment) as u64;

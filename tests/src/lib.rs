@@ -3,5 +3,5 @@ pub mod dequantise;
 pub mod gguf_writer;
 pub mod quantise;
 pub mod random;
-pub mod tiny_model;
 pub mod ranks;
+pub mod tiny_model;

@@ -10,10 +10,7 @@ use shared::gguf::BlockFormat;
 /// If the rows do not end with a block.
 pub fn quantise(format: BlockFormat, weights: &[f32]) -> Vec<u8> {
     let length = format.block_length();
-    assert!(
-        weights.len().is_multiple_of(length),
-        "rows end with a block of {length}"
-    );
+    assert!(weights.len().is_multiple_of(length), "rows end with a block of {length}");
     let mut out = Vec::with_capacity(weights.len() / length * format.block_bytes());
     for block in weights.chunks_exact(length) {
         let before = out.len();
@@ -29,11 +26,7 @@ pub fn quantise(format: BlockFormat, weights: &[f32]) -> Vec<u8> {
             BlockFormat::Q5K => q45_k(&mut out, block, 5),
             BlockFormat::Q6K => q6_k(&mut out, block),
         }
-        assert_eq!(
-            out.len() - before,
-            format.block_bytes(),
-            "bytes of a block of {format:?}"
-        );
+        assert_eq!(out.len() - before, format.block_bytes(), "bytes of a block of {format:?}");
     }
     out
 }
@@ -55,10 +48,7 @@ fn level(weight: f32, scale: f32, low: i32, high: i32) -> i32 {
 
 /// The weight farthest from 0, with its sign.
 fn extreme(weights: &[f32]) -> f32 {
-    weights.iter().fold(
-        0.0,
-        |most: f32, &w| if w.abs() > most.abs() { w } else { most },
-    )
+    weights.iter().fold(0.0, |most: f32, &w| if w.abs() > most.abs() { w } else { most })
 }
 
 /// Nibbles of 32 levels: the first 16 low, the last 16 high. Fifth bits, if any, as a u32 before them.
@@ -80,10 +70,7 @@ fn q8_0(out: &mut Vec<u8>, block: &[f32]) {
 fn symmetric(out: &mut Vec<u8>, block: &[f32], bits: u32) {
     let middle = 1 << (bits - 1);
     let scale = write_scale(out, extreme(block) / -(middle as f32));
-    let levels: Vec<u8> = block
-        .iter()
-        .map(|&w| (level(w, scale, -middle, middle - 1) + middle) as u8)
-        .collect();
+    let levels: Vec<u8> = block.iter().map(|&w| (level(w, scale, -middle, middle - 1) + middle) as u8).collect();
     write_levels(out, &levels, bits);
 }
 
@@ -92,10 +79,7 @@ fn q5_1(out: &mut Vec<u8>, block: &[f32]) {
     let high = block.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let scale = write_scale(out, (high - low) / 31.0);
     let low = write_scale(out, low);
-    let levels: Vec<u8> = block
-        .iter()
-        .map(|&w| level(w - low, scale, 0, 31) as u8)
-        .collect();
+    let levels: Vec<u8> = block.iter().map(|&w| level(w - low, scale, 0, 31) as u8).collect();
     write_levels(out, &levels, 5);
 }
 
@@ -119,17 +103,12 @@ fn q45_k(out: &mut Vec<u8>, block: &[f32], bits: u32) {
 
     let mut levels = [0u8; 256];
     for (i, &weight) in block.iter().enumerate() {
-        let (scale, minimum) = (
-            d * f32::from(scales[i / 32]),
-            d_min * f32::from(minima[i / 32]),
-        );
+        let (scale, minimum) = (d * f32::from(scales[i / 32]), d_min * f32::from(minima[i / 32]));
         levels[i] = level(weight + minimum, scale, 0, top) as u8;
     }
     if bits == 5 {
         // Byte l holds the fifth bits of element l of all 8 sub-blocks.
-        out.extend(
-            (0..32).map(|l| (0..8).fold(0, |all, sub| all | (levels[sub * 32 + l] >> 4) << sub)),
-        );
+        out.extend((0..32).map(|l| (0..8).fold(0, |all, sub| all | (levels[sub * 32 + l] >> 4) << sub)));
     }
     // Two sub-blocks share 32 bytes: the first has the low nibbles.
     for pair in levels.chunks_exact(64) {
@@ -167,11 +146,9 @@ fn q6_k(out: &mut Vec<u8>, block: &[f32]) {
         out.extend((0..64).map(|l| half[l] & 15 | half[l + 64] << 4));
     }
     for half in levels.chunks_exact(128) {
-        out.extend((0..32).map(|l| {
-            (0..4).fold(0, |all, quarter| {
-                all | (half[quarter * 32 + l] >> 4) << (2 * quarter)
-            })
-        }));
+        out.extend(
+            (0..32).map(|l| (0..4).fold(0, |all, quarter| all | (half[quarter * 32 + l] >> 4) << (2 * quarter))),
+        );
     }
     out.extend(scales.map(|scale| scale as u8));
     out.extend(d.to_le_bytes());

@@ -15,9 +15,9 @@ impl Random {
     /// The sequence of a seed and a name, so that a tensor's weights do not depend on the tensors before it.
     pub fn named(seed: u64, name: &str) -> Self {
         // FNV-1a.
-        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-        });
+        let hash = name
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
         Self::new(Self::new(seed ^ hash).next_u64())
     }
 
@@ -64,10 +64,7 @@ mod tests {
         let numbers = Random::new(5).normals(100_000, 1.0);
         let mean = numbers.iter().sum::<f32>() / 1e5;
         let variance = numbers.iter().map(|n| n * n).sum::<f32>() / 1e5;
-        assert!(
-            mean.abs() < 0.02 && (variance - 1.0).abs() < 0.02,
-            "{mean} {variance}"
-        );
+        assert!(mean.abs() < 0.02 && (variance - 1.0).abs() < 0.02, "{mean} {variance}");
     }
 
     #[test]

@@ -155,7 +155,8 @@ fn rank_of(
 pub fn max_error(found: &[Vec<f32>], exact: &[Vec<f32>]) -> f64 {
     let largest = exact.iter().flatten().fold(0.0_f64, |largest, value| largest.max(f64::from(value.abs())));
     let differences = found.iter().flatten().zip(exact.iter().flatten()).map(|(a, b)| f64::from((a - b).abs()));
-    differences.fold(0.0, |most, difference| if difference.is_nan() { f64::NAN } else { most.max(difference) }) / largest
+    differences.fold(0.0, |most, difference| if difference.is_nan() { f64::NAN } else { most.max(difference) })
+        / largest
 }
 
 /// Root mean square of the difference relative to that of the exact logits.

@@ -118,21 +118,9 @@ impl TinyModel {
         let embedding = self.embedding_length;
         let spread = LOGIT_SPREAD / (embedding as f32).sqrt();
         let tokens = self.vocabulary_length;
-        writer = self.matrix(
-            writer,
-            "token_embd.weight",
-            self.embedding_format,
-            [embedding, tokens],
-            spread,
-        );
+        writer = self.matrix(writer, "token_embd.weight", self.embedding_format, [embedding, tokens], spread);
         if !self.tied {
-            writer = self.matrix(
-                writer,
-                "output.weight",
-                self.output_format,
-                [embedding, tokens],
-                spread,
-            );
+            writer = self.matrix(writer, "output.weight", self.output_format, [embedding, tokens], spread);
         }
         writer = self.vector(writer, "output_norm.weight", embedding, 1.0);
         if self.rope_factors {
@@ -160,10 +148,7 @@ impl TinyModel {
             .u32(&key("attention.key_length"), self.head_length as u32)
             .u32(&key("attention.value_length"), self.head_length as u32)
             .f32(&key("attention.layer_norm_rms_epsilon"), 1e-5)
-            .u32(
-                &key("rope.dimension_count"),
-                self.rope_dimension_count as u32,
-            )
+            .u32(&key("rope.dimension_count"), self.rope_dimension_count as u32)
             .f32(&key("rope.freq_base"), self.rope_freq_base);
         if self.rope_scale_linear != 1.0 {
             writer = writer
@@ -190,12 +175,7 @@ impl TinyModel {
             ("attn_output.weight", attention, q, embedding),
             ("ffn_gate.weight", gate, embedding, hidden),
             ("ffn_up.weight", gate, embedding, hidden),
-            (
-                "ffn_down.weight",
-                self.feed_forward_down_format,
-                hidden,
-                embedding,
-            ),
+            ("ffn_down.weight", self.feed_forward_down_format, hidden, embedding),
         ] {
             // A row of n such weights times n numbers of variance 1 has variance 1.
             let scale = 1.0 / (columns as f32).sqrt();
@@ -224,12 +204,7 @@ impl TinyModel {
     ) -> GgufWriter {
         let format = fitting(format, columns);
         let weights = Random::named(self.seed, name).normals(columns * rows, scale);
-        writer.tensor(
-            name,
-            &[columns as u64, rows as u64],
-            format,
-            quantise(format, &weights),
-        )
+        writer.tensor(name, &[columns as u64, rows as u64], format, quantise(format, &weights))
     }
 
     /// An F32 vector of numbers near `mean`.
@@ -246,12 +221,7 @@ impl TinyModel {
         let last = length.saturating_sub(1).max(1) as f32;
         let factors: Vec<f32> = (0..length).map(|i| 8f32.powf(i as f32 / last)).collect();
         let bytes = quantise(BlockFormat::F32, &factors);
-        writer.tensor(
-            "rope_freqs.weight",
-            &[length as u64],
-            BlockFormat::F32,
-            bytes,
-        )
+        writer.tensor("rope_freqs.weight", &[length as u64], BlockFormat::F32, bytes)
     }
 }
 
@@ -275,27 +245,10 @@ fn vocabulary(writer: GgufWriter, length: usize) -> GgufWriter {
     const UNKNOWN: i32 = 2;
     const CONTROL: i32 = 3;
     const BYTE: i32 = 6;
-    const WORDS: [&str; 10] = [
-        "\u{2581}",
-        "th",
-        "he",
-        "\u{2581}th",
-        "\u{2581}the",
-        "an",
-        "\u{2581}an",
-        "nd",
-        "\u{2581}and",
-        "in",
-    ];
-    assert!(
-        length >= VOCABULARY_LENGTH_MIN,
-        "a vocabulary holds {VOCABULARY_LENGTH_MIN} tokens or more"
-    );
-    let mut tokens = vec![
-        ("<unk>".to_owned(), UNKNOWN),
-        ("<s>".to_owned(), CONTROL),
-        ("</s>".to_owned(), CONTROL),
-    ];
+    const WORDS: [&str; 10] =
+        ["\u{2581}", "th", "he", "\u{2581}th", "\u{2581}the", "an", "\u{2581}an", "nd", "\u{2581}and", "in"];
+    assert!(length >= VOCABULARY_LENGTH_MIN, "a vocabulary holds {VOCABULARY_LENGTH_MIN} tokens or more");
+    let mut tokens = vec![("<unk>".to_owned(), UNKNOWN), ("<s>".to_owned(), CONTROL), ("</s>".to_owned(), CONTROL)];
     tokens.extend((0..=255).map(|byte| (format!("<0x{byte:02X}>"), BYTE)));
     tokens.extend(WORDS.map(|word| (word.to_owned(), NORMAL)));
     tokens.extend(('a'..='z').map(|letter| (letter.to_string(), NORMAL)));
@@ -305,11 +258,8 @@ fn vocabulary(writer: GgufWriter, length: usize) -> GgufWriter {
     let pieces: Vec<&str> = tokens.iter().map(|(piece, _)| piece.as_str()).collect();
     let kinds: Vec<i32> = tokens.iter().map(|&(_, kind)| kind).collect();
     // Merging prefers the higher score; special tokens and bytes have none.
-    let scores: Vec<f32> = kinds
-        .iter()
-        .enumerate()
-        .map(|(id, &kind)| if kind == NORMAL { -(id as f32) } else { 0.0 })
-        .collect();
+    let scores: Vec<f32> =
+        kinds.iter().enumerate().map(|(id, &kind)| if kind == NORMAL { -(id as f32) } else { 0.0 }).collect();
     writer
         .text("tokenizer.ggml.model", "llama")
         .text("tokenizer.ggml.pre", "default")

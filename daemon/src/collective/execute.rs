@@ -10,11 +10,7 @@ use shared::{
     units::Nanoseconds,
 };
 
-use super::{
-    Accounting, Collective, CollectiveError, Links,
-    accounting::Span,
-    payload,
-};
+use super::{Accounting, Collective, CollectiveError, Links, accounting::Span, payload};
 
 /// A rank in its tensor-parallel group: links (none for a lone rank), accounting, and the place in the step.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use shared::{
     protocol::{
         error::{Fault, FaultKind},
         frame::FrameKind,
-        message::{Finished, FinishReason, Generate, TokenEvent, TokenLogprob},
+        message::{FinishReason, Finished, Generate, TokenEvent, TokenLogprob},
     },
     telemetry::RankTotals,
     tokenizer::Tokenizer,
@@ -172,8 +172,7 @@ impl<'a> Head<'a> {
             return Ok(());
         }
         let (totals, by_rank) = self.gather(summaries)?;
-        let slots: Vec<Slot> =
-            plan.entries.iter().filter(|entry| entry.wants_logits).map(|entry| entry.slot).collect();
+        let slots: Vec<Slot> = plan.entries.iter().filter(|entry| entry.wants_logits).map(|entry| entry.slot).collect();
         self.add_totals(plan, &totals);
         for (place, slot) in slots.into_iter().enumerate() {
             let summaries = by_rank.iter().map(|summaries| summaries[place].clone()).collect();

@@ -99,7 +99,9 @@ impl Scheduler {
         let is_decoding = |running: &Running| running.fed + 1 == running.tokens.len() && running.fed > 0;
         for decoding in [true, false] {
             for (index, running) in self.slots.iter_mut().enumerate() {
-                let Some(running) = running.as_mut().filter(|running| is_decoding(running) == decoding) else { continue };
+                let Some(running) = running.as_mut().filter(|running| is_decoding(running) == decoding) else {
+                    continue;
+                };
                 if running.fed == running.tokens.len() {
                     continue;
                 }

@@ -21,5 +21,9 @@ pub fn read() -> Memory {
     let kind = ProcessRefreshKind::nothing().with_memory();
     system.refresh_processes_specifics(ProcessesToUpdate::Some(&[own]), true, kind);
     let resident = system.process(own).map_or(0, sysinfo::Process::memory);
-    Memory { total: Bytes(system.total_memory()), available: Bytes(system.available_memory()), resident: Bytes(resident) }
+    Memory {
+        total: Bytes(system.total_memory()),
+        available: Bytes(system.available_memory()),
+        resident: Bytes(resident),
+    }
 }

@@ -119,7 +119,13 @@ impl Model {
     /// `hidden -> partial`: this rank's heads.
     fn attention(&mut self, batch: Batch<'_>, index: usize) {
         let layer = &self.shard.layers[index];
-        norm(&self.compute, &self.hidden, &layer.attention_norm, self.shard.shape.layer_norm_rms_epsilon, &mut self.scratch.normed);
+        norm(
+            &self.compute,
+            &self.hidden,
+            &layer.attention_norm,
+            self.shard.shape.layer_norm_rms_epsilon,
+            &mut self.scratch.normed,
+        );
         self.scratch.partial.fill(0.0);
         if self.shard.plan.heads.is_empty() {
             return;

@@ -74,12 +74,8 @@ impl KvCache {
         let begin = self.begin(block, head);
         let range = begin..begin + KV_BLOCK_LENGTH * self.head_length;
         match &self.layers[layer] {
-            LayerCache::F32 { keys, values } => {
-                (HeadBlock::F32(&keys[range.clone()]), HeadBlock::F32(&values[range]))
-            }
-            LayerCache::F16 { keys, values } => {
-                (HeadBlock::F16(&keys[range.clone()]), HeadBlock::F16(&values[range]))
-            }
+            LayerCache::F32 { keys, values } => (HeadBlock::F32(&keys[range.clone()]), HeadBlock::F32(&values[range])),
+            LayerCache::F16 { keys, values } => (HeadBlock::F16(&keys[range.clone()]), HeadBlock::F16(&values[range])),
         }
     }
 

@@ -208,8 +208,7 @@ impl Shard {
 impl Layer {
     /// Touches all matrices; returns their bytes.
     fn touch(&self) -> u64 {
-        let matrices =
-            [&self.query, &self.key, &self.value, &self.attention_output, &self.gate, &self.up, &self.down];
+        let matrices = [&self.query, &self.key, &self.value, &self.attention_output, &self.gate, &self.up, &self.down];
         std::hint::black_box(matrices.iter().fold(0, |sum, matrix| sum ^ matrix.touch()));
         matrices.iter().map(|matrix| matrix.byte_length()).sum()
     }

@@ -113,7 +113,13 @@ impl Node {
         self.open.take().map(|open| Effect::Discard(open.assignment.epoch)).into_iter().collect()
     }
 
-    pub(super) fn commit(&mut self, session: SessionId, id: RequestId, epoch: Epoch, hash: TopologyHash) -> Vec<Effect> {
+    pub(super) fn commit(
+        &mut self,
+        session: SessionId,
+        id: RequestId,
+        epoch: Epoch,
+        hash: TopologyHash,
+    ) -> Vec<Effect> {
         let is_prepared = self.open.as_ref().is_some_and(|open| {
             matches!(open.phase, Phase::Prepared { .. })
                 && (open.assignment.epoch, open.assignment.hash) == (epoch, hash)

@@ -312,20 +312,10 @@ mod tests {
     #[test]
     fn a_huge_count_reserves_no_more_than_the_bytes_left_justify() {
         let bytes = [0; 100];
-        let reader = Reader {
-            bytes: &bytes,
-            at: 30,
-        };
+        let reader = Reader { bytes: &bytes, at: 30 };
         assert_eq!(reader.fits(u64::MAX, METADATA_BYTES_MIN), 5);
         assert_eq!(reader.fits(2, METADATA_BYTES_MIN), 2);
-        assert_eq!(
-            Reader {
-                bytes: &bytes,
-                at: 100
-            }
-            .fits(9, 1),
-            0
-        );
+        assert_eq!(Reader { bytes: &bytes, at: 100 }.fits(9, 1), 0);
     }
 
     #[test]

@@ -287,11 +287,7 @@ impl Keys<'_> {
         if kind == Some("none") {
             return Ok(1.0);
         }
-        let has = |name: &str| {
-            self.metadata
-                .float(&self.key(name))
-                .map(|value| value.is_some())
-        };
+        let has = |name: &str| self.metadata.float(&self.key(name)).map(|value| value.is_some());
         if kind.is_none() && !has(FACTOR)? {
             return self.positive(FORMER, Some(1.0));
         }

@@ -184,11 +184,7 @@ mod tests {
     fn every_ggml_type_is_either_computed_or_named() {
         for number in 0..=40 {
             let format = BlockFormat::from_ggml_type(number);
-            assert_eq!(
-                format.is_none(),
-                unsupported_name(number) != "unknown",
-                "type {number}"
-            );
+            assert_eq!(format.is_none(), unsupported_name(number) != "unknown", "type {number}");
             assert!(format.is_none_or(|format| format.ggml_type() == number));
         }
         assert_eq!(unsupported_name(41), "unknown");

@@ -38,10 +38,8 @@ impl Bpe {
         let index = index_tokens(&tokens, |id| is_found[id])?;
         let mut merges = HashMap::new();
         for (rank, merge) in vocabulary.merges.iter().enumerate() {
-            let (left, right) = halves(merge).ok_or_else(|| TokenizerError::Merge {
-                index: rank,
-                text: shown(merge),
-            })?;
+            let (left, right) =
+                halves(merge).ok_or_else(|| TokenizerError::Merge { index: rank, text: shown(merge) })?;
             // A merge of or to what is no text token is left out: what is user-defined was found before the merges.
             let (Some(left), Some(right)) = (alphabet.bytes(left), alphabet.bytes(right)) else {
                 continue;
@@ -91,9 +89,7 @@ impl Bpe {
 fn halves(merge: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut halves = merge.split(|&byte| byte == b' ');
     match (halves.next(), halves.next(), halves.next()) {
-        (Some(left), Some(right), None) if !left.is_empty() && !right.is_empty() => {
-            Some((left, right))
-        }
+        (Some(left), Some(right), None) if !left.is_empty() && !right.is_empty() => Some((left, right)),
         _ => None,
     }
 }
@@ -130,10 +126,7 @@ mod tests {
     fn the_alphabet_has_a_character_for_every_byte() {
         let alphabet = Alphabet::new();
         assert_eq!(alphabet.0.len(), 256);
-        assert_eq!(
-            alphabet.bytes("ĠaĊÃ©".as_bytes()),
-            Some(" a\né".as_bytes().to_vec())
-        );
+        assert_eq!(alphabet.bytes("ĠaĊÃ©".as_bytes()), Some(" a\né".as_bytes().to_vec()));
         assert_eq!(alphabet.bytes("a b".as_bytes()), None);
         assert_eq!(alphabet.bytes(b"\xff"), None);
     }

@@ -12,10 +12,7 @@ pub(super) struct Character {
 
 impl Character {
     pub(super) fn new(value: char) -> Self {
-        Self {
-            value,
-            category: value.general_category(),
-        }
+        Self { value, category: value.general_category() }
     }
 
     pub(super) fn is_one_of(&self, characters: &str) -> bool {
@@ -37,30 +34,20 @@ impl Character {
         use GeneralCategory as G;
         matches!(
             self.category,
-            G::UppercaseLetter
-                | G::LowercaseLetter
-                | G::TitlecaseLetter
-                | G::ModifierLetter
-                | G::OtherLetter
+            G::UppercaseLetter | G::LowercaseLetter | G::TitlecaseLetter | G::ModifierLetter | G::OtherLetter
         )
     }
 
     /// `\p{M}`
     pub(super) fn is_mark(&self) -> bool {
         use GeneralCategory as G;
-        matches!(
-            self.category,
-            G::NonspacingMark | G::SpacingMark | G::EnclosingMark
-        )
+        matches!(self.category, G::NonspacingMark | G::SpacingMark | G::EnclosingMark)
     }
 
     /// `\p{N}`
     pub(super) fn is_number(&self) -> bool {
         use GeneralCategory as G;
-        matches!(
-            self.category,
-            G::DecimalNumber | G::LetterNumber | G::OtherNumber
-        )
+        matches!(self.category, G::DecimalNumber | G::LetterNumber | G::OtherNumber)
     }
 
     /// `\p{P}`
@@ -81,10 +68,7 @@ impl Character {
     /// `\p{S}`
     pub(super) fn is_symbol(&self) -> bool {
         use GeneralCategory as G;
-        matches!(
-            self.category,
-            G::MathSymbol | G::CurrencySymbol | G::ModifierSymbol | G::OtherSymbol
-        )
+        matches!(self.category, G::MathSymbol | G::CurrencySymbol | G::ModifierSymbol | G::OtherSymbol)
     }
 
     /// `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`: may stand in the upper-case beginning of a word.
@@ -95,8 +79,7 @@ impl Character {
     /// `[\p{Ll}\p{Lm}\p{Lo}\p{M}]`: may stand in the lower-case rest of a word.
     pub(super) fn is_lower(&self) -> bool {
         use GeneralCategory as G;
-        self.is_mark()
-            || self.is_letter() && !matches!(self.category, G::UppercaseLetter | G::TitlecaseLetter)
+        self.is_mark() || self.is_letter() && !matches!(self.category, G::UppercaseLetter | G::TitlecaseLetter)
     }
 
     /// The ideographs and syllables of deepseek-llm: `[一-龥ࠀ-一가-퟿]`.
@@ -139,15 +122,8 @@ mod tests {
     fn the_deepseek_table_is_sorted_and_has_letters_only() {
         assert!(DEEPSEEK_LETTERS.is_sorted_by(|a, b| a.0 <= a.1 && a.1 < b.0));
         for (first, last) in DEEPSEEK_LETTERS {
-            for character in (*first..=*last)
-                .filter_map(char::from_u32)
-                .map(Character::new)
-            {
-                assert!(
-                    character.is_deepseek_letter() && character.is_letter(),
-                    "{:?}",
-                    character.value
-                );
+            for character in (*first..=*last).filter_map(char::from_u32).map(Character::new) {
+                assert!(character.is_deepseek_letter() && character.is_letter(), "{:?}", character.value);
             }
         }
         for other in ['@', '[', '\u{aa}', '\u{1d400}', '中', '1', '\u{1e944}'] {

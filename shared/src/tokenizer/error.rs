@@ -16,17 +16,13 @@ pub enum TokenizerError {
         key: &'static str,
     },
     /// A kind of tokenizer that is not built.
-    #[error(
-        "tokenizer.ggml.model is `{name}`; known are `llama` (SPM) and `gpt2` (BPE): use a model of these"
-    )]
+    #[error("tokenizer.ggml.model is `{name}`; known are `llama` (SPM) and `gpt2` (BPE): use a model of these")]
     Model {
         /// As the file has it.
         name: String,
     },
     /// Rules to cut words that are not built.
-    #[error(
-        "tokenizer.ggml.pre is `{name}`, which is not known; known are {known}: use a model of these"
-    )]
+    #[error("tokenizer.ggml.pre is `{name}`, which is not known; known are {known}: use a model of these")]
     PreTokenizer {
         /// As the file has it.
         name: String,
@@ -65,9 +61,7 @@ pub enum TokenizerError {
         length: usize,
     },
     /// A list that should have an element for every token.
-    #[error(
-        "tokenizer.ggml.{key} has {length} elements for {vocabulary} tokens; convert the model again"
-    )]
+    #[error("tokenizer.ggml.{key} has {length} elements for {vocabulary} tokens; convert the model again")]
     Length {
         /// The list.
         key: &'static str,
@@ -83,9 +77,7 @@ pub enum TokenizerError {
         id: usize,
     },
     /// A kind of token that does not exist.
-    #[error(
-        "tokenizer.ggml.token_type of token {id} is {number}, known are 1 to 6; convert the model again"
-    )]
+    #[error("tokenizer.ggml.token_type of token {id} is {number}, known are 1 to 6; convert the model again")]
     Kind {
         /// The token.
         id: usize,
@@ -118,9 +110,7 @@ pub enum TokenizerError {
         text: String,
     },
     /// A byte token whose text names no byte.
-    #[error(
-        "token {id} is a byte and its text is `{text}`, not <0x00> to <0xFF>; convert the model again"
-    )]
+    #[error("token {id} is a byte and its text is `{text}`, not <0x00> to <0xFF>; convert the model again")]
     Byte {
         /// The token.
         id: usize,
@@ -141,9 +131,6 @@ pub enum TokenizerError {
 
 impl TokenizerError {
     pub(super) fn byte(id: usize, text: &[u8]) -> Self {
-        Self::Byte {
-            id,
-            text: shown(text),
-        }
+        Self::Byte { id, text: shown(text) }
     }
 }

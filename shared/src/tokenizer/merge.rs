@@ -37,38 +37,22 @@ pub(super) struct Merger<P: Ord> {
 
 impl<P: Ord> Merger<P> {
     pub(super) fn new() -> Self {
-        Self {
-            symbols: Vec::new(),
-            heap: BinaryHeap::new(),
-        }
+        Self { symbols: Vec::new(), heap: BinaryHeap::new() }
     }
 
     /// Appends a stretch of `length` > 0 bytes to the text.
     pub(super) fn push(&mut self, length: usize, id: Option<u32>) {
         let place = self.symbols.len();
-        let start = self
-            .symbols
-            .last()
-            .map_or(0, |last| last.start + last.length);
+        let start = self.symbols.last().map_or(0, |last| last.start + last.length);
         if let Some(last) = self.symbols.last_mut() {
             last.next = place;
         }
-        self.symbols.push(Symbol {
-            start,
-            length,
-            id,
-            previous: place.checked_sub(1).unwrap_or(END),
-            next: END,
-        });
+        self.symbols.push(Symbol { start, length, id, previous: place.checked_sub(1).unwrap_or(END), next: END });
     }
 
     /// Merges until `join` (priority and token of two neighbours, or nothing) finds no pair, hands what is left to
     /// `emit` in order, and forgets the text.
-    pub(super) fn run(
-        &mut self,
-        join: impl Fn(&Symbol, &Symbol) -> Option<(P, u32)>,
-        mut emit: impl FnMut(&Symbol),
-    ) {
+    pub(super) fn run(&mut self, join: impl Fn(&Symbol, &Symbol) -> Option<(P, u32)>, mut emit: impl FnMut(&Symbol)) {
         for right in 1..self.symbols.len() {
             self.offer(right - 1, right, &join);
         }
@@ -95,28 +79,15 @@ impl<P: Ord> Merger<P> {
                 self.offer(before, left, &join);
             }
         }
-        self.symbols
-            .iter()
-            .filter(|symbol| symbol.length > 0)
-            .for_each(&mut emit);
+        self.symbols.iter().filter(|symbol| symbol.length > 0).for_each(&mut emit);
         self.symbols.clear();
     }
 
-    fn offer(
-        &mut self,
-        left: usize,
-        right: usize,
-        join: &impl Fn(&Symbol, &Symbol) -> Option<(P, u32)>,
-    ) {
+    fn offer(&mut self, left: usize, right: usize, join: &impl Fn(&Symbol, &Symbol) -> Option<(P, u32)>) {
         let (a, b) = (&self.symbols[left], &self.symbols[right]);
         if let Some((priority, id)) = join(a, b) {
             let length = a.length + b.length;
-            self.heap.push(Candidate {
-                priority,
-                left: Reverse(left),
-                length,
-                id,
-            });
+            self.heap.push(Candidate { priority, left: Reverse(left), length, id });
         }
     }
 }

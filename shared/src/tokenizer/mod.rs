@@ -52,10 +52,7 @@ const SHOWN_MAX: usize = 60;
 
 /// A text from a file, fit for a message.
 fn shown(text: &[u8]) -> String {
-    let text: String = String::from_utf8_lossy(text)
-        .chars()
-        .take(SHOWN_MAX)
-        .collect();
+    let text: String = String::from_utf8_lossy(text).chars().take(SHOWN_MAX).collect();
     text.escape_debug().to_string()
 }
 
@@ -63,22 +60,11 @@ fn shown(text: &[u8]) -> String {
 fn index_tokens(tokens: &Texts, is_text: impl Fn(usize) -> bool) -> Result<Index, TokenizerError> {
     // Converters leave holes empty; there may be many.
     let is_text = |id: usize, text: &[u8]| !text.is_empty() && is_text(id);
-    let texts = || {
-        tokens
-            .iter()
-            .enumerate()
-            .filter(|&(id, text)| is_text(id, text))
-    };
+    let texts = || tokens.iter().enumerate().filter(|&(id, text)| is_text(id, text));
     let mut index = Index::with_room(texts().count());
     for (id, text) in texts() {
         let second = id as u32;
-        index
-            .insert(tokens, second)
-            .map_err(|first| TokenizerError::Duplicate {
-                first,
-                second,
-                text: shown(text),
-            })?;
+        index.insert(tokens, second).map_err(|first| TokenizerError::Duplicate { first, second, text: shown(text) })?;
     }
     Ok(index)
 }
@@ -143,9 +129,7 @@ impl Tokenizer {
             }
         };
         let kinds = vocabulary.kinds;
-        let of_kinds = |wanted: &'static [Kind]| {
-            (0..length as u32).filter(|&id| wanted.contains(&kinds[id as usize]))
-        };
+        let of_kinds = |wanted: &'static [Kind]| (0..length as u32).filter(|&id| wanted.contains(&kinds[id as usize]));
         let named = [vocabulary.eos, vocabulary.eot, vocabulary.eom];
         let by_text = of_kinds(&[Kind::Control]).filter(|&id| {
             let text = tokens.get(id as usize).unwrap_or_default();
@@ -156,10 +140,7 @@ impl Tokenizer {
         ends.dedup();
         Ok(Self {
             user_defined: Specials::new(&tokens, of_kinds(&[Kind::UserDefined])),
-            special: Specials::new(
-                &tokens,
-                of_kinds(&[Kind::UserDefined, Kind::Control, Kind::Unknown]),
-            ),
+            special: Specials::new(&tokens, of_kinds(&[Kind::UserDefined, Kind::Control, Kind::Unknown])),
             bos: vocabulary.bos,
             eos: vocabulary.eos,
             add_bos: vocabulary.add_bos,
@@ -178,11 +159,7 @@ impl Tokenizer {
         if bos && self.add_bos {
             ids.extend(self.bos);
         }
-        let specials = if parse_special {
-            &self.special
-        } else {
-            &self.user_defined
-        };
+        let specials = if parse_special { &self.special } else { &self.user_defined };
         for part in specials.split(&self.tokens, text) {
             match (part, &self.algorithm) {
                 (Part::Token(id), _) => ids.push(id),
@@ -217,15 +194,12 @@ impl Tokenizer {
     /// The bytes that a token renders to; they may be part of a character. Control and unknown tokens render to nothing
     /// unless `special`, an id beyond the vocabulary always.
     pub fn piece(&self, id: u32, special: bool) -> Cow<'_, [u8]> {
-        let (Some(text), Some(kind)) = (self.tokens.get(id as usize), self.kinds.get(id as usize))
-        else {
+        let (Some(text), Some(kind)) = (self.tokens.get(id as usize), self.kinds.get(id as usize)) else {
             return Cow::Borrowed(&[]);
         };
         match (kind, &self.algorithm) {
             (Kind::Control | Kind::Unknown, _) if !special => Cow::Borrowed(&[]),
-            (Kind::Byte, _) => {
-                spm::byte_of(text).map_or(Cow::Borrowed(text), |byte| vec![byte].into())
-            }
+            (Kind::Byte, _) => spm::byte_of(text).map_or(Cow::Borrowed(text), |byte| vec![byte].into()),
             (Kind::Normal | Kind::Unused, Algorithm::Spm(_)) => spm::unescape(text),
             _ => Cow::Borrowed(text),
         }

@@ -18,20 +18,11 @@ pub(super) struct PreTokenizer {
 }
 
 const fn plain(rules: &'static [Rule]) -> PreTokenizer {
-    PreTokenizer {
-        rules,
-        whole_words_first: false,
-        add_bos: false,
-    }
+    PreTokenizer { rules, whole_words_first: false, add_bos: false }
 }
 
 /// The rules of cl100k; what differs from model to model is spelled out in the entries.
-const CL100K: Words = Words {
-    contractions: true,
-    letters: Letters::Plain,
-    digits_max: 3,
-    after_punctuation: "\r\n",
-};
+const CL100K: Words = Words { contractions: true, letters: Letters::Plain, digits_max: 3, after_punctuation: "\r\n" };
 /// The rules of o200k.
 const O200K: Words = Words {
     contractions: false,
@@ -48,50 +39,20 @@ static DEFAULT: PreTokenizer = plain(&[
 ]);
 static GPT_2: PreTokenizer = plain(&[Rule::Gpt2]);
 static STARCODER: PreTokenizer = plain(&[Rule::Numbers { most: 1 }, Rule::Gpt2]);
-static FALCON: PreTokenizer = plain(&[
-    Rule::Run(|c| c.is_punctuation() || c.is_one_of("$+<=>^~|`")),
-    Rule::Gpt2,
-    Rule::ThreeDigits,
-]);
-static LLAMA_3: PreTokenizer = PreTokenizer {
-    rules: &[Rule::Words(CL100K)],
-    whole_words_first: true,
-    add_bos: true,
-};
+static FALCON: PreTokenizer =
+    plain(&[Rule::Run(|c| c.is_punctuation() || c.is_one_of("$+<=>^~|`")), Rule::Gpt2, Rule::ThreeDigits]);
+static LLAMA_3: PreTokenizer = PreTokenizer { rules: &[Rule::Words(CL100K)], whole_words_first: true, add_bos: true };
 static DBRX: PreTokenizer = plain(&[Rule::Words(CL100K)]);
-static QWEN_2: PreTokenizer = plain(&[Rule::Words(Words {
-    digits_max: 1,
-    ..CL100K
-})]);
-static QWEN_35: PreTokenizer = plain(&[Rule::Words(Words {
-    digits_max: 1,
-    letters: Letters::WithMarks,
-    ..CL100K
-})]);
-static SEED_CODER: PreTokenizer = plain(&[Rule::Words(Words {
-    digits_max: 1,
-    after_punctuation: "",
-    ..CL100K
-})]);
+static QWEN_2: PreTokenizer = plain(&[Rule::Words(Words { digits_max: 1, ..CL100K })]);
+static QWEN_35: PreTokenizer = plain(&[Rule::Words(Words { digits_max: 1, letters: Letters::WithMarks, ..CL100K })]);
+static SEED_CODER: PreTokenizer = plain(&[Rule::Words(Words { digits_max: 1, after_punctuation: "", ..CL100K })]);
 static MINICPM_5: PreTokenizer = PreTokenizer {
-    rules: &[
-        Rule::Numbers { most: 3 },
-        Rule::Words(Words {
-            digits_max: usize::MAX,
-            ..CL100K
-        }),
-    ],
+    rules: &[Rule::Numbers { most: 3 }, Rule::Words(Words { digits_max: usize::MAX, ..CL100K })],
     whole_words_first: true,
     add_bos: false,
 };
 static TEKKEN: PreTokenizer = PreTokenizer {
-    rules: &[Rule::Words(Words {
-        letters: Letters::Cased {
-            contractions: false,
-        },
-        digits_max: 1,
-        ..O200K
-    })],
+    rules: &[Rule::Words(Words { letters: Letters::Cased { contractions: false }, digits_max: 1, ..O200K })],
     whole_words_first: true,
     add_bos: true,
 };
@@ -180,16 +141,10 @@ static TABLE: &[(&str, &PreTokenizer)] = &[
 /// text that looks right and is not.
 pub(super) fn find(name: &str) -> Result<&'static PreTokenizer, TokenizerError> {
     let entry = TABLE.iter().find(|(known, _)| *known == name);
-    entry
-        .map(|(_, rules)| *rules)
-        .ok_or_else(|| TokenizerError::PreTokenizer {
-            name: super::shown(name.as_bytes()),
-            known: TABLE
-                .iter()
-                .map(|(known, _)| *known)
-                .collect::<Vec<_>>()
-                .join(", "),
-        })
+    entry.map(|(_, rules)| *rules).ok_or_else(|| TokenizerError::PreTokenizer {
+        name: super::shown(name.as_bytes()),
+        known: TABLE.iter().map(|(known, _)| *known).collect::<Vec<_>>().join(", "),
+    })
 }
 
 impl PreTokenizer {
@@ -208,10 +163,7 @@ impl PreTokenizer {
         }
         let (mut start, mut rest) = (0, text);
         for end in ends {
-            let length = characters[start..end]
-                .iter()
-                .map(|c| c.value.len_utf8())
-                .sum();
+            let length = characters[start..end].iter().map(|c| c.value.len_utf8()).sum();
             let (piece, after) = rest.split_at(length);
             if !piece.is_empty() {
                 word(piece);
@@ -227,9 +179,7 @@ mod tests {
 
     fn words<'a>(name: &str, text: &'a str) -> Vec<&'a str> {
         let mut words = Vec::new();
-        find(name)
-            .expect("the name is known")
-            .split(text, |word| words.push(word));
+        find(name).expect("the name is known").split(text, |word| words.push(word));
         words
     }
 
@@ -239,16 +189,14 @@ mod tests {
     fn words_are_those_of_the_regular_expressions() {
         let vectors = include_str!("../../../tests/fixtures/vocab/splits.tsv");
         let unescape = |text: &str| {
-            text.split('\\')
-                .enumerate()
-                .fold(String::new(), |text, (index, part)| {
-                    if index == 0 {
-                        return text + part;
-                    }
-                    let (code, rest) = part.split_once(';').expect("\\HEX;");
-                    let code = u32::from_str_radix(code, 16).expect("\\HEX;");
-                    text + &char::from_u32(code).expect("a character").to_string() + rest
-                })
+            text.split('\\').enumerate().fold(String::new(), |text, (index, part)| {
+                if index == 0 {
+                    return text + part;
+                }
+                let (code, rest) = part.split_once(';').expect("\\HEX;");
+                let code = u32::from_str_radix(code, 16).expect("\\HEX;");
+                text + &char::from_u32(code).expect("a character").to_string() + rest
+            })
         };
         let mut checked = std::collections::HashMap::new();
         for line in vectors.lines().filter(|line| !line.starts_with('#')) {
@@ -258,10 +206,7 @@ mod tests {
             assert_eq!(words(name, &text), expected, "{name}: {text:?}");
             *checked.entry(name).or_insert(0) += 1;
         }
-        let mut rules: Vec<_> = TABLE
-            .iter()
-            .map(|(_, rules)| std::ptr::from_ref(*rules))
-            .collect();
+        let mut rules: Vec<_> = TABLE.iter().map(|(_, rules)| std::ptr::from_ref(*rules)).collect();
         rules.dedup();
         assert_eq!(checked.len(), rules.len(), "{checked:?}");
         assert!(checked.values().all(|&count| count >= 20), "{checked:?}");
@@ -278,10 +223,8 @@ mod tests {
     #[test]
     fn long_runs_of_anything_come_back_whole() {
         for (name, _) in TABLE {
-            for unit in [
-                " ", "a", "A", "中", "\u{301}", "1", "!", "\n", " \n", "中A", "\u{301}A", "'",
-                " !", "\u{7}",
-            ] {
+            for unit in [" ", "a", "A", "中", "\u{301}", "1", "!", "\n", " \n", "中A", "\u{301}A", "'", " !", "\u{7}"]
+            {
                 let text = unit.repeat(100_000) + "x";
                 assert_eq!(words(name, &text).concat(), text, "{name}: {unit:?}");
             }
@@ -291,10 +234,7 @@ mod tests {
     #[test]
     fn an_unknown_name_is_refused_with_the_known_ones() {
         let message = find("qwen9").expect_err("unknown").to_string();
-        assert!(
-            message.contains("qwen9") && message.contains("qwen35, "),
-            "{message}"
-        );
+        assert!(message.contains("qwen9") && message.contains("qwen35, "), "{message}");
         assert!(find("").is_err());
     }
 }

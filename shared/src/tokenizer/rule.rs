@@ -136,10 +136,7 @@ fn gpt2(text: &[Character]) -> usize {
         prefixed(text, is_blank, is_other),
         space_before_word(text, run(text, Character::is_space)),
     ];
-    alternatives
-        .into_iter()
-        .find(|&length| length > 0)
-        .unwrap_or(0)
+    alternatives.into_iter().find(|&length| length > 0).unwrap_or(0)
 }
 
 fn deepseek_words(text: &[Character]) -> usize {
@@ -184,18 +181,11 @@ fn run_to(text: &[Character], most: usize, class: impl Fn(&Character) -> bool) -
 
 /// `C*$`
 fn run_back(text: &[Character], class: impl Fn(&Character) -> bool) -> usize {
-    text.iter()
-        .rev()
-        .position(|c| !class(c))
-        .unwrap_or(text.len())
+    text.iter().rev().position(|c| !class(c)).unwrap_or(text.len())
 }
 
 /// `P?C+`; a character of both classes may stand alone.
-fn prefixed(
-    text: &[Character],
-    prefix: impl Fn(&Character) -> bool,
-    class: impl Fn(&Character) -> bool,
-) -> usize {
+fn prefixed(text: &[Character], prefix: impl Fn(&Character) -> bool, class: impl Fn(&Character) -> bool) -> usize {
     if text.first().is_some_and(prefix) {
         let after = run(&text[1..], &class);
         if after > 0 {
@@ -232,38 +222,23 @@ fn space(text: &[Character]) -> usize {
 
 /// `\s+(?!\S)|\s+` for a run of `length`: the last one belongs to the word that follows, if it is not alone.
 fn space_before_word(text: &[Character], length: usize) -> usize {
-    if length > 1 && length < text.len() {
-        length - 1
-    } else {
-        length
-    }
+    if length > 1 && length < text.len() { length - 1 } else { length }
 }
 
 /// See `Letters::Cased`.
-fn cased(
-    text: &[Character],
-    may_precede: impl Fn(&Character) -> bool,
-    contractions: bool,
-) -> usize {
+fn cased(text: &[Character], may_precede: impl Fn(&Character) -> bool, contractions: bool) -> usize {
     let has_prefix = text.first().is_some_and(may_precede);
     let starts: &[usize] = if has_prefix { &[1, 0] } else { &[0] };
-    let capitalised = starts
-        .iter()
-        .map(|&start| (start, upper_then_lower(&text[start..])));
+    let capitalised = starts.iter().map(|&start| (start, upper_then_lower(&text[start..])));
     let shouted = starts.iter().map(|&start| {
         let upper = run(&text[start..], Character::is_upper);
         (start, upper)
     });
-    let Some((start, letters)) = capitalised.chain(shouted).find(|&(_, letters)| letters > 0)
-    else {
+    let Some((start, letters)) = capitalised.chain(shouted).find(|&(_, letters)| letters > 0) else {
         return 0;
     };
     let end = start + letters;
-    let suffix = if contractions {
-        contraction(&text[end..], u8::to_ascii_lowercase)
-    } else {
-        0
-    };
+    let suffix = if contractions { contraction(&text[end..], u8::to_ascii_lowercase) } else { 0 };
     end + suffix
 }
 

@@ -23,9 +23,8 @@ impl Specials {
     /// nowhere, and all but the first of equal texts.
     pub(super) fn new(texts: &Texts, ids: impl Iterator<Item = u32>) -> Self {
         let text = |id: u32| texts.get(id as usize).unwrap_or_default();
-        let mut ids: Vec<u32> = ids
-            .filter(|&id| !text(id).is_empty() && std::str::from_utf8(text(id)).is_ok())
-            .collect();
+        let mut ids: Vec<u32> =
+            ids.filter(|&id| !text(id).is_empty() && std::str::from_utf8(text(id)).is_ok()).collect();
         ids.sort_by_key(|&id| (text(id), id));
         ids.dedup_by_key(|id| text(*id));
         let mut begins = [false; 256];
@@ -41,9 +40,7 @@ impl Specials {
         let mut parts = Vec::new();
         let (mut from, mut at) = (0, 0);
         while at < bytes.len() {
-            let found = self.begins[usize::from(bytes[at])]
-                .then(|| self.longest(texts, &bytes[at..]))
-                .flatten();
+            let found = self.begins[usize::from(bytes[at])].then(|| self.longest(texts, &bytes[at..])).flatten();
             let Some((id, length)) = found else {
                 at += 1;
                 continue;
@@ -101,21 +98,13 @@ mod tests {
         let tokens = ["<|a|>", "<|a|>b", "<", "", "é", "<|a|>bcd"];
         check(&tokens, "", &[]);
         check(&tokens, "<|a|>", &[Token(0)]);
-        check(
-            &tokens,
-            "x<|a|>bc<|a",
-            &[Text("x"), Token(1), Text("c"), Token(2), Text("|a")],
-        );
+        check(&tokens, "x<|a|>bc<|a", &[Text("x"), Token(1), Text("c"), Token(2), Text("|a")]);
         check(&tokens, "<<|a|>bcdé", &[Token(2), Token(5), Token(4)]);
         check(&tokens, "è🦙", &[Text("è🦙")]);
     }
 
     #[test]
     fn of_equal_tokens_the_first_counts() {
-        check(
-            &["x", "<s>", "<s>"],
-            "a<s>",
-            &[Part::Text("a"), Part::Token(1)],
-        );
+        check(&["x", "<s>", "<s>"], "a<s>", &[Part::Text("a"), Part::Token(1)]);
     }
 }

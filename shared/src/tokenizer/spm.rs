@@ -28,10 +28,7 @@ impl Spm {
     pub(super) fn new(vocabulary: &Vocabulary) -> Result<Self, TokenizerError> {
         // Control, unknown and byte tokens are no text: the text `<s>` must not turn into the token.
         let index = index_tokens(&vocabulary.tokens, |id| {
-            matches!(
-                vocabulary.kinds[id],
-                Kind::Normal | Kind::Unused | Kind::UserDefined
-            )
+            matches!(vocabulary.kinds[id], Kind::Normal | Kind::Unused | Kind::UserDefined)
         })?;
         let mut bytes = [None; 256];
         for (id, text) in vocabulary.tokens.iter().enumerate() {
@@ -75,9 +72,7 @@ impl Spm {
                 if length > self.longest {
                     return None;
                 }
-                let id = self
-                    .index
-                    .find(tokens, &bytes[left.start..left.start + length])?;
+                let id = self.index.find(tokens, &bytes[left.start..left.start + length])?;
                 Some((self.priorities[id as usize], id))
             },
             |symbol| match symbol.id {
@@ -112,9 +107,7 @@ pub(super) fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
     let mut rest = text;
     let mut bytes = Vec::with_capacity(text.len());
     while let Some((&first, after)) = rest.split_first() {
-        let (byte, left) = rest
-            .strip_prefix(mark)
-            .map_or((first, after), |left| (b' ', left));
+        let (byte, left) = rest.strip_prefix(mark).map_or((first, after), |left| (b' ', left));
         bytes.push(byte);
         rest = left;
     }
@@ -142,17 +135,7 @@ mod tests {
 
     #[test]
     fn priorities_order_as_scores_do() {
-        let scores = [
-            f32::NEG_INFINITY,
-            -1e9,
-            -2.5,
-            -1.0,
-            -1e-40,
-            0.0,
-            1e-40,
-            3.0,
-            f32::INFINITY,
-        ];
+        let scores = [f32::NEG_INFINITY, -1e9, -2.5, -1.0, -1e-40, 0.0, 1e-40, 3.0, f32::INFINITY];
         assert!(scores.is_sorted_by(|a, b| in_order(*a) < in_order(*b)));
         assert_eq!(in_order(-0.0), in_order(0.0));
     }
@@ -161,17 +144,7 @@ mod tests {
     fn only_two_hexadecimal_digits_are_a_byte() {
         assert_eq!(byte_of(b"<0x0A>"), Some(10));
         assert_eq!(byte_of(b"<0xff>"), Some(255));
-        for bad in [
-            "",
-            "<0x>",
-            "<0x1>",
-            "<0x123>",
-            "<0x+1>",
-            "<0xG1>",
-            "0x11",
-            "<0x11",
-            "<0x\u{e9}>",
-        ] {
+        for bad in ["", "<0x>", "<0x1>", "<0x123>", "<0x+1>", "<0xG1>", "0x11", "<0x11", "<0x\u{e9}>"] {
             assert_eq!(byte_of(bad.as_bytes()), None, "{bad}");
         }
     }

@@ -64,19 +64,11 @@ mod tests {
         let mut from = 0;
         for &cut in cuts.iter().chain([&bytes.len()]) {
             text += &stream.push_bytes(&bytes[from..cut]);
-            assert!(
-                stream.pending.len() < 4,
-                "{bytes:?} held {:?}",
-                stream.pending
-            );
+            assert!(stream.pending.len() < 4, "{bytes:?} held {:?}", stream.pending);
             from = cut;
         }
         text += &stream.finish();
-        assert_eq!(
-            text,
-            String::from_utf8_lossy(bytes),
-            "{bytes:?} cut at {cuts:?}"
-        );
+        assert_eq!(text, String::from_utf8_lossy(bytes), "{bytes:?} cut at {cuts:?}");
     }
 
     const TEXTS: [&[u8]; 9] = [

@@ -15,10 +15,7 @@ pub struct Texts {
 impl Texts {
     /// An empty list with room for `count` texts.
     pub fn with_room(count: usize) -> Self {
-        Self {
-            bytes: Vec::new(),
-            ends: Vec::with_capacity(count),
-        }
+        Self { bytes: Vec::new(), ends: Vec::with_capacity(count) }
     }
 
     /// Number of texts.
@@ -70,10 +67,7 @@ pub(super) struct Index {
 impl Index {
     /// An index with room for `count` texts.
     pub(super) fn with_room(count: usize) -> Self {
-        Self {
-            slots: vec![FREE; (count * 2).next_power_of_two().max(2)],
-            hash: RandomState::new(),
-        }
+        Self { slots: vec![FREE; (count * 2).next_power_of_two().max(2)], hash: RandomState::new() }
     }
 
     /// Adds the text of `id`. An equal text that is there already stays, and its id comes back.

@@ -54,15 +54,11 @@ fn gguf(pairs: &Pairs) -> Vec<u8> {
             }
             Floats(floats) => {
                 put_array(&mut bytes, 6, floats.len());
-                floats
-                    .iter()
-                    .for_each(|float| bytes.extend(float.to_le_bytes()));
+                floats.iter().for_each(|float| bytes.extend(float.to_le_bytes()));
             }
             Integers(integers) => {
                 put_array(&mut bytes, 5, integers.len());
-                integers
-                    .iter()
-                    .for_each(|integer| bytes.extend(integer.to_le_bytes()));
+                integers.iter().for_each(|integer| bytes.extend(integer.to_le_bytes()));
             }
         }
     }
@@ -81,23 +77,9 @@ fn list(texts: &[&str]) -> Value {
 fn spm() -> Pairs {
     vec![
         ("model", Text("llama")),
-        (
-            "tokens",
-            list(&[
-                "<unk>", "<s>", "</s>", "a", "b", "▁", "▁a", "ab", "<0xC3>", "<0xA9>", "<end>",
-                "XY",
-            ]),
-        ),
-        (
-            "scores",
-            Floats(vec![
-                0.0, 0.0, 0.0, -3.0, -4.0, -2.0, -1.5, -1.0, 0.0, 0.0, 0.0, 0.0,
-            ]),
-        ),
-        (
-            "token_type",
-            Integers(vec![2, 3, 3, 1, 1, 1, 1, 1, 6, 6, 3, 4]),
-        ),
+        ("tokens", list(&["<unk>", "<s>", "</s>", "a", "b", "▁", "▁a", "ab", "<0xC3>", "<0xA9>", "<end>", "XY"])),
+        ("scores", Floats(vec![0.0, 0.0, 0.0, -3.0, -4.0, -2.0, -1.5, -1.0, 0.0, 0.0, 0.0, 0.0])),
+        ("token_type", Integers(vec![2, 3, 3, 1, 1, 1, 1, 1, 6, 6, 3, 4])),
     ]
 }
 
@@ -105,21 +87,7 @@ fn bpe() -> Pairs {
     vec![
         ("model", Text("gpt2")),
         ("pre", Text("gpt-2")),
-        (
-            "tokens",
-            list(&[
-                "a",
-                "b",
-                "Ġ",
-                "ab",
-                "Ġab",
-                "<|im_end|>",
-                "é",
-                "Ã",
-                "©",
-                "XY",
-            ]),
-        ),
+        ("tokens", list(&["a", "b", "Ġ", "ab", "Ġab", "<|im_end|>", "é", "Ã", "©", "XY"])),
         ("token_type", Integers(vec![1, 1, 1, 1, 1, 3, 1, 1, 1, 4])),
         ("merges", list(&["a b", "Ġ ab", "b b", "é é"])),
         ("bos_token_id", Unsigned(5)),
@@ -146,134 +114,54 @@ fn check_refused(pairs: Pairs, key: &'static str, value: Option<Value>, words: &
 
 #[test]
 fn a_key_that_is_missing_or_of_another_type_is_refused_by_name() {
-    for (pairs, key) in [
-        (spm(), "scores"),
-        (spm(), "token_type"),
-        (bpe(), "merges"),
-        (bpe(), "tokens"),
-        (bpe(), "model"),
-    ] {
-        check_refused(
-            pairs.clone(),
-            key,
-            None,
-            &[&format!("no tokenizer.ggml.{key}")],
-        );
-        check_refused(
-            pairs,
-            key,
-            Some(Flag(true)),
-            &[&format!("tokenizer.ggml.{key}")],
-        );
+    for (pairs, key) in
+        [(spm(), "scores"), (spm(), "token_type"), (bpe(), "merges"), (bpe(), "tokens"), (bpe(), "model")]
+    {
+        check_refused(pairs.clone(), key, None, &[&format!("no tokenizer.ggml.{key}")]);
+        check_refused(pairs, key, Some(Flag(true)), &[&format!("tokenizer.ggml.{key}")]);
     }
 }
 
 #[test]
 fn an_unknown_kind_of_tokenizer_is_refused_with_the_known_ones() {
-    check_refused(
-        spm(),
-        "model",
-        Some(Text("bert")),
-        &["bert", "llama", "gpt2"],
-    );
-    check_refused(
-        bpe(),
-        "pre",
-        Some(Text("qwen9\u{1b}[2J")),
-        &["qwen9\\u{1b}[2J", "qwen2, "],
-    );
+    check_refused(spm(), "model", Some(Text("bert")), &["bert", "llama", "gpt2"]);
+    check_refused(bpe(), "pre", Some(Text("qwen9\u{1b}[2J")), &["qwen9\\u{1b}[2J", "qwen2, "]);
 }
 
 #[test]
 fn a_list_of_another_length_or_with_a_bad_element_is_refused_by_name() {
-    check_refused(
-        spm(),
-        "tokens",
-        Some(list(&[])),
-        &["tokens is an empty list"],
-    );
-    check_refused(
-        spm(),
-        "scores",
-        Some(Floats(vec![0.0; 11])),
-        &["scores has 11 elements for 12 tokens"],
-    );
-    check_refused(
-        spm(),
-        "scores",
-        Some(Floats(vec![f32::NAN; 12])),
-        &["score of token 0"],
-    );
-    check_refused(
-        bpe(),
-        "token_type",
-        Some(Integers(vec![1; 11])),
-        &["token_type has 11 elements for 10 tokens"],
-    );
+    check_refused(spm(), "tokens", Some(list(&[])), &["tokens is an empty list"]);
+    check_refused(spm(), "scores", Some(Floats(vec![0.0; 11])), &["scores has 11 elements for 12 tokens"]);
+    check_refused(spm(), "scores", Some(Floats(vec![f32::NAN; 12])), &["score of token 0"]);
+    check_refused(bpe(), "token_type", Some(Integers(vec![1; 11])), &["token_type has 11 elements for 10 tokens"]);
     for number in [0, 7, -1] {
         let kinds = Integers(vec![number; 10]);
-        check_refused(
-            bpe(),
-            "token_type",
-            Some(kinds),
-            &["token_type", &number.to_string()],
-        );
+        check_refused(bpe(), "token_type", Some(kinds), &["token_type", &number.to_string()]);
     }
 }
 
 #[test]
 fn the_id_of_no_token_is_refused_by_name() {
-    for key in [
-        "bos_token_id",
-        "eos_token_id",
-        "eot_token_id",
-        "eom_token_id",
-        "unknown_token_id",
-    ] {
+    for key in ["bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "unknown_token_id"] {
         check_refused(bpe(), key, Some(Unsigned(10)), &[key, "is 10", "10 tokens"]);
         check_refused(spm(), key, Some(Unsigned(u32::MAX)), &[key, "4294967295"]);
     }
     let without_bos = with(bpe(), "bos_token_id", None);
-    check_refused(
-        without_bos,
-        "add_bos_token",
-        Some(Flag(true)),
-        &["add_bos_token", "bos_token_id"],
-    );
+    check_refused(without_bos, "add_bos_token", Some(Flag(true)), &["add_bos_token", "bos_token_id"]);
 }
 
 #[test]
 fn a_bad_merge_token_or_byte_is_refused_by_name() {
     for bad in ["ab", "", " ", "a b c", "a "] {
-        check_refused(
-            bpe(),
-            "merges",
-            Some(list(&["a b", bad])),
-            &["element 1 of tokenizer.ggml.merges", bad],
-        );
+        check_refused(bpe(), "merges", Some(list(&["a b", bad])), &["element 1 of tokenizer.ggml.merges", bad]);
     }
     let long = "a".repeat(TOKEN_BYTES_MAX + 1);
-    check_refused(
-        bpe(),
-        "merges",
-        Some(List(vec![long])),
-        &["element 0", "4097 bytes"],
-    );
+    check_refused(bpe(), "merges", Some(List(vec![long])), &["element 0", "4097 bytes"]);
     let twice = with(with(bpe(), "token_type", None), "bos_token_id", None);
-    check_refused(
-        twice,
-        "tokens",
-        Some(list(&["a", "b", "a"])),
-        &["tokens 0 and 2", "`a`"],
-    );
+    check_refused(twice, "tokens", Some(list(&["a", "b", "a"])), &["tokens 0 and 2", "`a`"]);
     let mut kinds = vec![1; 12];
     kinds[3] = 6;
-    check_refused(
-        spm(),
-        "token_type",
-        Some(Integers(kinds)),
-        &["token 3 is a byte", "`a`"],
-    );
+    check_refused(spm(), "token_type", Some(Integers(kinds)), &["token 3 is a byte", "`a`"]);
 }
 
 #[test]
@@ -288,27 +176,19 @@ fn metadata_cut_or_changed_anywhere_never_panics() {
         for round in 0..10_000 {
             let mut bytes = whole.clone();
             for _ in 0..1 + round % 2 {
-                state = state
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1);
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let at = (state >> 40) as usize % bytes.len();
                 bytes[at] = (state >> 32) as u8;
             }
             if let Ok(tokenizer) = load(&bytes) {
                 accepted += 1;
                 let ids = tokenizer.encode("ab aé XY<s>中", true, true);
-                assert!(
-                    ids.iter()
-                        .all(|&id| (id as usize) < tokenizer.vocabulary_length())
-                );
+                assert!(ids.iter().all(|&id| (id as usize) < tokenizer.vocabulary_length()));
                 tokenizer.decode(&ids, true);
             }
         }
     }
-    assert!(
-        accepted > 1000,
-        "only {accepted} mutants came as far as encoding"
-    );
+    assert!(accepted > 1000, "only {accepted} mutants came as far as encoding");
 }
 
 #[test]
@@ -354,12 +234,7 @@ fn a_bos_comes_as_the_file_says() {
 
 /// Merges the best pair, found by looking at all, until there is none.
 fn merge_slowly(vocabulary: &Vocabulary, text: &str) -> Vec<u32> {
-    let find = |text: &str| {
-        vocabulary
-            .tokens
-            .iter()
-            .position(|token| token == text.as_bytes())
-    };
+    let find = |text: &str| vocabulary.tokens.iter().position(|token| token == text.as_bytes());
     let mut parts: Vec<String> = text.chars().map(String::from).collect();
     loop {
         let mut best: Option<(f32, usize)> = None;
@@ -375,19 +250,14 @@ fn merge_slowly(vocabulary: &Vocabulary, text: &str) -> Vec<u32> {
         let right = parts.remove(left);
         parts[left - 1] += &right;
     }
-    parts
-        .iter()
-        .map(|part| find(part).expect("each letter is a token") as u32)
-        .collect()
+    parts.iter().map(|part| find(part).expect("each letter is a token") as u32).collect()
 }
 
 #[test]
 fn the_heap_merges_as_the_slow_reference_does() {
     let mut state = 9_u64;
     let mut below = |bound: usize| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (state >> 33) as usize % bound
     };
     let mut merged = 0;
@@ -420,11 +290,7 @@ fn the_heap_merges_as_the_slow_reference_does() {
         let expected = merge_slowly(&vocabulary, &text);
         merged += 60 - expected.len();
         let tokenizer = Tokenizer::new(vocabulary).expect("the vocabulary is good");
-        assert_eq!(
-            tokenizer.encode(&text, false, false),
-            expected,
-            "{texts:?}: {text}"
-        );
+        assert_eq!(tokenizer.encode(&text, false, false), expected, "{texts:?}: {text}");
     }
     assert!(merged > 1000, "only {merged} merges were checked");
 }

@@ -99,9 +99,7 @@ impl Vocabulary {
             "llama" => Model::Spm,
             "gpt2" => Model::Bpe,
             other => {
-                return Err(TokenizerError::Model {
-                    name: shown(other.as_bytes()),
-                });
+                return Err(TokenizerError::Model { name: shown(other.as_bytes()) });
             }
         };
         let pre = metadata.text("tokenizer.ggml.pre")?.unwrap_or("default");
@@ -132,12 +130,8 @@ impl Vocabulary {
             eom: id("tokenizer.ggml.eom_token_id")?,
             unknown: id("tokenizer.ggml.unknown_token_id")?.or(usual(0)),
             add_bos: add_bos.unwrap_or(add_bos_by_default && bos.is_some()),
-            add_eos: metadata
-                .flag("tokenizer.ggml.add_eos_token")?
-                .unwrap_or(false),
-            add_space_prefix: metadata
-                .flag("tokenizer.ggml.add_space_prefix")?
-                .unwrap_or(model == Model::Spm),
+            add_eos: metadata.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
+            add_space_prefix: metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(model == Model::Spm),
             tokens,
             scores,
             kinds,
@@ -150,11 +144,7 @@ impl Vocabulary {
 struct Keys<'a>(Metadata<'a>);
 
 impl Keys<'_> {
-    fn required<T>(
-        &self,
-        key: &'static str,
-        value: Result<Option<T>, GgufError>,
-    ) -> Result<T, TokenizerError> {
+    fn required<T>(&self, key: &'static str, value: Result<Option<T>, GgufError>) -> Result<T, TokenizerError> {
         value?.ok_or(TokenizerError::Missing { key })
     }
 
@@ -187,18 +177,13 @@ impl Keys<'_> {
             None => return Err(TokenizerError::Missing { key: "token_type" }),
         };
         same_length("token_type", numbers.len(), vocabulary)?;
-        let kind =
-            |(id, &number)| Kind::from_number(number).ok_or(TokenizerError::Kind { id, number });
+        let kind = |(id, &number)| Kind::from_number(number).ok_or(TokenizerError::Kind { id, number });
         numbers.iter().enumerate().map(kind).collect()
     }
 
     fn id(&self, key: &'static str, vocabulary: usize) -> Result<Option<u32>, TokenizerError> {
         match self.0.unsigned(key)? {
-            Some(id) if id >= vocabulary as u64 => Err(TokenizerError::Id {
-                key,
-                id,
-                vocabulary,
-            }),
+            Some(id) if id >= vocabulary as u64 => Err(TokenizerError::Id { key, id, vocabulary }),
             // Fits: a vocabulary has at most VOCABULARY_LENGTH_MAX tokens.
             id => Ok(id.map(|id| id as u32)),
         }
@@ -227,11 +212,7 @@ fn bounded<'a>(
 
 fn same_length(key: &'static str, length: usize, vocabulary: usize) -> Result<(), TokenizerError> {
     if length != vocabulary {
-        return Err(TokenizerError::Length {
-            key,
-            length,
-            vocabulary,
-        });
+        return Err(TokenizerError::Length { key, length, vocabulary });
     }
     Ok(())
 }

@@ -43,8 +43,7 @@ pub(super) struct Linking {
 /// Opens all links.
 pub(super) async fn open(linking: Linking, mut arrivals: Receiver<Arrival>) -> Result<OpenLinks, FaultKind> {
     let world = linking.topology.world();
-    let mut links =
-        OpenLinks { data: (0..world).map(|_| None).collect(), control: (0..world).map(|_| None).collect() };
+    let mut links = OpenLinks { data: (0..world).map(|_| None).collect(), control: (0..world).map(|_| None).collect() };
     let attempt = timeout(Duration::from_secs(LINKS_SECONDS), async {
         for peer in linking.own.index() + 1..world {
             links.data[peer] = Some(dial_peer(&linking, peer, Purpose::Data).await?);
@@ -88,9 +87,8 @@ async fn dial_peer(
 }
 
 fn missing(linking: &Linking, links: &OpenLinks) -> String {
-    let is_missing = |rank: &usize| {
-        *rank != linking.own.index() && (links.data[*rank].is_none() || links.control[*rank].is_none())
-    };
+    let is_missing =
+        |rank: &usize| *rank != linking.own.index() && (links.data[*rank].is_none() || links.control[*rank].is_none());
     let ranks = (0..linking.topology.world()).filter(is_missing);
     let names: Vec<&str> = ranks.map(|rank| linking.topology.members[rank].name.as_str()).collect();
     format!("no link to {} within {LINKS_SECONDS} s", names.join(", "))

@@ -41,10 +41,7 @@ use self::{
     running::{Place, Running, Surroundings},
     state::StateFolder,
 };
-use super::{
-    Effect, Event, Node, Progress, SessionId,
-    machine::Patience,
-};
+use super::{Effect, Event, Node, Progress, SessionId, machine::Patience};
 use crate::{config::Config, health::memory, kernels::Kernels};
 
 /// Responses that may wait for a session's socket; a reader that is further behind is cut off.
@@ -248,7 +245,8 @@ impl Driver {
             Effect::Persist(epoch, hash) => {
                 let state = self.state.clone();
                 let saved = spawn_blocking(move || state.save(epoch, hash)).await;
-                let result = saved.map_err(|error| error.to_string()).and_then(|saved| saved.map_err(|e| e.to_string()));
+                let result =
+                    saved.map_err(|error| error.to_string()).and_then(|saved| saved.map_err(|e| e.to_string()));
                 let result = result.map_err(|reason| self.fault(FaultKind::StateUnwritable { reason }));
                 self.event(Event::Persisted(epoch, result)).await;
             }

@@ -36,8 +36,11 @@ impl StateFolder {
         let epoch = match fs::read_to_string(&path) {
             Ok(text) => {
                 let saved: Saved = toml::from_str(&text).with_context(|| {
-                    format!("{} is damaged; write `epoch = N` with N above every epoch that `console status` shows, \
-                         and `topology = \"\"` into it", path.display())
+                    format!(
+                        "{} is damaged; write `epoch = N` with N above every epoch that `console status` shows, \
+                         and `topology = \"\"` into it",
+                        path.display()
+                    )
                 })?;
                 Epoch(saved.epoch)
             }
