@@ -1,2 +1,211 @@
-//! Sessions with nodes: one task each.
+//! Sessions with nodes. `Client` keeps one task per node for the dashboard, which reconnects by itself; commands without
+//! a screen use `session`, `assign` and `generate` directly and fail at the first fault.
+pub mod assign;
 pub mod event;
+pub mod generate;
+pub mod session;
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use shared::{
+    protocol::{
+        PORT,
+        error::{Fault, FaultKind},
+        message::{Generate, RequestBody, ResponseBody},
+    },
+    units::Nanoseconds,
+};
+use tokio::sync::mpsc::{Sender, channel};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use self::{
+    assign::Wanted,
+    event::{AssignEvent, ClientEvent, GenerateEvent},
+    session::Session,
+};
+
+/// First pause before dialling again; doubles up to [`BACKOFF_MAX`].
+const BACKOFF_MIN: Duration = Duration::from_millis(250);
+/// Longest pause before dialling again.
+const BACKOFF_MAX: Duration = Duration::from_secs(4);
+
+/// Events of a generation that may wait for the dashboard.
+const EVENTS_MAX: usize = 64;
+
+/// `ADDRESS` or `ADDRESS:PORT` as it is dialled.
+pub fn with_port(node: &str) -> String {
+    let has_port = node.rsplit_once(':').is_some_and(|(_, port)| !port.is_empty() && !port.contains(']'));
+    if has_port { node.into() } else { format!("{node}:{PORT}") }
+}
+
+/// All nodes of a dashboard.
+#[derive(Debug)]
+pub struct Client {
+    nodes: Arc<Vec<Node>>,
+    wanted: Option<Wanted>,
+    events: Sender<ClientEvent>,
+    stop: CancellationToken,
+    cancel: Mutex<CancellationToken>,
+    tasks: TaskTracker,
+}
+
+#[derive(Debug)]
+struct Node {
+    address: String,
+    session: Mutex<Option<Arc<Session>>>,
+}
+
+impl Client {
+    /// Starts a task per node; must be called inside a tokio runtime. `wanted` is what [`Self::assign`] assigns.
+    pub fn start(nodes: &[String], wanted: Option<Wanted>, watch_ms: u32, events: Sender<ClientEvent>) -> Self {
+        let node = |node: &String| Node { address: with_port(node), session: Mutex::new(None) };
+        let nodes = Arc::new(nodes.iter().map(node).collect::<Vec<_>>());
+        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        for index in 0..nodes.len() {
+            let (nodes, events, stop) = (Arc::clone(&nodes), events.clone(), stop.clone());
+            tasks.spawn(async move {
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    () = keep(&nodes, index, watch_ms, &events) => {}
+                }
+            });
+        }
+        Self { nodes, wanted, events, stop, cancel: Mutex::default(), tasks }
+    }
+
+    /// Assigns the wanted topology; its steps come as events.
+    pub fn assign(&self) {
+        let Some(wanted) = self.wanted.clone() else { return };
+        let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
+        self.tasks.spawn(async move {
+            let tell = |event| drop(events.try_send(ClientEvent::Assign(event)));
+            let result = match sessions(&nodes) {
+                Ok(sessions) => assign::assign(&sessions, &wanted, &tell).await,
+                Err(fault) => Err(fault),
+            };
+            let event = match result {
+                Ok(done) => {
+                    let (epoch, topology, reused) = (done.epoch, Box::new(done.topology), done.reused);
+                    AssignEvent::Running { epoch, topology, reused }
+                }
+                Err(fault) => AssignEvent::Failed(fault),
+            };
+            // The dashboard may be gone.
+            let _ = events.send(ClientEvent::Assign(event)).await;
+        });
+    }
+
+    /// Starts a generation on the first node; its steps come as events.
+    pub fn generate(&self, request: Generate) {
+        let cancel = CancellationToken::new();
+        *self.cancel.lock().unwrap_or_else(PoisonError::into_inner) = cancel.clone();
+        let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
+        self.tasks.spawn(async move {
+            let (sender, mut receiver) = channel(EVENTS_MAX);
+            let work = async move {
+                match session(&nodes[0]) {
+                    Ok(session) => generate::generate(&session, request, &cancel, &sender).await,
+                    Err(fault) => drop(sender.send(GenerateEvent::Failed(fault)).await),
+                }
+            };
+            let forward = async {
+                while let Some(event) = receiver.recv().await {
+                    let _ = events.send(ClientEvent::Generate(event)).await;
+                }
+            };
+            tokio::join!(work, forward);
+        });
+    }
+
+    /// Cancels the running generation.
+    pub fn cancel(&self) {
+        self.cancel.lock().unwrap_or_else(PoisonError::into_inner).cancel();
+    }
+
+    /// Ends all tasks; what still runs gets a moment to say goodbye.
+    pub async fn stop(self) {
+        self.cancel();
+        self.stop.cancel();
+        self.tasks.close();
+        let _ = tokio::time::timeout(Duration::from_secs(2), self.tasks.wait()).await;
+    }
+}
+
+fn session(node: &Node) -> Result<Arc<Session>, Fault> {
+    let session = node.session.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    session.filter(|session| !session.is_broken()).ok_or_else(|| {
+        let (address, reason) = (node.address.clone(), "not connected".into());
+        Fault::new(&node.address, FaultKind::Unreachable { address, reason })
+    })
+}
+
+fn sessions(nodes: &[Node]) -> Result<Vec<Arc<Session>>, Fault> {
+    nodes.iter().map(session).collect()
+}
+
+/// Keeps one node's session open and its reports coming.
+async fn keep(nodes: &[Node], index: usize, watch_ms: u32, events: &Sender<ClientEvent>) {
+    let node = &nodes[index];
+    let mut pause = BACKOFF_MIN;
+    loop {
+        let fault = match Session::open(&node.address).await {
+            Ok(session) => {
+                pause = BACKOFF_MIN;
+                let session = Arc::new(session);
+                *node.session.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&session));
+                let identity = session.identity.clone();
+                let _ = events.send(ClientEvent::Connected { node: index, identity }).await;
+                watch(&session, index, watch_ms, events).await
+            }
+            Err(fault) => fault,
+        };
+        *node.session.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let _ = events.send(ClientEvent::Disconnected { node: index, fault }).await;
+        tokio::time::sleep(jittered(pause)).await;
+        pause = (pause * 2).min(BACKOFF_MAX);
+    }
+}
+
+/// Forwards reports until the session breaks.
+async fn watch(session: &Session, index: usize, interval_ms: u32, events: &Sender<ClientEvent>) -> Fault {
+    let mut reply = match session.ask(RequestBody::Watch { interval_ms }).await {
+        Ok(reply) => reply,
+        Err(fault) => return fault,
+    };
+    // A node that is silent for this long is dialled anew.
+    let patience = Duration::from_millis(u64::from(interval_ms) * 20).max(Duration::from_secs(5));
+    loop {
+        match reply.next("a report", patience).await {
+            Ok(ResponseBody::Report(report)) => {
+                // A dashboard that is behind misses a report, not an event.
+                let _ = events.try_send(ClientEvent::Report { node: index, report });
+            }
+            Ok(_) => {}
+            Err(fault) => return fault,
+        }
+    }
+}
+
+/// Between half and the whole of a pause, so that many consoles do not dial at once.
+fn jittered(pause: Duration) -> Duration {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    let random = RandomState::new().build_hasher().finish();
+    let nanoseconds = Nanoseconds(pause.as_nanos() as u64 / 2);
+    pause / 2 + Duration::from_nanos(random % nanoseconds.0.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_is_added_where_it_is_missing() {
+        assert_eq!(with_port("127.0.0.1"), "127.0.0.1:9999");
+        assert_eq!(with_port("pi1:7"), "pi1:7");
+        assert_eq!(with_port("[::1]:7"), "[::1]:7");
+        assert_eq!(with_port("[::1]"), "[::1]:9999");
+    }
+}

@@ -1,0 +1,153 @@
+//! Daemons as child processes on loopback addresses. None stays behind: they end when this end of their standard input
+//! closes, whatever happens to the console, and are killed and waited for when it ends in order.
+use std::{
+    fs::File,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, anyhow, bail};
+use shared::protocol::PORT;
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+
+use crate::{cli::output, client::session::Session};
+
+/// All daemons must answer within this.
+const START: Duration = Duration::from_secs(20);
+/// Daemons get this long to drain before they are killed.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// Running daemons.
+#[derive(Debug)]
+pub(super) struct Daemons {
+    addresses: Vec<String>,
+    children: Vec<Child>,
+    folder: TempDir,
+}
+
+impl Daemons {
+    /// Starts `count` daemons on 127.0.0.2 and up, and waits until all answer.
+    pub(super) async fn start(count: usize, models: &Path) -> anyhow::Result<Self> {
+        let program = program()?;
+        let folder = tempfile::Builder::new().prefix("bramble-demo-").tempdir().context("cannot make a folder")?;
+        let port = free_port(count)?;
+        if port != PORT {
+            eprintln!("port {PORT} is taken: the daemons use port {port}");
+        }
+        let addresses = (0..count).map(|index| address(index, port)).collect();
+        let mut daemons = Self { addresses, children: Vec::new(), folder };
+        for index in 0..count {
+            daemons.spawn(&program, index, models)?;
+        }
+        let deadline = Instant::now() + START;
+        for index in 0..count {
+            daemons.await_answer(index, deadline).await?;
+        }
+        Ok(daemons)
+    }
+
+    /// `ADDRESS:PORT` of each.
+    pub(super) fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    fn spawn(&mut self, program: &Path, index: usize, models: &Path) -> anyhow::Result<()> {
+        let log = File::create(self.log(index)).context("cannot make a log file")?;
+        let mut command = Command::new(program);
+        command
+            .args(["--listen", &self.addresses[index], "--name", &name(index), "--exit-with-parent"])
+            .arg("--models")
+            .arg(models)
+            .arg("--state")
+            .arg(self.folder.path().join(name(index)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(log)
+            // Ctrl-C is for the console: it cancels, then stops the daemons itself.
+            .process_group(0)
+            .kill_on_drop(true);
+        let child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+        self.children.push(child);
+        Ok(())
+    }
+
+    fn log(&self, index: usize) -> PathBuf {
+        self.folder.path().join(format!("{}.log", name(index)))
+    }
+
+    async fn await_answer(&mut self, index: usize, deadline: Instant) -> anyhow::Result<()> {
+        loop {
+            if Session::open(&self.addresses[index]).await.is_ok() {
+                return Ok(());
+            }
+            let ended = self.children[index].try_wait().context("cannot watch a daemon")?;
+            if ended.is_some() || Instant::now() > deadline {
+                let log = std::fs::read_to_string(self.log(index)).unwrap_or_default();
+                let last: Vec<&str> = log.lines().rev().take(5).collect();
+                let last: Vec<String> = last.into_iter().rev().map(output::clean).collect();
+                bail!("{} did not start on {}: {}", name(index), self.addresses[index], last.join(" | "));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Ends all of them in order: SIGTERM, a moment, SIGKILL.
+    pub(super) async fn stop(mut self) {
+        for child in &self.children {
+            if let Some(pid) = child.id() {
+                let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
+                // One that ended already needs no signal.
+                let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
+            }
+        }
+        let deadline = tokio::time::Instant::now() + DRAIN;
+        for child in &mut self.children {
+            if tokio::time::timeout_at(deadline, child.wait()).await.is_err() {
+                let _ = child.kill().await;
+            }
+        }
+    }
+}
+
+impl Drop for Daemons {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.start_kill();
+        }
+        // Reaped here, so that none is left as a zombie of a parent that goes on.
+        let deadline = Instant::now() + Duration::from_secs(1);
+        while Instant::now() < deadline && self.children.iter_mut().any(|child| matches!(child.try_wait(), Ok(None))) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn name(index: usize) -> String {
+    format!("pi{}", index + 1)
+}
+
+fn address(index: usize, port: u16) -> String {
+    format!("127.0.0.{}:{port}", index + 2)
+}
+
+/// 9999 if it is free on all addresses, else the next port that is.
+fn free_port(count: usize) -> anyhow::Result<u16> {
+    let is_free = |port: &u16| (0..count).all(|index| TcpListener::bind(address(index, *port)).is_ok());
+    let found = (PORT..PORT.saturating_add(200)).find(is_free);
+    found.ok_or_else(|| anyhow!("no port from {PORT} on is free on {count} loopback addresses"))
+}
+
+/// brambled beside this program, else on PATH.
+fn program() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find this program's own path")?;
+    let beside = own.with_file_name("brambled");
+    if beside.is_file() {
+        return Ok(beside);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|folder| folder.join("brambled")).find(|path| path.is_file());
+    found.ok_or_else(|| anyhow!("brambled is neither beside {} nor on PATH; build or install it", own.display()))
+}

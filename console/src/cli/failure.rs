@@ -1,0 +1,94 @@
+//! What a command ends with when it fails: the message, the next step and the exit code.
+use std::process::ExitCode;
+
+use serde_json::json;
+use shared::protocol::error::{Fault, FaultClass};
+
+use super::output;
+
+/// Exit code of a request that the operator interrupted.
+pub(super) const INTERRUPTED: u8 = 130;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// A node said so.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// What was asked for cannot be.
+    #[error("{message}")]
+    Usage {
+        /// What is wrong.
+        message: String,
+        /// What to do.
+        next: &'static str,
+    },
+    /// Something on this machine.
+    #[error("{0:#}")]
+    Other(#[from] anyhow::Error),
+}
+
+impl Failure {
+    /// The exit code (table in the README).
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::Fault(fault) => match fault.kind.class() {
+                FaultClass::Failed => 1,
+                FaultClass::Unreachable => 3,
+                FaultClass::Refused => 4,
+                FaultClass::Lost => 5,
+            },
+            Self::Usage { .. } => 2,
+            Self::Other(_) => 1,
+        }
+    }
+
+    /// The object that --json prints.
+    pub(super) fn json(&self) -> serde_json::Value {
+        let (code, node, next) = match self {
+            Self::Fault(fault) => (fault.kind.code(), Some(fault.node.as_str()), fault.kind.next()),
+            Self::Usage { next, .. } => ("usage", None, *next),
+            Self::Other(_) => ("failed", None, "correct the cause and try again"),
+        };
+        json!({"error": {"code": code, "message": self.to_string(), "node": node, "next": next}})
+    }
+
+    /// Prints the message and the next step on standard error, and the object on standard output with --json.
+    pub(super) fn report(&self, json: bool) -> ExitCode {
+        let object = self.json();
+        eprintln!("console: {self}");
+        if let Some(next) = object["error"]["next"].as_str() {
+            eprintln!("next: {next}");
+        }
+        if json {
+            output::line(&object.to_string());
+        }
+        ExitCode::from(self.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::protocol::error::{FaultKind, Loss};
+
+    use super::*;
+
+    #[test]
+    fn exit_codes_follow_the_readme() {
+        let code = |kind| Failure::from(Fault::new("pi2", kind)).code();
+        assert_eq!(code(FaultKind::Unreachable { address: "a".into(), reason: "r".into() }), 3);
+        assert_eq!(code(FaultKind::Draining), 4);
+        assert_eq!(code(FaultKind::NodeLost { how: Loss::Reset }), 5);
+        assert_eq!(code(FaultKind::Internal { reason: "r".into() }), 1);
+        assert_eq!(Failure::Usage { message: "m".into(), next: "n" }.code(), 2);
+    }
+
+    #[test]
+    fn the_object_names_code_message_node_and_next_step() {
+        let object = Failure::from(Fault::new("pi2", FaultKind::NodeLost { how: Loss::Reset })).json();
+        assert_eq!(object["error"]["code"], "node_lost");
+        assert_eq!(object["error"]["node"], "pi2");
+        assert!(object["error"]["message"].as_str().is_some_and(|message| message.contains("pi2")));
+        assert!(object["error"]["next"].as_str().is_some_and(|next| !next.is_empty()));
+    }
+}

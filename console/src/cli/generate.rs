@@ -1,0 +1,261 @@
+//! `console generate`: completes a text on a topology that is assigned for it, or that runs already.
+use std::{io::Read, sync::Arc};
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use shared::{
+    latency::RequestTimes,
+    protocol::message::{self, FinishReason, Finished, PROMPT_BYTES_MAX, TokenLogprob},
+    telemetry::{PhaseTotals, RankTotals},
+};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc::channel,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{Failure, failure::INTERRUPTED, options, output};
+use crate::client::{
+    assign::{Assigned, Wanted, assign},
+    event::{AssignEvent, GenerateEvent},
+    generate::generate,
+    session::Session,
+    with_port,
+};
+
+/// Events that may wait to be printed.
+const EVENTS_MAX: usize = 64;
+
+/// A finished generation.
+#[derive(Clone, Debug)]
+pub(super) struct Completion {
+    pub(super) text: String,
+    pub(super) prompt_token_ids: Vec<u32>,
+    pub(super) token_ids: Vec<u32>,
+    pub(super) logprobs: Vec<Vec<TokenLogprob>>,
+    pub(super) finished: Finished,
+    pub(super) interrupted: bool,
+}
+
+/// Runs the command.
+pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
+    let prompt = prompt(&options)?;
+    let wanted = options.assignment.wanted(options.nodes.nodes.len(), &options.model);
+    let request = options.sampling.request(prompt, options.logprobs);
+    let seed = request.sampling.seed;
+    let sessions = open(&options.nodes.nodes).await?;
+    let assigned = assign_and_tell(&sessions, &wanted).await?;
+    if !options.json && request.sampling.temperature > 0.0 {
+        eprintln!("seed {seed}");
+    }
+    let completion = complete(&sessions[0], request, !options.json).await?;
+    if options.json {
+        output::line(&object(&completion, &assigned, seed, options.logprobs > 0).to_string());
+    } else {
+        output::line("");
+        let times = &completion.finished.times;
+        eprintln!(
+            "{} tokens, TTFT {:.0} ms, {:.1} tokens/s, ended by {}",
+            completion.token_ids.len(),
+            times.ttft_ms(),
+            times.decode_tokens_per_second(),
+            reason(completion.finished.reason)
+        );
+    }
+    Ok(if completion.interrupted { INTERRUPTED } else { 0 })
+}
+
+fn prompt(options: &options::Generate) -> Result<String, Failure> {
+    let Some(path) = &options.prompt_file else { return Ok(options.prompt.clone().unwrap_or_default()) };
+    let limit = PROMPT_BYTES_MAX as u64 + 1;
+    let mut text = String::new();
+    let read = if path.as_os_str() == "-" {
+        std::io::stdin().lock().take(limit).read_to_string(&mut text)
+    } else {
+        std::fs::File::open(path).and_then(|file| file.take(limit).read_to_string(&mut text))
+    };
+    read.with_context(|| format!("cannot read the prompt from {}", path.display()))?;
+    if text.len() > PROMPT_BYTES_MAX {
+        let message = format!("the prompt in {} is longer than {PROMPT_BYTES_MAX} bytes", path.display());
+        return Err(Failure::Usage { message, next: "shorten it" });
+    }
+    Ok(text)
+}
+
+/// Opens a session with every node, in order.
+pub(super) async fn open(nodes: &[String]) -> Result<Vec<Arc<Session>>, Failure> {
+    let mut sessions = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        sessions.push(Arc::new(Session::open(&with_port(node)).await?));
+    }
+    Ok(sessions)
+}
+
+/// Assigns, with progress on standard error where a terminal is there.
+pub(super) async fn assign_and_tell(sessions: &[Arc<Session>], wanted: &Wanted) -> Result<Assigned, Failure> {
+    use std::io::IsTerminal;
+    let shows = std::io::stderr().is_terminal();
+    let nodes: Vec<String> = sessions.iter().map(|session| session.identity.name.clone()).collect();
+    let tell = |event| {
+        if let (true, AssignEvent::Loading { node, progress }) = (shows, event) {
+            eprint!("\r{} loads {} of {}   ", output::clean(&nodes[node]), progress.done, progress.total);
+        }
+    };
+    let assigned = assign(sessions, wanted, &tell).await;
+    if shows {
+        eprint!("\r\x1b[K");
+    }
+    Ok(assigned?)
+}
+
+/// Runs a request to its end; prints the text as it comes if asked to. Ctrl-C cancels on the head.
+pub(super) async fn complete(
+    session: &Session,
+    request: message::Generate,
+    prints: bool,
+) -> Result<Completion, Failure> {
+    let cancel = CancellationToken::new();
+    let (events, mut received) = channel(EVENTS_MAX);
+    let mut interrupts = signal(SignalKind::interrupt()).map_err(anyhow::Error::from)?;
+    let mut terminations = signal(SignalKind::terminate()).map_err(anyhow::Error::from)?;
+    let running = async {
+        generate(session, request, &cancel, &events).await;
+        drop(events);
+    };
+    let collecting = async {
+        let mut gathered = Gathered::default();
+        loop {
+            tokio::select! {
+                event = received.recv() => match event {
+                    Some(event) => if gathered.take(event, prints)? { return gathered.done() },
+                    None => return gathered.done(),
+                },
+                _ = interrupts.recv() => { gathered.interrupted = true; cancel.cancel(); }
+                _ = terminations.recv() => { gathered.interrupted = true; cancel.cancel(); }
+            }
+        }
+    };
+    tokio::pin!(running);
+    tokio::pin!(collecting);
+    let mut runs = true;
+    loop {
+        tokio::select! {
+            result = &mut collecting => return result,
+            () = &mut running, if runs => runs = false,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Gathered {
+    text: String,
+    prompt_token_ids: Vec<u32>,
+    token_ids: Vec<u32>,
+    logprobs: Vec<Vec<TokenLogprob>>,
+    finished: Option<Finished>,
+    interrupted: bool,
+}
+
+impl Gathered {
+    /// Takes an event in; true at the end.
+    fn take(&mut self, event: GenerateEvent, prints: bool) -> Result<bool, Failure> {
+        match event {
+            GenerateEvent::Started { prompt_token_ids } => self.prompt_token_ids = prompt_token_ids,
+            GenerateEvent::Token(token) => {
+                if prints {
+                    output::text(&output::clean(&token.text));
+                }
+                self.text.push_str(&token.text);
+                if let Some(id) = token.id {
+                    self.token_ids.push(id);
+                    self.logprobs.push(token.logprobs);
+                }
+            }
+            GenerateEvent::Finished(finished) => {
+                self.finished = Some(*finished);
+                return Ok(true);
+            }
+            GenerateEvent::Failed(fault) => {
+                if prints && !self.text.is_empty() {
+                    output::line("");
+                }
+                return Err(fault.into());
+            }
+        }
+        Ok(false)
+    }
+
+    fn done(self) -> Result<Completion, Failure> {
+        let finished = self.finished.ok_or_else(|| anyhow::anyhow!("the generation ended without a result"))?;
+        let Self { text, prompt_token_ids, token_ids, logprobs, interrupted, .. } = self;
+        Ok(Completion { text, prompt_token_ids, token_ids, logprobs, finished, interrupted })
+    }
+}
+
+/// A finish reason as JSON has it.
+pub(super) fn reason(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+        FinishReason::Context => "context",
+        FinishReason::Cancelled => "cancelled",
+    }
+}
+
+/// The object of `--json`.
+pub(super) fn object(completion: &Completion, assigned: &Assigned, seed: u64, with_logprobs: bool) -> Value {
+    let finished = &completion.finished;
+    let members = assigned.topology.members.iter().map(|member| member.name.as_str());
+    let ranks: Vec<Value> = finished.ranks.iter().zip(members).map(|(rank, node)| rank_object(node, rank)).collect();
+    let head = finished.ranks.first().map(RankTotals::both).unwrap_or_default();
+    let mut object = json!({
+        "text": completion.text,
+        "prompt_token_ids": completion.prompt_token_ids,
+        "token_ids": completion.token_ids,
+        "finish_reason": reason(finished.reason),
+        "seed": seed,
+        "topology": assigned.topology.layout.to_string(),
+        "epoch": assigned.epoch.0,
+        "timings": timings(&finished.times, &head),
+        "ranks": ranks,
+    });
+    if with_logprobs {
+        let token = |list: &Vec<TokenLogprob>| -> Value {
+            list.iter().map(|one| json!({"id": one.id, "text": one.text, "logprob": one.logprob})).collect()
+        };
+        object["logprobs"] = completion.logprobs.iter().map(token).collect();
+    }
+    object
+}
+
+fn timings(times: &RequestTimes, totals: &PhaseTotals) -> Value {
+    let mut object = phase(totals);
+    object["ttft_ms"] = json!(times.ttft_ms());
+    object["tpot_ms"] = json!(times.tpot_ms());
+    object["prefill_tokens_per_second"] = json!(times.prefill_tokens_per_second());
+    object["decode_tokens_per_second"] = json!(times.decode_tokens_per_second());
+    object
+}
+
+fn phase(totals: &PhaseTotals) -> Value {
+    json!({
+        "compute_ms": totals.compute.milliseconds(),
+        "wait_ms": totals.wait.milliseconds(),
+        "wire_ms": totals.wire.milliseconds(),
+        "network_fraction": totals.network_fraction(),
+    })
+}
+
+fn rank_object(node: &str, rank: &RankTotals) -> Value {
+    let mut object = phase(&rank.both());
+    object["node"] = json!(node);
+    for (name, totals) in [("prefill", &rank.prefill), ("decode", &rank.decode)] {
+        let mut part = phase(totals);
+        part["steps"] = json!(totals.steps);
+        part["tokens"] = json!(totals.tokens);
+        part["bytes_sent"] = json!(totals.bytes_sent);
+        part["messages_sent"] = json!(totals.messages_sent);
+        object[name] = part;
+    }
+    object
+}

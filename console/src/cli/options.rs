@@ -1,0 +1,245 @@
+//! The options of every command, with their bounds.
+use std::path::PathBuf;
+
+use clap::Args;
+use shared::{
+    protocol::message,
+    sampling::SamplingParameters,
+    topology::{Exchange, KvFormat, Layout},
+};
+
+use crate::client::assign::{SLOTS_DEFAULT, Wanted};
+
+fn node(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.contains(char::is_whitespace) {
+        Err("a node is ADDRESS[:PORT]".into())
+    } else {
+        Ok(text.into())
+    }
+}
+
+fn layout(text: &str) -> Result<Layout, String> {
+    text.parse().map_err(|error: shared::topology::SpecError| error.to_string())
+}
+
+fn kv(text: &str) -> Result<KvFormat, String> {
+    match text {
+        "f32" => Ok(KvFormat::F32),
+        "f16" => Ok(KvFormat::F16),
+        _ => Err("f32 or f16".into()),
+    }
+}
+
+fn exchange(text: &str) -> Result<Exchange, String> {
+    match text {
+        "f32" => Ok(Exchange::F32),
+        "q80" => Ok(Exchange::Q80),
+        _ => Err("f32 or q80".into()),
+    }
+}
+
+fn number(text: &str, least: f32, most: f32) -> Result<f32, String> {
+    let value: f32 = text.parse().map_err(|_| "a number".to_owned())?;
+    if (least..=most).contains(&value) { Ok(value) } else { Err(format!("from {least} to {most}")) }
+}
+
+/// Which nodes.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Nodes {
+    /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank; the first is the head
+    #[arg(long, value_delimiter = ',', required = true, env = "BRAMBLE_NODES", value_name = "A,B,..", value_parser = node)]
+    pub(super) nodes: Vec<String>,
+}
+
+/// What to assign, beside nodes and model.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Assignment {
+    /// tpN; pp and dp are refused by name in this version [default: tp with all nodes]
+    #[arg(long, value_parser = layout)]
+    pub(super) topology: Option<Layout>,
+    /// Format of the KV cache: f32 or f16
+    #[arg(long, default_value = "f16", value_parser = kv)]
+    kv: KvFormat,
+    /// Format of the partial sums between nodes: f32 or q80
+    #[arg(long, default_value = "f32", value_parser = exchange)]
+    exchange: Exchange,
+    /// Longest sequence in tokens [default: the model's, at most 4096]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    context: Option<u32>,
+}
+
+impl Assignment {
+    /// What is wanted of `nodes` nodes.
+    pub(super) fn wanted(&self, nodes: usize, model: &str) -> Wanted {
+        let all = Layout::tensor_parallel(u16::try_from(nodes).unwrap_or(u16::MAX));
+        Wanted {
+            layout: self.topology.unwrap_or(all),
+            model: model_name(model),
+            kv: self.kv,
+            exchange: self.exchange,
+            context_length: self.context,
+            slots: SLOTS_DEFAULT,
+        }
+    }
+}
+
+/// A model is named by its file name: nodes look below their own folders.
+fn model_name(model: &str) -> String {
+    let name = std::path::Path::new(model).file_name();
+    name.map_or_else(|| model.into(), |name| name.to_string_lossy().into_owned())
+}
+
+/// How tokens are drawn.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Sampling {
+    /// 0 = always the most probable token
+    #[arg(long, default_value_t = 0.8, value_name = "T", value_parser = |text: &str| number(text, 0.0, 100.0))]
+    temperature: f32,
+    /// Draw among the K most probable tokens only; 0 = all
+    #[arg(long, default_value_t = 0, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    top_k: u32,
+    /// Draw among the most probable tokens with this share of the probability; 1 = all
+    #[arg(long, default_value_t = 1.0, value_name = "P", value_parser = |text: &str| number(text, 0.0, 1.0))]
+    top_p: f32,
+    /// Draw among tokens at least this probable, relative to the most probable; 0 = all
+    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = |text: &str| number(text, 0.0, 1.0))]
+    min_p: f32,
+    /// Divide the logits of tokens that appeared by this; 1 = off
+    #[arg(long, default_value_t = 1.0, value_name = "X", value_parser = |text: &str| number(text, 0.01, 100.0))]
+    repeat_penalty: f32,
+    /// Lower the logits of tokens that appeared by this
+    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true, value_parser = |text: &str| number(text, -100.0, 100.0))]
+    presence_penalty: f32,
+    /// Lower the logits of tokens by this for each time they appeared
+    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true, value_parser = |text: &str| number(text, -100.0, 100.0))]
+    frequency_penalty: f32,
+    /// Seed of the random numbers [default: random, printed]
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// Most tokens to generate
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: u32,
+    /// Text that ends the generation; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+}
+
+impl Sampling {
+    /// The request for a prompt, with a random seed where none was given.
+    pub(super) fn request(&self, prompt: String, logprobs: u32) -> message::Generate {
+        let sampling = SamplingParameters {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            seed: self.seed.unwrap_or_else(random_seed),
+            logprobs,
+            ..SamplingParameters::default()
+        };
+        message::Generate { prompt, max_tokens: self.max_tokens, sampling, stop: self.stop.clone() }
+    }
+}
+
+/// 32 bits from the system's randomness: short enough to be typed again.
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish() >> 32
+}
+
+/// Options of the dashboard.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Dashboard {
+    /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank; the first is the head
+    #[arg(long, value_delimiter = ',', env = "BRAMBLE_NODES", value_name = "A,B,..", value_parser = node)]
+    pub(super) nodes: Vec<String>,
+    /// Model file name; assigned when the dashboard opens
+    #[arg(long, value_name = "NAME")]
+    pub(super) model: Option<String>,
+    #[command(flatten)]
+    pub(super) assignment: Assignment,
+    #[command(flatten)]
+    pub(super) sampling: Sampling,
+}
+
+/// Options of `console demo`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Demo {
+    /// Daemons to start
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
+    pub(super) nodes: u16,
+    /// A GGUF file [default: the demo model]
+    #[arg(long, value_name = "FILE")]
+    pub(super) model: Option<PathBuf>,
+    /// Print a text and a profile and exit; the default where there is no terminal
+    #[arg(long)]
+    pub(super) once: bool,
+    /// The text to complete
+    #[arg(long, default_value = "ROMEO:")]
+    pub(super) prompt: String,
+    /// Print JSON (with --once)
+    #[arg(long)]
+    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) assignment: Assignment,
+    #[command(flatten)]
+    pub(super) sampling: Sampling,
+}
+
+/// Options of `console generate`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Generate {
+    #[command(flatten)]
+    pub(super) nodes: Nodes,
+    /// Model file; its name is looked for in the model folders of every node
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(super) model: String,
+    /// The text to complete
+    #[arg(long, required_unless_present = "prompt_file")]
+    pub(super) prompt: Option<String>,
+    /// Read the text from a file; - is standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    pub(super) prompt_file: Option<PathBuf>,
+    /// Report the K most probable tokens of each step
+    #[arg(long, default_value_t = 0, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=20))]
+    pub(super) logprobs: u32,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) assignment: Assignment,
+    #[command(flatten)]
+    pub(super) sampling: Sampling,
+}
+
+/// Options of `console status`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Status {
+    #[command(flatten)]
+    pub(super) nodes: Nodes,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Options of `console tokenize`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Tokenize {
+    /// A GGUF file on this machine
+    #[arg(long, value_name = "FILE")]
+    pub(super) model: PathBuf,
+    /// The text
+    #[arg(long)]
+    pub(super) text: String,
+    /// Leave out the token that begins a text
+    #[arg(long)]
+    pub(super) no_bos: bool,
+    /// Read special tokens like <|eot_id|> in the text as such
+    #[arg(long)]
+    pub(super) special: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}

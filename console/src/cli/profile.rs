@@ -1,0 +1,65 @@
+//! Where a request's time went, as a table: compute, waiting, wire, and bytes and messages against the formula.
+use shared::{
+    protocol::{frame::HEADER_BYTES, message::Finished},
+    schedule::{Cost, direct_cost},
+    telemetry::{PhaseTotals, RankTotals},
+    topology::Topology,
+    units::Bytes,
+};
+
+/// The lines of the profile. `layers` and `embedding_length` are the model's.
+pub(super) fn lines(finished: &Finished, topology: &Topology, layers: u64, embedding_length: u64) -> Vec<String> {
+    let times = &finished.times;
+    let mut lines = vec![
+        format!(
+            "{} on {} nodes: TTFT {:.1} ms, TPOT {:.2} ms, prefill {:.1} tokens/s, decode {:.1} tokens/s",
+            topology.layout,
+            topology.members.len(),
+            times.ttft_ms(),
+            times.tpot_ms(),
+            times.prefill_tokens_per_second(),
+            times.decode_tokens_per_second()
+        ),
+        String::new(),
+        format!(
+            "{:<8} {:<10} {:>9} {:>9} {:>9} {:>8} {:>11} {:>11} {:>10} {:>10}",
+            "phase", "node", "compute", "waiting", "wire", "network", "bytes/token", "formula", "msgs/step", "formula"
+        ),
+    ];
+    type Part = fn(&RankTotals) -> &PhaseTotals;
+    let phases: [(&str, Part); 2] = [("prefill", |rank| &rank.prefill), ("decode", |rank| &rank.decode)];
+    for (name, part) in phases {
+        for (rank, member) in finished.ranks.iter().zip(&topology.members) {
+            let totals = part(rank);
+            if totals.steps > 0 {
+                lines.push(row(name, &member.name, totals, &formula(topology, layers, embedding_length)));
+            }
+        }
+    }
+    lines.push(String::new());
+    lines.push(
+        "bytes and messages: sent by the rank, headers, plans and candidates included; formula: all-reduces".into(),
+    );
+    lines
+}
+
+/// Bytes and messages of one token's all-reduces on one rank, by the formula of the direct exchange.
+fn formula(topology: &Topology, layers: u64, embedding_length: u64) -> Cost {
+    let one = direct_cost(topology.exchange, topology.world(), embedding_length as usize);
+    let bytes = 2 * layers * (one.bytes + one.messages * HEADER_BYTES as u64);
+    Cost { bytes, messages: 2 * layers * one.messages }
+}
+
+fn row(phase: &str, node: &str, totals: &PhaseTotals, formula: &Cost) -> String {
+    format!(
+        "{phase:<8} {node:<10} {:>9} {:>9} {:>9} {:>7.1}% {:>11} {:>11} {:>10.1} {:>10}",
+        totals.compute,
+        totals.wait,
+        totals.wire,
+        100.0 * totals.network_fraction(),
+        Bytes(totals.bytes_sent / totals.tokens.max(1)),
+        Bytes(formula.bytes),
+        totals.messages_sent as f64 / totals.steps as f64,
+        formula.messages
+    )
+}
