@@ -1,5 +1,7 @@
 //! Everything that is tested from outside the crates, as one binary: it links once.
 
+// A text from one daemon or several.
+mod generate;
 // GGUF files with every defect are refused by name.
 mod gguf_hostile;
 // What the writer writes, the reader reads: both versions, single files and splits.

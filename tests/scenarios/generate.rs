@@ -1,0 +1,126 @@
+//! A text from one daemon or several: the same ids, the fields of --json, cancel, limits.
+use harness::programs::{Cluster, finish, spawn_console, wait_until};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+#[test]
+fn one_two_three_and_four_daemons_write_the_same_text() {
+    let cluster = Cluster::of(4);
+    let ids = |count: usize, temperature: &str| {
+        let run = &["--prompt", "ROMEO:\n", "--max-tokens", "32", "--temperature", temperature, "--seed", "7"];
+        let object = cluster.generate(count, run).completion();
+        assert_eq!(object["topology"], format!("tp{count}"));
+        assert_eq!(object["finish_reason"], "length");
+        assert_eq!(object["ranks"].as_array().map(Vec::len), Some(count));
+        object["token_ids"].as_array().cloned().expect("a completion has ids")
+    };
+    for temperature in ["0", "0.8"] {
+        let alone = ids(1, temperature);
+        assert_eq!(alone.len(), 32);
+        assert_eq!(ids(1, temperature), alone, "the same seed gives the same ids twice");
+        for count in 2..=4 {
+            assert_eq!(ids(count, temperature), alone, "{count} ranks at temperature {temperature}");
+        }
+    }
+}
+
+#[test]
+fn the_json_object_has_every_field_and_a_running_topology_is_used_again() {
+    let cluster = Cluster::of(2);
+    let run = &["--prompt", "JULIET:\n", "--max-tokens", "4", "--seed", "3", "--logprobs", "2"];
+    let first = cluster.generate(2, run).completion();
+    let second = cluster.generate(2, run).completion();
+    assert_eq!(first["epoch"], second["epoch"], "nothing was assigned anew");
+    for field in ["text", "prompt_token_ids", "token_ids", "finish_reason", "seed", "topology", "epoch", "ranks"] {
+        assert!(!first[field].is_null(), "{field}");
+    }
+    for field in [
+        "ttft_ms",
+        "tpot_ms",
+        "prefill_tokens_per_second",
+        "decode_tokens_per_second",
+        "compute_ms",
+        "wait_ms",
+        "wire_ms",
+        "network_fraction",
+    ] {
+        assert!(first["timings"][field].is_number(), "{field}");
+    }
+    let logprobs = first["logprobs"].as_array().expect("logprobs were asked for");
+    assert_eq!(logprobs.len(), 4);
+    for (list, id) in logprobs.iter().zip(first["token_ids"].as_array().expect("ids")) {
+        let list = list.as_array().expect("one list a token");
+        assert!(list.len() >= 2 && list.iter().any(|one| one["id"] == *id), "the chosen token is in {list:?}");
+        assert!(list.iter().all(|one| one["logprob"].as_f64().is_some_and(|logprob| logprob <= 0.0)));
+    }
+    let third = cluster.generate(2, &["--prompt", "JULIET:\n", "--max-tokens", "4", "--kv", "f32"]).completion();
+    assert_ne!(third["epoch"], first["epoch"], "another cache format is another topology");
+}
+
+#[test]
+fn stop_strings_end_the_text_before_them() {
+    let cluster = Cluster::of(1);
+    let run = |more: &[&str]| {
+        let mut all = vec!["--prompt", "ROMEO:\n", "--max-tokens", "40", "--temperature", "0"];
+        all.extend(more);
+        cluster.generate(1, &all).completion()
+    };
+    let whole = run(&[]);
+    let text = whole["text"].as_str().expect("a text");
+    let stop: String = text.chars().skip(10).take(3).collect();
+    let cut = run(&["--stop", &stop]);
+    assert_eq!(cut["finish_reason"], "stop");
+    assert_eq!(cut["text"].as_str(), text.find(&stop).map(|at| &text[..at]));
+}
+
+#[test]
+fn an_interrupted_console_cancels_on_the_head_and_exits_with_130() {
+    let cluster = Cluster::of(2);
+    let nodes = cluster.nodes();
+    let child = spawn_console(&[
+        "generate",
+        "--nodes",
+        &nodes,
+        "--model",
+        "bard-q8_0.gguf",
+        "--prompt",
+        "ROMEO:",
+        "--max-tokens",
+        "400",
+        "--temperature",
+        "0.8",
+        "--seed",
+        "1",
+        "--json",
+    ]);
+    wait_until("the request runs", || cluster.status(0)["state"] == "serving");
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).expect("the console runs");
+    let ended = finish(child);
+    assert_eq!(ended.code, Some(130), "{}", ended.err);
+    assert_eq!(ended.json()["finish_reason"], "cancelled");
+    wait_until("the head is free again", || cluster.status(0)["state"] == "ready");
+}
+
+#[test]
+fn bytes_and_messages_equal_the_formula() {
+    let cluster = Cluster::of(4);
+    for count in 2..=4_u64 {
+        let run = &["--prompt", "ROMEO:\n", "--max-tokens", "17", "--temperature", "0"];
+        let object = cluster.generate(count as usize, run).completion();
+        for rank in object["ranks"].as_array().expect("ranks") {
+            let decode = &rank["decode"];
+            let number = |field: &str| decode[field].as_u64().expect("a count");
+            assert_eq!(number("tokens"), 16, "{decode}");
+            // NUMBERS section 2, direct exchange: N-1 messages of the hidden vector, twice a layer.
+            let payload = 2 * 6 * (count - 1) * 256 * 4;
+            let bytes = number("bytes_sent") / number("tokens");
+            assert!(bytes >= payload && bytes as f64 <= payload as f64 * 1.02 + 4096.0, "{bytes} for {payload}");
+            let messages = number("messages_sent") as f64 / number("steps") as f64;
+            let all_reduces = (2 * 6 * (count - 1)) as f64;
+            // Beyond the all-reduces: the head's plans, the other ranks' candidates.
+            assert!(messages >= all_reduces && messages <= all_reduces + count as f64, "{messages}");
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! Both programs as real processes: builds them once, starts daemons on free loopback addresses, ends all of them.
+use std::{
+    fs,
+    io::Write,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Everything that a test waits for must come within this; only a test that fails waits as long.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The repository's root.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests package lies in the repository").into()
+}
+
+/// Folder of the programs, built anew if their sources changed: no test runs a stale daemon.
+///
+/// # Panics
+/// They do not compile.
+pub fn programs() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut build = Command::new(cargo);
+        build.args(["build", "--locked", "-p", "bramble-daemon", "-p", "bramble-console"]).current_dir(root());
+        let built = build.stdin(Stdio::null()).status().expect("cargo runs");
+        assert!(built.success(), "both programs compile");
+        let test = std::env::current_exe().expect("a process has a program");
+        // target/debug/deps/scenarios-… -> target/debug
+        test.ancestors().nth(2).expect("the test lies two folders deep").into()
+    })
+}
+
+/// The folder with the demo model.
+pub fn demo_models() -> PathBuf {
+    root().join("packaging/demo")
+}
+
+/// A loopback network of its own for each cluster of this process: 127.x.y.*, and a port that is free there.
+fn network(count: usize) -> (String, u16) {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed) + std::process::id() * 16;
+        let prefix = format!("127.{}.{}", 1 + number / 250 % 250, 1 + number % 250);
+        let is_free = |index: usize| TcpListener::bind(format!("{prefix}.{}:9999", index + 1)).is_ok();
+        if (0..count).all(is_free) {
+            return (prefix, 9999);
+        }
+    }
+}
+
+/// Daemons of one test.
+#[derive(Debug)]
+pub struct Cluster {
+    /// `ADDRESS:PORT` of each.
+    pub addresses: Vec<String>,
+    nodes: Vec<Option<Child>>,
+    models: PathBuf,
+    settings: String,
+    folder: TempDir,
+}
+
+impl Cluster {
+    /// `count` daemons with the demo model, named pi1 and up.
+    pub fn of(count: usize) -> Self {
+        Self::with(count, &demo_models(), "")
+    }
+
+    /// `count` daemons with a model folder and lines for their configuration files. Liveness is set long: a busy machine
+    /// must not look like a lost node.
+    pub fn with(count: usize, models: &Path, settings: &str) -> Self {
+        let (prefix, port) = network(count);
+        let addresses = (1..=count).map(|index| format!("{prefix}.{index}:{port}")).collect();
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let nodes = (0..count).map(|_| None).collect();
+        let mut cluster = Self { addresses, nodes, models: models.into(), settings: settings.into(), folder };
+        (0..count).for_each(|index| cluster.start(index));
+        cluster
+    }
+
+    /// The addresses as `--nodes` takes them.
+    pub fn nodes(&self) -> String {
+        self.addresses.join(",")
+    }
+
+    /// A node's state folder.
+    pub fn state(&self, index: usize) -> PathBuf {
+        self.folder.path().join(format!("pi{}", index + 1))
+    }
+
+    /// A node's log so far.
+    pub fn log(&self, index: usize) -> String {
+        fs::read_to_string(self.log_path(index)).unwrap_or_default()
+    }
+
+    fn log_path(&self, index: usize) -> PathBuf {
+        self.folder.path().join(format!("pi{}.log", index + 1))
+    }
+
+    /// Starts a node (again) and waits until it listens.
+    ///
+    /// # Panics
+    /// It does not.
+    pub fn start(&mut self, index: usize) {
+        let models = self.models.clone();
+        self.start_with(index, &models);
+    }
+
+    /// As [`Self::start`], with a model folder of its own.
+    ///
+    /// # Panics
+    /// It does not listen in time.
+    pub fn start_with(&mut self, index: usize, models: &Path) {
+        let config = self.folder.path().join(format!("pi{}.toml", index + 1));
+        let liveness = if self.settings.contains("silent_ms") { "" } else { "silent_ms = 30000\nstall_ms = 60000\n" };
+        fs::write(&config, format!("{liveness}{}", self.settings)).expect("the folder can be written");
+        let log = fs::OpenOptions::new().append(true).create(true).open(self.log_path(index)).expect("a log file");
+        let mut command = Command::new(programs().join("brambled"));
+        command
+            .args(["--listen", &self.addresses[index], "--name", &format!("pi{}", index + 1), "--exit-with-parent"])
+            .arg("--config")
+            .arg(&config)
+            .arg("--models")
+            .arg(models)
+            .arg("--state")
+            .arg(self.state(index));
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(log).spawn().expect("brambled starts");
+        self.nodes[index] = Some(child);
+        let address = self.addresses[index].clone();
+        wait_until("the daemon listens", || {
+            assert!(self.is_running(index), "brambled ended: {}", self.log(index));
+            std::net::TcpStream::connect(&address).is_ok()
+        });
+    }
+
+    /// Whether a node's process lives.
+    pub fn is_running(&mut self, index: usize) -> bool {
+        let node = self.nodes[index].as_mut();
+        node.is_some_and(|child| child.try_wait().is_ok_and(|ended| ended.is_none()))
+    }
+
+    /// Sends a signal to a node.
+    ///
+    /// # Panics
+    /// The node does not run.
+    pub fn signal(&self, index: usize, signal: nix::sys::signal::Signal) {
+        let pid = self.nodes[index].as_ref().expect("the node was started").id();
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), signal).expect("the node runs");
+    }
+
+    /// Waits for a node's end; returns its exit code (`None` if a signal ended it).
+    ///
+    /// # Panics
+    /// It does not end in time.
+    pub fn wait(&mut self, index: usize) -> Option<i32> {
+        let mut child = self.nodes[index].take().expect("the node was started");
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = child.try_wait().expect("a child can be waited for") {
+                return status.code();
+            }
+            if Instant::now() > deadline {
+                let _ = child.kill();
+                panic!("pi{} did not end: {}", index + 1, self.log(index));
+            }
+            std::thread::yield_now();
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+    }
+
+    /// Runs `console` with arguments to its end; a console that does not end is killed and fails the test.
+    pub fn console(&self, arguments: &[&str]) -> Ended {
+        console(arguments)
+    }
+
+    /// `console generate --json` on the first `count` nodes.
+    pub fn generate(&self, count: usize, more: &[&str]) -> Ended {
+        let nodes = self.addresses[..count].join(",");
+        let mut arguments = vec!["generate", "--nodes", &nodes, "--json"];
+        if !more.contains(&"--model") {
+            arguments.extend(["--model", "bard-q8_0.gguf"]);
+        }
+        arguments.extend(more);
+        console(&arguments)
+    }
+
+    /// A node's state, as `console status --json` says.
+    ///
+    /// # Panics
+    /// It does not answer.
+    pub fn status(&self, index: usize) -> Value {
+        let ended = console(&["status", "--nodes", &self.addresses[index], "--json"]);
+        assert_eq!(ended.code, Some(0), "pi{} answers: {}", index + 1, ended.err);
+        ended.json()["nodes"][0].clone()
+    }
+
+    /// Asserts that all nodes answer.
+    ///
+    /// # Panics
+    /// One does not.
+    pub fn assert_alive(&self) {
+        (0..self.addresses.len()).for_each(|index| drop(self.status(index)));
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for child in self.nodes.iter_mut().flatten() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if std::thread::panicking() {
+            for index in 0..self.addresses.len() {
+                eprintln!("--- pi{}\n{}", index + 1, self.log(index));
+            }
+        }
+    }
+}
+
+/// A console that ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// Exit code; `None` if a signal ended it.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub err: String,
+}
+
+impl Ended {
+    /// Standard output as one JSON object.
+    ///
+    /// # Panics
+    /// It is not.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {:?} {}", self.out, self.err))
+    }
+
+    /// The object of a completion.
+    ///
+    /// # Panics
+    /// It failed.
+    #[track_caller]
+    pub fn completion(&self) -> Value {
+        assert_eq!(self.code, Some(0), "{} {}", self.out, self.err);
+        self.json()
+    }
+
+    /// Asserts an exit code and an error object with this code, whose message has all of `parts`.
+    ///
+    /// # Panics
+    /// It is not so.
+    #[track_caller]
+    pub fn assert_error(&self, exit: i32, code: &str, parts: &[&str]) {
+        let context = format!("{} {}", self.out, self.err);
+        assert_eq!(self.code, Some(exit), "{context}");
+        let object = self.json();
+        assert_eq!(object["error"]["code"], code, "{context}");
+        let message = object["error"]["message"].as_str().expect("an error has a message");
+        parts.iter().for_each(|part| assert!(message.contains(part), "{part:?} is not in {message:?}"));
+        assert!(object["error"]["next"].as_str().is_some_and(|next| !next.is_empty()), "a next step: {context}");
+        assert!(self.err.contains(message), "the message is on standard error too: {context}");
+    }
+}
+
+/// Starts `console` with pipes for all standard streams.
+///
+/// # Panics
+/// It cannot be started.
+pub fn spawn_console(arguments: &[&str]) -> Child {
+    let mut command = Command::new(programs().join("console"));
+    command.args(arguments).env_remove("BRAMBLE_NODES").env_remove("BRAMBLE_LOG_DIR");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().expect("console starts")
+}
+
+/// Waits for a started console.
+///
+/// # Panics
+/// It does not end in time.
+pub fn finish(child: Child) -> Ended {
+    let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+    let (done, watch) = std::sync::mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        if watch.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+    });
+    let Output { status, stdout, stderr } = child.wait_with_output().expect("console can be waited for");
+    drop(done);
+    watchdog.join().expect("the watchdog ends");
+    let text = |bytes| String::from_utf8(bytes).expect("console prints UTF-8");
+    Ended { code: status.code(), out: text(stdout), err: text(stderr) }
+}
+
+/// Runs `console` with arguments to its end.
+pub fn console(arguments: &[&str]) -> Ended {
+    finish(spawn_console(arguments))
+}
+
+/// Waits until something is so, looking often; fails the test when it does not come.
+///
+/// # Panics
+/// It does not come in time.
+#[track_caller]
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// Writes a file into a fresh folder and returns both.
+///
+/// # Panics
+/// The folder cannot be written.
+pub fn folder_with(files: &[(&str, &[u8])]) -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    for (name, bytes) in files {
+        let mut file = fs::File::create(folder.path().join(name)).expect("the folder can be written");
+        file.write_all(bytes).expect("the folder can be written");
+    }
+    folder
+}
