@@ -1,41 +1,47 @@
-//! How tokens are drawn: the parameters of a request.
+//! How tokens are drawn: the parameters of a request and their bounds. The drawing itself is the daemon's.
 use serde::{Deserialize, Serialize};
 
-/// Parameters of a request's sampling.
+/// Highest top-k that is not off.
+pub const TOP_K_MAX: u32 = 1024;
+/// Most probable tokens that can be reported for each step.
+pub const LOGPROBS_MAX: u32 = 20;
+/// Most biased tokens.
+pub const LOGIT_BIAS_MAX: usize = 1024;
+
+/// Parameters of a request's sampling. Order: bias, penalties, temperature, top-k, top-p, min-p, draw.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParameters {
-    /// 0 = greedy.
+    /// Logits are divided by it; 0 = always the most probable token.
     pub temperature: f32,
-    /// 0 = off.
+    /// Draw among this many most probable tokens; 0 = off.
     pub top_k: u32,
-    /// 1 = off.
+    /// Draw among the most probable tokens that hold this share of what top-k left; 1 = off.
     pub top_p: f32,
-    /// 0 = off.
+    /// Draw among tokens at least this probable relative to the most probable; 0 = off.
     pub min_p: f32,
-    /// 1 = off.
+    /// Positive logits of tokens that appeared are divided by it, negative multiplied; 1 = off (Keskar et al. 2019).
     pub repeat_penalty: f32,
-    /// 0 = off.
+    /// Subtracted from the logits of tokens that appeared; 0 = off.
     pub presence_penalty: f32,
-    /// 0 = off.
+    /// Subtracted once for each time a token appeared; 0 = off.
     pub frequency_penalty: f32,
-    /// Tokens that the penalties look back on.
+    /// Tokens that the penalties look back on, prompt included.
     pub penalty_last_n: u32,
     /// Added to the logits of single tokens.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Seed of the random numbers.
+    /// Random numbers are a function of it, the position and the token's id.
     pub seed: u64,
-    /// Most probable tokens to report, 0 to 20.
+    /// Most probable tokens to report for each step.
     pub logprobs: u32,
 }
 
-impl SamplingParameters {
-    /// Temporary.
-    ///
-    /// # Errors
-    /// None.
-    pub fn check(&self) -> Result<(), std::fmt::Error> {
-        Ok(())
-    }
+/// A parameter out of bounds.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{name} is {value}, it must be {bounds}")]
+pub struct SamplingError {
+    name: &'static str,
+    value: String,
+    bounds: String,
 }
 
 impl Default for SamplingParameters {
@@ -53,5 +59,58 @@ impl Default for SamplingParameters {
             seed: 0,
             logprobs: 0,
         }
+    }
+}
+
+impl SamplingParameters {
+    /// Checks every bound; NaN is out of all of them.
+    ///
+    /// # Errors
+    /// The first parameter that is out of its bounds.
+    pub fn check(&self) -> Result<(), SamplingError> {
+        let within = |name, value: f32, least: f32, most: f32| {
+            let error = SamplingError { name, value: value.to_string(), bounds: format!("from {least} to {most}") };
+            if (least..=most).contains(&value) { Ok(()) } else { Err(error) }
+        };
+        let at_most = |name, value: u64, most: u64| {
+            let error = SamplingError { name, value: value.to_string(), bounds: format!("at most {most}") };
+            if value <= most { Ok(()) } else { Err(error) }
+        };
+        within("temperature", self.temperature, 0.0, 100.0)?;
+        within("top_p", self.top_p, 0.0, 1.0)?;
+        within("min_p", self.min_p, 0.0, 1.0)?;
+        within("repeat_penalty", self.repeat_penalty, 0.01, 100.0)?;
+        within("presence_penalty", self.presence_penalty, -100.0, 100.0)?;
+        within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)?;
+        at_most("top_k", u64::from(self.top_k), u64::from(TOP_K_MAX))?;
+        at_most("logprobs", u64::from(self.logprobs), u64::from(LOGPROBS_MAX))?;
+        at_most("the number of biased tokens", self.logit_bias.len() as u64, LOGIT_BIAS_MAX as u64)?;
+        self.logit_bias.iter().try_for_each(|(_, bias)| within("a logit bias", *bias, -1000.0, 1000.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_parameter_has_bounds_and_nan_is_outside_of_them() {
+        let check = |change: fn(&mut SamplingParameters)| {
+            let mut parameters = SamplingParameters::default();
+            change(&mut parameters);
+            parameters.check()
+        };
+        assert_eq!(check(|_| {}), Ok(()));
+        assert!(check(|p| p.temperature = f32::NAN).is_err());
+        assert!(check(|p| p.temperature = -0.1).is_err());
+        assert!(check(|p| p.top_p = 1.1).is_err());
+        assert!(check(|p| p.min_p = f32::INFINITY).is_err());
+        assert!(check(|p| p.repeat_penalty = 0.0).is_err());
+        assert!(check(|p| p.presence_penalty = f32::NAN).is_err());
+        assert!(check(|p| p.frequency_penalty = 101.0).is_err());
+        assert!(check(|p| p.top_k = TOP_K_MAX + 1).is_err());
+        assert!(check(|p| p.logprobs = 21).is_err());
+        assert!(check(|p| p.logit_bias = vec![(0, 0.0); LOGIT_BIAS_MAX + 1]).is_err());
+        assert!(check(|p| p.logit_bias = vec![(0, f32::NAN)]).is_err());
     }
 }

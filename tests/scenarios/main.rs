@@ -1,5 +1,7 @@
 //! Everything that is tested from outside the crates, as one binary: it links once.
 
+// Bad input gets one clear error and the daemons stay up.
+mod bad_input;
 // A text from one daemon or several.
 mod generate;
 // GGUF files with every defect are refused by name.
@@ -8,6 +10,8 @@ mod gguf_hostile;
 mod gguf_round_trip;
 // Splits that are missing, misnamed or of different models.
 mod gguf_splits;
+// Nodes that die, hang, drain and come back.
+mod loss;
 // Texts and ids of real vocabularies, there and back.
 mod tokenizer_vectors;
 // The formats of weights: there and back, and against bytes worked out by hand.

@@ -1,0 +1,194 @@
+//! What a rank does with the logits of its own vocabulary slice: bias, penalties, temperature, sums, best candidates.
+use std::cmp::Ordering;
+
+use shared::sampling::SamplingParameters;
+
+use super::{
+    CANDIDATES_FIRST, CANDIDATES_MORE, Candidate, SampleError,
+    message::{Answer, AnswerBody, Candidates, Query, Summary},
+    random::Noise,
+};
+
+/// A rank's slice for one place of a step; keeps its buffers from step to step.
+#[derive(Debug)]
+pub struct Slice {
+    begin: u32,
+    raw: Vec<f32>,
+    scaled: Vec<f32>,
+    noise: Noise,
+    /// Score and id of the last candidate that was sent in the order of logit + noise.
+    last: Option<(f64, u32)>,
+    history: Vec<u32>,
+}
+
+/// Descending score, then ascending id.
+pub(super) fn order<T: PartialOrd>(a: (T, u32), b: (T, u32)) -> Ordering {
+    b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1))
+}
+
+impl Slice {
+    /// A slice whose first token has the id `begin`.
+    pub fn new(begin: u32) -> Self {
+        let (raw, scaled, history) = (Vec::new(), Vec::new(), Vec::new());
+        Self { begin, raw, scaled, noise: Noise::new(0, 0), last: None, history }
+    }
+
+    /// Summarises the logits after a position. `history` holds all tokens up to it, oldest first.
+    ///
+    /// # Errors
+    /// A logit is not a number.
+    pub fn summary(
+        &mut self,
+        parameters: &SamplingParameters,
+        position: u32,
+        history: &[u32],
+        logits: &[f32],
+    ) -> Result<Summary, SampleError> {
+        if let Some(index) = logits.iter().position(|logit| logit.is_nan()) {
+            return Err(SampleError::NotANumber(self.begin + index as u32));
+        }
+        self.raw.clear();
+        self.raw.extend_from_slice(logits);
+        self.scaled.clear();
+        self.scaled.extend_from_slice(logits);
+        self.adjust(parameters, history);
+        if parameters.temperature > 0.0 {
+            let inverse = 1.0 / parameters.temperature;
+            self.scaled.iter_mut().for_each(|logit| *logit *= inverse);
+        }
+        self.noise = Noise::new(parameters.seed, position);
+        self.last = None;
+        let (raw_max, raw_sum) = exponentials(&self.raw);
+        let (scaled_max, scaled_sum) = exponentials(&self.scaled);
+        let by_logit = |slice: &Self, count: usize| best(slice.scaled.iter().copied(), count);
+        let top = best(self.raw.iter().copied(), parameters.logprobs as usize);
+        let top = top.into_iter().map(|(logit, index)| (self.begin + index, logit)).collect();
+        let candidates = match parameters.top_k as usize {
+            _ if parameters.temperature <= 0.0 => self.candidates(&by_logit(self, 1)),
+            k if (1..=CANDIDATES_MORE).contains(&k) => self.candidates(&by_logit(self, k)),
+            0 => self.more(CANDIDATES_FIRST),
+            _ => Candidates::default(),
+        };
+        Ok(Summary { raw_max, raw_sum, scaled_max, scaled_sum, top, candidates })
+    }
+
+    /// Answers a question about the latest logits.
+    ///
+    /// # Errors
+    /// None today; a question that this rank cannot answer would be one.
+    pub fn answer(&mut self, query: &Query) -> Result<Answer, SampleError> {
+        let body = match query {
+            Query::Ahead { reference, candidates, .. } => AnswerBody::Ahead(self.ahead(*reference, candidates)),
+            Query::More { .. } => AnswerBody::Candidates(self.more(CANDIDATES_MORE)),
+            Query::Best { count, .. } => {
+                let list = best(self.scaled.iter().copied(), usize::from(*count));
+                AnswerBody::Candidates(self.candidates(&list))
+            }
+        };
+        Ok(Answer(body))
+    }
+
+    /// Bias and penalties, in place, on the own tokens only.
+    fn adjust(&mut self, parameters: &SamplingParameters, history: &[u32]) {
+        let (begin, length) = (self.begin, self.scaled.len());
+        let own = |id: u32| id.checked_sub(begin).map(|index| index as usize).filter(|index| *index < length);
+        for (id, bias) in &parameters.logit_bias {
+            if let Some(index) = own(*id) {
+                self.scaled[index] += bias;
+            }
+        }
+        let is_off = parameters.repeat_penalty == 1.0
+            && parameters.presence_penalty == 0.0
+            && parameters.frequency_penalty == 0.0;
+        if is_off {
+            return;
+        }
+        let recent = &history[history.len().saturating_sub(parameters.penalty_last_n as usize)..];
+        self.history.clear();
+        self.history.extend(recent.iter().copied().filter(|id| own(*id).is_some()));
+        self.history.sort_unstable();
+        for same in self.history.chunk_by(|a, b| a == b) {
+            let Some(index) = own(same[0]) else { continue };
+            let logit = &mut self.scaled[index];
+            let penalty = parameters.repeat_penalty;
+            *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+            *logit -= parameters.presence_penalty + parameters.frequency_penalty * same.len() as f32;
+        }
+    }
+
+    fn candidates(&self, list: &[(f32, u32)]) -> Candidates {
+        let candidate = |(_, index): &(f32, u32)| self.candidate(*index);
+        Candidates { list: list.iter().map(candidate).collect(), exhausted: list.len() == self.scaled.len() }
+    }
+
+    fn candidate(&self, index: u32) -> Candidate {
+        let place = index as usize;
+        Candidate { id: self.begin + index, raw: self.raw[place], scaled: self.scaled[place] }
+    }
+
+    /// The next candidates in the order of scaled logit + noise.
+    fn more(&mut self, count: usize) -> Candidates {
+        let mut list: Vec<(f64, u32)> = Vec::with_capacity(count + 1);
+        for (index, scaled) in self.scaled.iter().enumerate() {
+            let id = self.begin + index as u32;
+            let scaled = f64::from(*scaled);
+            let full = list.len() == count;
+            // Most tokens have no chance: that is seen without a logarithm.
+            if scaled == f64::NEG_INFINITY || full && !self.noise.may_exceed(id, list[count - 1].0 - scaled) {
+                continue;
+            }
+            let entry = (scaled + self.noise.of(id), id);
+            let is_after_last = self.last.is_none_or(|last| order(last, entry) == Ordering::Less);
+            if is_after_last && (!full || order(entry, list[count - 1]) == Ordering::Less) {
+                let place = list.partition_point(|other| order(*other, entry) == Ordering::Less);
+                list.insert(place, entry);
+                list.truncate(count);
+            }
+        }
+        self.last = list.last().copied().or(self.last);
+        let exhausted = list.len() < count;
+        Candidates { list: list.iter().map(|(_, id)| self.candidate(id - self.begin)).collect(), exhausted }
+    }
+
+    /// Probability ahead of each candidate in the order (scaled logit, id), relative to exp(reference).
+    fn ahead(&self, reference: f32, candidates: &[(f32, u32)]) -> Vec<f64> {
+        let mut masses = vec![0.0; candidates.len()];
+        for (index, scaled) in self.scaled.iter().enumerate() {
+            let own = (*scaled, self.begin + index as u32);
+            let mass = (f64::from(*scaled) - f64::from(reference)).exp();
+            for (sum, candidate) in masses.iter_mut().zip(candidates) {
+                if order(own, *candidate) == Ordering::Less {
+                    *sum += mass;
+                }
+            }
+        }
+        masses
+    }
+}
+
+/// Largest value and the sum of exp(value - largest), in order; (-inf, 0) for none.
+fn exponentials(values: &[f32]) -> (f32, f64) {
+    let largest = values.iter().fold(f32::NEG_INFINITY, |largest, value| largest.max(*value));
+    if largest == f32::NEG_INFINITY {
+        return (largest, 0.0);
+    }
+    (largest, values.iter().map(|value| (f64::from(*value) - f64::from(largest)).exp()).sum())
+}
+
+/// The `count` best (value, index), best first; -inf is none.
+fn best(values: impl Iterator<Item = f32>, count: usize) -> Vec<(f32, u32)> {
+    let mut list: Vec<(f32, u32)> = Vec::with_capacity(count + 1);
+    if count == 0 {
+        return list;
+    }
+    for (index, value) in values.enumerate() {
+        let is_out = list.len() == count && value <= list[count - 1].0;
+        if !is_out && value > f32::NEG_INFINITY {
+            let entry = (value, index as u32);
+            let place = list.partition_point(|other| order(*other, entry) == Ordering::Less);
+            list.insert(place, entry);
+            list.truncate(count);
+        }
+    }
+    list
+}

@@ -1,0 +1,108 @@
+//! Nodes that die, hang, drain and come back while a request runs.
+use harness::programs::{Cluster, Ended, finish, spawn_console, wait_until};
+use nix::sys::signal::Signal;
+
+/// Starts a long generation on all nodes, does something while it runs, and returns how it ended.
+fn disturb(cluster: &mut Cluster, max_tokens: &str, disturbance: impl FnOnce(&mut Cluster)) -> Ended {
+    let nodes = cluster.nodes();
+    let child = spawn_console(&[
+        "generate",
+        "--nodes",
+        &nodes,
+        "--model",
+        "bard-q8_0.gguf",
+        "--prompt",
+        "ROMEO:",
+        "--max-tokens",
+        max_tokens,
+        "--temperature",
+        "0.8",
+        "--seed",
+        "5",
+        "--json",
+    ]);
+    wait_until("tokens come", || cluster.status(0)["tokens"].as_u64() > Some(3));
+    disturbance(cluster);
+    finish(child)
+}
+
+fn generates_again(cluster: &Cluster) {
+    let count = cluster.addresses.len();
+    let run = &["--prompt", "ROMEO:", "--max-tokens", "4", "--temperature", "0"];
+    assert_eq!(cluster.generate(count, run).completion()["finish_reason"], "length");
+}
+
+#[test]
+fn a_killed_rank_ends_the_request_by_its_name_and_the_next_one_works_after_its_restart() {
+    let mut cluster = Cluster::of(4);
+    let ended = disturb(&mut cluster, "400", |cluster| {
+        cluster.signal(2, Signal::SIGKILL);
+        assert_eq!(cluster.wait(2), None);
+    });
+    ended.assert_error(5, "node_lost", &["pi3"]);
+    for index in [0, 1, 3] {
+        wait_until("the survivors say what broke", || cluster.status(index)["state"] == "faulted");
+        let fault = cluster.status(index)["fault"].clone();
+        assert!(fault.as_str().is_some_and(|fault| fault.contains("pi3")), "pi{}: {fault}", index + 1);
+    }
+    let before = cluster.status(0)["epoch"].as_u64();
+    cluster.start(2);
+    let back = cluster.status(2);
+    assert_eq!((back["state"].as_str(), back["epoch"].as_u64()), (Some("idle"), before), "it keeps its epoch");
+    generates_again(&cluster);
+    assert!(cluster.status(0)["epoch"].as_u64() > before);
+}
+
+#[test]
+fn a_killed_head_ends_the_request_as_lost() {
+    let mut cluster = Cluster::of(2);
+    let ended = disturb(&mut cluster, "400", |cluster| {
+        cluster.signal(0, Signal::SIGKILL);
+        assert_eq!(cluster.wait(0), None);
+    });
+    ended.assert_error(5, "session_lost", &["pi1"]);
+    cluster.start(0);
+    generates_again(&cluster);
+}
+
+#[test]
+fn a_stopped_rank_is_silent_and_is_lost_by_name() {
+    let mut cluster = Cluster::with(3, &harness::programs::demo_models(), "heartbeat_ms = 50\nsilent_ms = 1500\n");
+    let ended = disturb(&mut cluster, "400", |cluster| cluster.signal(1, Signal::SIGSTOP));
+    ended.assert_error(5, "node_lost", &["pi2", "heartbeat"]);
+    cluster.signal(1, Signal::SIGCONT);
+    wait_until("it notices that the others went on", || cluster.status(1)["state"] == "faulted");
+    generates_again(&cluster);
+}
+
+#[test]
+fn a_draining_head_finishes_its_request_and_exits_with_0() {
+    let mut cluster = Cluster::of(2);
+    let ended = disturb(&mut cluster, "60", |cluster| {
+        cluster.signal(0, Signal::SIGTERM);
+        wait_until("it drains", || cluster.log(0).contains("-> draining"));
+    });
+    assert_eq!(ended.completion()["finish_reason"], "length");
+    assert_eq!(cluster.wait(0), Some(0));
+    cluster.start(0);
+    generates_again(&cluster);
+}
+
+#[test]
+fn a_draining_rank_waits_for_the_heads_request_and_exits_with_0() {
+    let mut cluster = Cluster::of(2);
+    let ended = disturb(&mut cluster, "60", |cluster| cluster.signal(1, Signal::SIGTERM));
+    assert_eq!(ended.completion()["finish_reason"], "length");
+    assert_eq!(cluster.wait(1), Some(0));
+    wait_until("the head knows", || cluster.status(0)["fault"].as_str().is_some_and(|fault| fault.contains("pi2")));
+    cluster.start(1);
+    generates_again(&cluster);
+}
+
+#[test]
+fn a_drain_that_takes_too_long_fails_the_request_by_name_and_exits_with_0() {
+    let mut cluster = Cluster::with(2, &harness::programs::demo_models(), "drain_ms = 1\n");
+    let ended = disturb(&mut cluster, "400", |cluster| cluster.signal(0, Signal::SIGTERM));
+    ended.assert_error(5, "drain_ended", &["pi1"]);
+    assert_eq!(cluster.wait(0), Some(0));
+}
