@@ -21,6 +21,7 @@ pub enum KeyCode {
     End,
     PageUp,
     PageDown,
+    Function(u8),
 }
 
 /// A key press. A shifted letter is its capital; shift counts only for keys that print nothing.
@@ -80,6 +81,7 @@ impl fmt::Display for Key {
             KeyCode::Down => text.push('↓'),
             KeyCode::PageUp => text.push_str("PgUp"),
             KeyCode::PageDown => text.push_str("PgDn"),
+            KeyCode::Function(number) => text.push_str(&format!("F{number}")),
             other => text.push_str(&format!("{other:?}")),
         }
         f.pad(&text)
@@ -193,7 +195,7 @@ pub const BINDINGS: &[Binding] = &{
         bind(Anywhere, &[key(Tab)], Action::FocusNext, "to the next panel", "panel"),
         bind(Anywhere, &[Key::with_shift(Tab)], Action::FocusPrevious, "to the previous panel", ""),
         bind(Panels, &[Key::character('q')], Action::Quit, "quit", "quit"),
-        bind(Panels, &[Key::character('?')], Action::Help, "this help", "help"),
+        bind(Panels, &[Key::character('?'), key(Function(1))], Action::Help, "this help", "help"),
         bind(Panels, &[Key::character('i'), key(Enter)], Action::FocusPrompt, "to the prompt box", "prompt"),
         bind(Panels, &[Key::character('r')], Action::AssignAgain, "assign the topology again", "assign again"),
         bind(Panels, &[key(Up), Key::character('k')], Action::Up, "up: a line, a layer, a node", ""),
@@ -206,6 +208,7 @@ pub const BINDINGS: &[Binding] = &{
         bind(Panels, &[key(Right), Key::character('l')], Action::RankNext, "layers of the next node", "node"),
         bind(Prompt, &[key(Enter)], Action::Submit, "generate", "generate"),
         bind(Prompt, &[Key::with_alt(Enter), Key::control('j')], Action::NewLine, "a new line in the prompt", ""),
+        bind(Prompt, &[key(Function(1))], Action::Help, "this help", "help"),
         bind(Prompt, &[key(Up), Key::control('p')], Action::LineUp, "line up, else an older prompt", "older"),
         bind(Prompt, &[key(Down), Key::control('n')], Action::LineDown, "line down, else a newer prompt", ""),
         bind(Prompt, &[key(Left), Key::control('b')], Action::CursorLeft, "left", ""),

@@ -2,7 +2,11 @@
 pub mod client;
 pub mod effect;
 pub mod event;
+#[cfg(test)]
+mod fixtures;
 pub mod keymap;
+pub mod run;
 pub mod state;
+pub mod terminal;
 pub mod update;
 pub mod view;

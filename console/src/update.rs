@@ -8,7 +8,7 @@ use crate::{
     keymap::{self, Action, Key, KeyCode},
     state::{
         Assignment, Focus, State, TextScroll,
-        node::{Node, Standing},
+        node::Standing,
         request::{Phase, Request},
     },
 };
@@ -31,16 +31,14 @@ pub fn update(state: &mut State, event: Event) -> Vec<Effect> {
     effects
 }
 
-/// Time alone changes the screen when a node falls silent, while it stays silent, and while a request waits for its token.
+/// Time alone changes the screen when a node falls silent, while it stays silent, and when layers stop to arrive.
 fn tick(state: &mut State, now: Duration) -> Vec<Effect> {
-    let moved = state.layers_move();
-    let whole = |time: Duration| time.as_secs();
-    let passed = whole(now) != whole(state.now);
+    let seen = |state: &State| -> (Vec<Standing>, bool) {
+        (state.nodes.iter().map(|node| node.standing(state.now)).collect(), state.layers_move())
+    };
+    let before = seen(state);
     state.now = now;
-    let silent = |node: &Node| matches!(node.standing(now), Standing::Stale(_));
-    let stale = state.nodes.iter().any(silent);
-    let changed = (passed && (stale || state.request.is_open())) || moved != state.layers_move();
-    if changed { vec![Effect::Draw] } else { Vec::new() }
+    if seen(state) == before { Vec::new() } else { vec![Effect::Draw] }
 }
 
 fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
@@ -190,7 +188,7 @@ fn paste(state: &mut State, text: &str) -> Vec<Effect> {
 }
 
 fn escape(state: &mut State) -> Vec<Effect> {
-    if state.request.is_open() {
+    if state.request.is_open() && state.request.phase != Phase::Cancelling {
         return cancel(state);
     }
     if state.focus == Focus::Prompt {
@@ -203,10 +201,6 @@ fn cancel(state: &mut State) -> Vec<Effect> {
     match state.request.phase {
         Phase::Held => {
             state.request.phase = Phase::Withdrawn;
-            Vec::new()
-        }
-        Phase::Cancelling => {
-            state.notice = Some("it is being cancelled; Ctrl-C quits without waiting".to_owned());
             Vec::new()
         }
         _ => {

@@ -40,8 +40,8 @@ pub enum Standing {
     Away,
     /// It was there and is gone.
     Lost,
-    /// Its session is open, but it has sent nothing for so long.
-    Stale(Duration),
+    /// Its session is open, but it has sent nothing for so many seconds.
+    Stale(u64),
     /// Its session is open, and no report has come yet.
     Silent,
     /// It reports.
@@ -130,7 +130,7 @@ impl Node {
             (Link::Connecting, _) => Standing::Connecting,
             (Link::Lost { was_open: false, .. }, _) => Standing::Away,
             (Link::Lost { was_open: true, .. }, _) => Standing::Lost,
-            (Link::Open, _) if silent > STALE_AFTER => Standing::Stale(silent),
+            (Link::Open, _) if silent > STALE_AFTER => Standing::Stale(silent.as_secs()),
             (Link::Open, None) => Standing::Silent,
             (Link::Open, Some(report)) => Standing::Reports(report.state),
         }

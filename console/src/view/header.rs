@@ -41,7 +41,7 @@ fn what_runs(state: &State) -> String {
     };
     let (layout, exchange, kv) = (topology.layout, topology.exchange, topology.kv);
     let model = crate::state::clean::clean_line(&topology.model);
-    format!("{layout}  epoch {epoch}  {model}  context {}  kv {kv}  exchange {exchange}", topology.context_length)
+    format!("{layout}  epoch {epoch}  {model}  ctx {}  kv {kv}  exchange {exchange}", topology.context_length)
 }
 
 fn standing(state: &State, theme: &Theme) -> (String, Style) {

@@ -40,7 +40,9 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     let height = usize::from(area.height).saturating_sub(2);
     let first = state.layers_scroll.min(node.layers.len().saturating_sub(height));
     let (focused, remark) = (state.focus == Focus::Layers, remark(state, theme, node, first, height));
-    let area = panel(frame, theme, area, focused, &format!("All-reduce by layer, {}", node.name()), remark);
+    let rank = state.member_of(node).map_or_else(String::new, |rank| format!(", rank {rank}"));
+    let title = format!("All-reduce by layer, {}{rank}", node.name());
+    let area = panel(frame, theme, area, focused, &title, remark);
     if node.layers.is_empty() {
         lines(frame, area, [Line::styled(format!(" {}", empty(state, node)), theme.dim)]);
         return height;
@@ -50,7 +52,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     let others = if state.nodes.len() > 1 { others } else { 0 };
     let bar_cells = bar_and_others - others * TIME;
     let full = node.layers.iter().map(total).max().unwrap_or(0);
-    let heading = heading(theme, bar_cells, others);
+    let heading = heading(state, theme, bar_cells, others);
     let own = state.member_of(node);
     let rows = node.layers.iter().enumerate().skip(first).map(|(index, layer)| {
         let mut row = row(theme, index, layer, own, full, bar_cells);
@@ -83,9 +85,10 @@ fn empty(state: &State, node: &Node) -> &'static str {
     }
 }
 
-fn heading(theme: &Theme, bar_cells: usize, others: usize) -> Line<'static> {
+fn heading(state: &State, theme: &Theme, bar_cells: usize, others: usize) -> Line<'static> {
     let pair = |name: &str| format!("{} {}", fit_right(&format!("{name} p50"), 8), fit_right("p95", 6));
-    let others = (0..others).map(|node| fit_right(&format!("p95 {}", node + 1), TIME)).collect::<String>();
+    let rank = |node| state.member_of(node).map_or_else(|| "p95".to_owned(), |rank| format!("p95 r{rank}"));
+    let others: String = state.nodes.iter().take(others).map(|node| fit_right(&rank(node), TIME)).collect();
     let mut spans =
         vec![Span::styled(format!("{} {} {}  ", fit("layer", LAYER), pair("attn"), pair("ffn")), theme.dim)];
     spans.extend([
@@ -94,7 +97,7 @@ fn heading(theme: &Theme, bar_cells: usize, others: usize) -> Line<'static> {
         Span::styled("▒", theme.warn),
         Span::styled("wait ", theme.dim),
         Span::styled("░", theme.accent),
-        Span::styled(fit("wire", (bar_cells + WAITED).saturating_sub(11)), theme.dim),
+        Span::styled(fit("wire", (bar_cells + WAITED).saturating_sub(12)), theme.dim),
         Span::styled(others, theme.dim),
     ]);
     Line::from(spans)

@@ -128,7 +128,7 @@ fn word(standing: Standing) -> String {
         Standing::Connecting => "dialling".to_owned(),
         Standing::Away => "away".to_owned(),
         Standing::Lost => "lost".to_owned(),
-        Standing::Stale(silent) => format!("stale {} s", silent.as_secs()),
+        Standing::Stale(seconds) => format!("stale {seconds} s"),
         Standing::Silent => "connected".to_owned(),
         Standing::Reports(state) => state.name().to_owned(),
     }

@@ -22,7 +22,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     match known {
         Some(topology) => lines(frame, area, picture(state, theme, topology, usize::from(area.width))),
         None => {
-            let hint = state.wanted.as_ref().map_or("none; see the text below", |_| "not assigned yet");
+            let hint = state.wanted.as_ref().map_or("none", |_| "not assigned yet");
             lines(frame, area, [Line::styled(format!(" {hint}"), theme.dim)]);
         }
     }
