@@ -1,7 +1,8 @@
 //! Everything that can happen to the dashboard. Plain values: keys are our own, time is the time since the start.
 use std::time::Duration;
 
-use crate::{client::event::ClientEvent, keymap::Key, state::Extent};
+pub use crate::client::event::{AssignEvent, ClientEvent, GenerateEvent};
+use crate::{keymap::Key, state::Extent};
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq)]

@@ -16,9 +16,8 @@ use shared::{
 };
 
 use crate::{
-    client::event::{AssignEvent, ClientEvent, GenerateEvent},
     effect::{Effect, Wanted},
-    event::Event,
+    event::{AssignEvent, ClientEvent, Event, GenerateEvent},
     keymap::{Key, KeyCode},
     state::{Extent, GenerateDefaults, State},
     update::update,
@@ -61,12 +60,12 @@ impl Story {
         self.on(Event::Key(Key::plain(code)))
     }
 
-    pub(crate) fn client(&mut self, event: ClientEvent) -> &mut Self {
+    pub(crate) fn arrives(&mut self, event: ClientEvent) -> &mut Self {
         self.on(Event::Client(event))
     }
 
     pub(crate) fn generate(&mut self, event: GenerateEvent) -> &mut Self {
-        self.client(ClientEvent::Generate(event))
+        self.arrives(ClientEvent::Generate(event))
     }
 
     /// Time goes on to this many milliseconds after the start.
@@ -75,11 +74,11 @@ impl Story {
     }
 
     pub(crate) fn connected(&mut self, node: usize) -> &mut Self {
-        self.client(ClientEvent::Connected { node, identity: identity(node) })
+        self.arrives(ClientEvent::Connected { node, identity: identity(node) })
     }
 
     pub(crate) fn report(&mut self, node: usize, report: NodeReport) -> &mut Self {
-        self.client(ClientEvent::Report { node, report: Box::new(report) })
+        self.arrives(ClientEvent::Report { node, report: Box::new(report) })
     }
 
     /// All nodes answer and are idle.
@@ -94,7 +93,7 @@ impl Story {
     pub(crate) fn all_loading(&mut self) -> &mut Self {
         for node in 0..NODES {
             let progress = LoadProgress { done: Bytes((NODES - node) as u64 * (2 << 20)), total: Bytes(10 << 20) };
-            self.client(ClientEvent::Assign(AssignEvent::Loading { node, progress }));
+            self.arrives(ClientEvent::Assign(AssignEvent::Loading { node, progress }));
         }
         self
     }
@@ -102,7 +101,7 @@ impl Story {
     /// The topology runs.
     pub(crate) fn running(&mut self) -> &mut Self {
         let topology = Box::new(topology());
-        self.client(ClientEvent::Assign(AssignEvent::Running { epoch: Epoch(3), topology, reused: false }));
+        self.arrives(ClientEvent::Assign(AssignEvent::Running { epoch: Epoch(3), topology, reused: false }));
         self.all_report(NodeState::Ready, false)
     }
 
@@ -148,7 +147,7 @@ impl Story {
         let mut story = Self::generating();
         let reason = "reset by peer".to_owned();
         let fault = Fault::new("pi2", FaultKind::SessionLost { reason });
-        story.client(ClientEvent::Disconnected { node: 2, fault });
+        story.arrives(ClientEvent::Disconnected { node: 2, fault });
         story.generate(GenerateEvent::Failed(lost_fault()));
         for node in [0, 1, 3] {
             let fault = Some(lost_fault());

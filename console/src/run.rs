@@ -20,9 +20,8 @@ use tokio::{
 };
 
 use crate::{
-    client::event::{ClientEvent, GenerateEvent},
     effect::{Effect, Wanted},
-    event::{Event, Signal},
+    event::{ClientEvent, Event, GenerateEvent, Signal},
     keymap::{Key, KeyCode},
     state::{GenerateDefaults, State},
     terminal::{Screen, TerminalError},

@@ -2,9 +2,8 @@
 use std::time::Duration;
 
 use crate::{
-    client::event::{AssignEvent, ClientEvent, GenerateEvent},
     effect::Effect,
-    event::{Event, Signal},
+    event::{AssignEvent, ClientEvent, Event, GenerateEvent, Signal},
     keymap::{self, Action, Key, KeyCode},
     state::{
         Assignment, Focus, State, TextScroll,
@@ -60,13 +59,13 @@ fn on_key_in_help(state: &mut State, key: Key) -> Vec<Effect> {
     let action = keymap::action(Focus::Text, key);
     let (last, page) = (state.extent.help_lines.saturating_sub(state.extent.help_height), state.extent.help_height);
     match (action, state.help) {
-        (Some(Action::Interrupt | Action::Quit), _) => return act(state, action.expect("it was just matched")),
+        (Some(action @ (Action::Interrupt | Action::Quit)), _) => return act(state, action),
         (
-            Some(Action::Up | Action::Down | Action::PageUp | Action::PageDown | Action::Top | Action::Bottom),
+            Some(
+                action @ (Action::Up | Action::Down | Action::PageUp | Action::PageDown | Action::Top | Action::Bottom),
+            ),
             Some(at),
-        ) => {
-            state.help = Some(scrolled(at, action.expect("it was just matched"), page, last));
-        }
+        ) => state.help = Some(scrolled(at, action, page, last)),
         _ => state.help = None,
     }
     Vec::new()
@@ -242,6 +241,10 @@ fn submit(state: &mut State) -> Vec<Effect> {
 fn send(state: &mut State) -> Vec<Effect> {
     let generate = state.defaults.request(&state.request.prompt, state.requests_sent);
     state.requests_sent += 1;
+    if matches!(state.assignment, Assignment::Failed(_)) {
+        // The topology of before still runs: the failure was seen, the text takes its place.
+        state.assignment = Assignment::Nothing;
+    }
     state.request.send(state.now);
     vec![Effect::Generate(Box::new(generate))]
 }

@@ -13,7 +13,7 @@ use shared::{
 use crate::state::clean::clean;
 
 /// Most text that is kept, in bytes; what is older is left out.
-pub const TEXT_BYTES_MAX: usize = 256 << 10;
+pub const TEXT_BYTES_MAX: usize = 128 << 10;
 
 /// Where a generation is.
 #[derive(Clone, Debug, PartialEq)]

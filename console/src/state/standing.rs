@@ -40,7 +40,7 @@ pub fn cluster(state: &State) -> Cluster<'_> {
     match (&state.assignment, absent) {
         (Assignment::Loading, _) => return Cluster::Loading(loaded(state)),
         (Assignment::Committing, _) => return Cluster::Committing,
-        (Assignment::Failed(fault), _) => return Cluster::Refused(fault),
+        (Assignment::Failed(fault), _) if !state.is_ready() => return Cluster::Refused(fault),
         (Assignment::WaitsForNodes, Some(node)) => return Cluster::WaitsFor(node),
         _ => {}
     }

@@ -6,8 +6,7 @@ use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
 use shared::protocol::error::{Fault, FaultKind};
 
 use crate::{
-    client::event::{AssignEvent, ClientEvent, GenerateEvent},
-    event::Event,
+    event::{AssignEvent, ClientEvent, Event, GenerateEvent},
     fixtures::{NODES, Story, address, defaults},
     keymap::{Key, KeyCode},
     state::{State, TextScroll},
@@ -62,7 +61,7 @@ fn nodes_are_dialled() {
     let mut story = Story::begin();
     let reason = "connection refused".to_owned();
     let kind = FaultKind::Unreachable { address: address(3), reason };
-    story.connected(0).client(ClientEvent::Disconnected { node: 3, fault: Fault::new(address(3), kind) });
+    story.connected(0).arrives(ClientEvent::Disconnected { node: 3, fault: Fault::new(address(3), kind) });
     check("connecting", story);
 }
 
@@ -108,7 +107,7 @@ fn an_assignment_is_refused() {
     let mut story = Story::begin();
     let kind = FaultKind::ModelMissing { model: "bard-q8_0.gguf".into(), folders: "/var/lib/bramble/models".into() };
     let fault = Fault::new("pi1", kind);
-    story.all_connected().client(ClientEvent::Assign(AssignEvent::Failed(fault)));
+    story.all_connected().arrives(ClientEvent::Assign(AssignEvent::Failed(fault)));
     check("refused", story);
 }
 

@@ -64,7 +64,7 @@ fn content(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
 /// What stands in the way, and what to do. A finished text needs no encouragement.
 fn situation(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
     let is_over = matches!(state.request.phase, Phase::Finished(_) | Phase::Withdrawn);
-    if is_over && state.is_ready() {
+    if is_over && state.is_ready() && !matches!(state.assignment, Assignment::Failed(_)) {
         return Vec::new();
     }
     let mut lines = Vec::new();
