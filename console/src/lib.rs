@@ -1,4 +1,14 @@
 //! console: the operator's terminal of a bramble. See ARCHITECTURE.md for the rooms and who may import whom.
 pub mod cli;
 pub mod client;
+pub mod effect;
+pub mod event;
+#[cfg(test)]
+mod fixtures;
+pub mod keymap;
 pub mod run;
+pub mod state;
+pub mod terminal;
+pub mod update;
+pub mod view;
+pub mod wanted;

@@ -1,32 +1,18 @@
 //! The dashboard from the command line.
 use std::io::IsTerminal;
 
-use tokio::sync::mpsc::channel;
+use shared::protocol::message::Generate;
 
 use super::{Failure, options};
 use crate::{
-    client::{Client, assign::Wanted},
-    run::{Cluster, DashboardOptions, dashboard},
+    client::Client,
+    run::{DashboardOptions, dashboard},
+    state::GenerateDefaults,
+    wanted::Wanted,
 };
 
-/// Events that may wait for the screen.
-const EVENTS_MAX: usize = 4096;
 /// Between two reports of a node.
 const WATCH_MS: u32 = 250;
-
-impl Cluster for Client {
-    fn assign(&self) {
-        Client::assign(self);
-    }
-
-    fn generate(&self, request: shared::protocol::message::Generate) {
-        Client::generate(self, request);
-    }
-
-    fn cancel(&self) {
-        Client::cancel(self);
-    }
-}
 
 /// Opens the dashboard on the nodes that were named.
 pub(super) async fn run(options: options::Dashboard) -> Result<u8, Failure> {
@@ -49,17 +35,16 @@ pub(super) fn has_terminal() -> bool {
     std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
 }
 
-/// Runs the dashboard to its end.
+/// Runs the dashboard to its end. `request` is what each prompt is sent with.
 pub(super) async fn show(
     nodes: Vec<String>,
     wanted: Option<Wanted>,
     prompt: String,
-    defaults: shared::protocol::message::Generate,
+    request: Generate,
 ) -> Result<u8, Failure> {
-    let (events, received) = channel(EVENTS_MAX);
-    let assign = wanted.is_some();
-    let client = Client::start(&nodes, wanted, WATCH_MS, events);
-    let result = dashboard(DashboardOptions { nodes, assign, prompt, defaults }, &client, received).await;
-    client.stop().await;
-    Ok(u8::try_from(result?).unwrap_or(1))
+    let defaults = GenerateDefaults { max_tokens: request.max_tokens, sampling: request.sampling, stop: request.stop };
+    let options = DashboardOptions { nodes, wanted, prompt, defaults };
+    let code = dashboard(options, |nodes, events| Client::start(&nodes, WATCH_MS, events)).await;
+    let code = code.map_err(anyhow::Error::from)?;
+    Ok(u8::try_from(code).unwrap_or(1))
 }

@@ -16,12 +16,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Failure, failure::INTERRUPTED, options, output};
 use crate::client::{
-    assign::{Assigned, Wanted, assign},
+    assign::{Assigned, assign},
     event::{AssignEvent, GenerateEvent},
     generate::generate,
     session::Session,
     with_port,
 };
+use crate::wanted::Wanted;
 
 /// Events that may wait to be printed.
 const EVENTS_MAX: usize = 64;

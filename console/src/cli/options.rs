@@ -8,7 +8,7 @@ use shared::{
     topology::{Exchange, KvFormat, Layout},
 };
 
-use crate::client::assign::{SLOTS_DEFAULT, Wanted};
+use crate::{client::assign::SLOTS_DEFAULT, wanted::Wanted};
 
 fn node(text: &str) -> Result<String, String> {
     if text.is_empty() || text.contains(char::is_whitespace) {

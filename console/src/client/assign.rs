@@ -8,11 +8,12 @@ use shared::{
         message::{ModelCard, Prepare, RequestBody, ResponseBody},
     },
     telemetry::{NodeReport, NodeState},
-    topology::{Exchange, KvFormat, Layout, Member, Topology},
+    topology::{Member, Topology},
 };
 use tokio::task::JoinSet;
 
 use super::{event::AssignEvent, session::Session};
+use crate::wanted::Wanted;
 
 /// A report must come within this.
 const REPORT: Duration = Duration::from_secs(10);
@@ -24,23 +25,6 @@ const COMMIT: Duration = Duration::from_secs(30);
 const CONTEXT_DEFAULT: u32 = 4096;
 /// Sequences at the same time where nothing is said.
 pub const SLOTS_DEFAULT: u16 = 4;
-
-/// The topology that an operator asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// Replicas, stages, ranks.
-    pub layout: Layout,
-    /// File name of the model.
-    pub model: String,
-    /// KV cache format.
-    pub kv: KvFormat,
-    /// Format of partial sums.
-    pub exchange: Exchange,
-    /// Longest sequence; `None`: the model's, at most 4096.
-    pub context_length: Option<u32>,
-    /// Sequences at the same time.
-    pub slots: u16,
-}
 
 /// A topology that runs.
 #[derive(Clone, Debug, PartialEq)]

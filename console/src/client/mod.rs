@@ -22,10 +22,10 @@ use tokio::sync::mpsc::{Sender, channel};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
-    assign::Wanted,
     event::{AssignEvent, ClientEvent, GenerateEvent},
     session::Session,
 };
+use crate::{run::Nodes, wanted::Wanted};
 
 /// First pause before dialling again; doubles up to [`BACKOFF_MAX`].
 const BACKOFF_MIN: Duration = Duration::from_millis(250);
@@ -45,7 +45,6 @@ pub fn with_port(node: &str) -> String {
 #[derive(Debug)]
 pub struct Client {
     nodes: Arc<Vec<Node>>,
-    wanted: Option<Wanted>,
     events: Sender<ClientEvent>,
     stop: CancellationToken,
     cancel: Mutex<CancellationToken>,
@@ -59,8 +58,8 @@ struct Node {
 }
 
 impl Client {
-    /// Starts a task per node; must be called inside a tokio runtime. `wanted` is what [`Self::assign`] assigns.
-    pub fn start(nodes: &[String], wanted: Option<Wanted>, watch_ms: u32, events: Sender<ClientEvent>) -> Self {
+    /// Starts a task per node; must be called inside a tokio runtime.
+    pub fn start(nodes: &[String], watch_ms: u32, events: Sender<ClientEvent>) -> Self {
         let node = |node: &String| Node { address: with_port(node), session: Mutex::new(None) };
         let nodes = Arc::new(nodes.iter().map(node).collect::<Vec<_>>());
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
@@ -73,12 +72,12 @@ impl Client {
                 }
             });
         }
-        Self { nodes, wanted, events, stop, cancel: Mutex::default(), tasks }
+        Self { nodes, events, stop, cancel: Mutex::default(), tasks }
     }
+}
 
-    /// Assigns the wanted topology; its steps come as events.
-    pub fn assign(&self) {
-        let Some(wanted) = self.wanted.clone() else { return };
+impl Nodes for Client {
+    fn assign(&self, wanted: Wanted) {
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
         self.tasks.spawn(async move {
             let tell = |event| drop(events.try_send(ClientEvent::Assign(event)));
@@ -98,8 +97,7 @@ impl Client {
         });
     }
 
-    /// Starts a generation on the first node; its steps come as events.
-    pub fn generate(&self, request: Generate) {
+    fn generate(&self, request: Generate) {
         let cancel = CancellationToken::new();
         *self.cancel.lock().unwrap_or_else(PoisonError::into_inner) = cancel.clone();
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
@@ -120,17 +118,15 @@ impl Client {
         });
     }
 
-    /// Cancels the running generation.
-    pub fn cancel(&self) {
+    fn cancel(&self) {
         self.cancel.lock().unwrap_or_else(PoisonError::into_inner).cancel();
     }
+}
 
-    /// Ends all tasks; what still runs gets a moment to say goodbye.
-    pub async fn stop(self) {
+impl Drop for Client {
+    fn drop(&mut self) {
         self.cancel();
         self.stop.cancel();
-        self.tasks.close();
-        let _ = tokio::time::timeout(Duration::from_secs(2), self.tasks.wait()).await;
     }
 }
 

@@ -123,7 +123,7 @@ fn extreme_levels_do_not_saturate() {
                 };
                 at.iter().for_each(|at| block[*at..at + 2].copy_from_slice(&[0x00, 0x3c]));
             }
-            for value in [1.0, -1.0, f32::MAX / 1e6, 1e-30] {
+            for value in [1.0, -1.0, 1e20, 1e-30] {
                 check(format, &row, 0, &vec![value; 2 * format.block_length()]);
             }
         }

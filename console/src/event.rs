@@ -1,0 +1,49 @@
+//! Everything that can happen to the dashboard. Plain values: keys are our own, time is the time since the start.
+use std::time::Duration;
+
+pub use crate::client::event::{AssignEvent, ClientEvent, GenerateEvent};
+use crate::{keymap::Key, state::Extent};
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A key was pressed.
+    Key(Key),
+    /// The terminal has another size; the next frame is laid out anew.
+    Resize,
+    /// A frame was drawn: how much of what scrolls was on it.
+    Drawn(Extent),
+    /// Something arrived from the nodes.
+    Client(ClientEvent),
+    /// Time went on. Sent before any other event, so that what follows happens at `now`.
+    Tick {
+        /// Time since the dashboard started.
+        now: Duration,
+    },
+    /// Text was pasted.
+    Paste(String),
+    /// The process was asked to end.
+    Signal(Signal),
+}
+
+/// What asked the process to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// SIGHUP, or the terminal is gone.
+    HangUp,
+    /// SIGINT from outside (Ctrl-C is a key).
+    Interrupt,
+    /// SIGTERM.
+    Terminate,
+}
+
+impl Signal {
+    /// The exit code of a process that ends by it: 128 and the signal's number.
+    pub fn exit_code(self) -> i32 {
+        match self {
+            Self::HangUp => 129,
+            Self::Interrupt => 130,
+            Self::Terminate => 143,
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! A cluster that tests talk about, told to the state through events alone, as the real one is.
+use std::time::Duration;
+
+use shared::{
+    ids::{Epoch, LayerIndex, ModelIdentity, Rank},
+    latency::RequestTimes,
+    protocol::{
+        error::{Fault, FaultKind, Loss},
+        handshake::Identity,
+        message::{FinishReason, Finished, TokenEvent},
+    },
+    sampling::SamplingParameters,
+    telemetry::{LayerSync, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals, SyncKind},
+    topology::{Exchange, KvFormat, Layout, Member, Topology},
+    units::{Bytes, Nanoseconds},
+};
+
+use crate::{
+    effect::{Effect, Wanted},
+    event::{AssignEvent, ClientEvent, Event, GenerateEvent},
+    keymap::{Key, KeyCode},
+    state::{Extent, GenerateDefaults, State},
+    update::update,
+};
+
+/// Nodes of the cluster.
+pub(crate) const NODES: usize = 4;
+/// Layers of its model.
+pub(crate) const LAYERS: u32 = 6;
+
+/// A state with four nodes and what was wanted of them.
+pub(crate) struct Story {
+    /// The state.
+    pub(crate) state: State,
+    /// Effects of all events so far, frames left out.
+    pub(crate) effects: Vec<Effect>,
+}
+
+impl Story {
+    /// The start: `tp4` is wanted, a prompt is filled in.
+    pub(crate) fn begin() -> Self {
+        let addresses: Vec<String> = (0..NODES).map(address).collect();
+        Self::with(State::new(&addresses, Some(wanted()), "ROMEO:", defaults()))
+    }
+
+    /// Another start.
+    pub(crate) fn with(mut state: State) -> Self {
+        state.extent = Extent { text_lines: 9, text_height: 3, layers_height: 2, help_lines: 9, help_height: 3 };
+        Self { state, effects: Vec::new() }
+    }
+
+    /// Something happens.
+    pub(crate) fn on(&mut self, event: Event) -> &mut Self {
+        let effects = update(&mut self.state, event);
+        self.effects.extend(effects.into_iter().filter(|effect| *effect != Effect::Draw));
+        self
+    }
+
+    pub(crate) fn key(&mut self, code: KeyCode) -> &mut Self {
+        self.on(Event::Key(Key::plain(code)))
+    }
+
+    pub(crate) fn arrives(&mut self, event: ClientEvent) -> &mut Self {
+        self.on(Event::Client(event))
+    }
+
+    pub(crate) fn generate(&mut self, event: GenerateEvent) -> &mut Self {
+        self.arrives(ClientEvent::Generate(event))
+    }
+
+    /// Time goes on to this many milliseconds after the start.
+    pub(crate) fn at(&mut self, milliseconds: u64) -> &mut Self {
+        self.on(Event::Tick { now: Duration::from_millis(milliseconds) })
+    }
+
+    pub(crate) fn connected(&mut self, node: usize) -> &mut Self {
+        self.arrives(ClientEvent::Connected { node, identity: identity(node) })
+    }
+
+    pub(crate) fn report(&mut self, node: usize, report: NodeReport) -> &mut Self {
+        self.arrives(ClientEvent::Report { node, report: Box::new(report) })
+    }
+
+    /// All nodes answer and are idle.
+    pub(crate) fn all_connected(&mut self) -> &mut Self {
+        for node in 0..NODES {
+            self.connected(node).report(node, idle(node));
+        }
+        self
+    }
+
+    /// All nodes load, the first ones faster.
+    pub(crate) fn all_loading(&mut self) -> &mut Self {
+        for node in 0..NODES {
+            let progress = LoadProgress { done: Bytes((NODES - node) as u64 * (2 << 20)), total: Bytes(10 << 20) };
+            self.arrives(ClientEvent::Assign(AssignEvent::Loading { node, progress }));
+        }
+        self
+    }
+
+    /// The topology runs.
+    pub(crate) fn running(&mut self) -> &mut Self {
+        let topology = Box::new(topology());
+        self.arrives(ClientEvent::Assign(AssignEvent::Running { epoch: Epoch(3), topology, reused: false }));
+        self.all_report(NodeState::Ready, false)
+    }
+
+    pub(crate) fn all_report(&mut self, state: NodeState, with_layers: bool) -> &mut Self {
+        for node in 0..NODES {
+            self.report(node, running(node, state, with_layers));
+        }
+        self
+    }
+
+    /// Ready for a prompt.
+    pub(crate) fn ready() -> Self {
+        let mut story = Self::begin();
+        story.at(10).all_connected().all_loading().running();
+        story
+    }
+
+    /// The prompt was sent and tokens arrive.
+    pub(crate) fn generating() -> Self {
+        let mut story = Self::ready();
+        story.at(1000).key(KeyCode::Enter);
+        story.generate(GenerateEvent::Started { prompt_token_ids: vec![1, 2, 3, 4] }).at(1040);
+        for (index, word) in VERSE.split_inclusive(' ').enumerate() {
+            story.at(1100 + 20 * index as u64).token(word);
+        }
+        story.all_report(NodeState::Serving, true);
+        story
+    }
+
+    pub(crate) fn token(&mut self, text: &str) -> &mut Self {
+        self.generate(GenerateEvent::Token(TokenEvent { id: Some(7), text: text.to_owned(), logprobs: Vec::new() }))
+    }
+
+    /// The end came.
+    pub(crate) fn finished() -> Self {
+        let mut story = Self::generating();
+        story.generate(GenerateEvent::Finished(Box::new(finished()))).all_report(NodeState::Ready, false);
+        story
+    }
+
+    /// A node was lost while tokens arrived.
+    pub(crate) fn lost() -> Self {
+        let mut story = Self::generating();
+        let reason = "reset by peer".to_owned();
+        let fault = Fault::new("pi2", FaultKind::SessionLost { reason });
+        story.arrives(ClientEvent::Disconnected { node: 2, fault });
+        story.generate(GenerateEvent::Failed(lost_fault()));
+        for node in [0, 1, 3] {
+            let fault = Some(lost_fault());
+            story.report(node, NodeReport { fault, ..running(node, NodeState::Faulted, false) });
+        }
+        story
+    }
+}
+
+/// What a model of Shakespeare's would say.
+pub(crate) const VERSE: &str = "\nO, she doth teach the torches to burn bright!\nIt seems she hangs upon the cheek of night\n\
+    Like a rich jewel in an Ethiope's ear; beauty too rich for use, for earth too dear.";
+
+pub(crate) fn address(node: usize) -> String {
+    format!("127.0.0.{}:9999", node + 2)
+}
+
+pub(crate) fn name(node: usize) -> String {
+    format!("pi{node}")
+}
+
+pub(crate) fn lost_fault() -> Fault {
+    Fault::new("pi2", FaultKind::NodeLost { how: Loss::Reset })
+}
+
+pub(crate) fn wanted() -> Wanted {
+    Wanted {
+        layout: Layout::tensor_parallel(NODES as u16),
+        model: "bard-q8_0.gguf".to_owned(),
+        kv: KvFormat::F16,
+        exchange: Exchange::F32,
+        context_length: None,
+        slots: 1,
+    }
+}
+
+pub(crate) fn defaults() -> GenerateDefaults {
+    let sampling = SamplingParameters {
+        temperature: 0.8,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repeat_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        penalty_last_n: 0,
+        logit_bias: Vec::new(),
+        seed: 42,
+        logprobs: 0,
+    };
+    GenerateDefaults { max_tokens: 64, sampling, stop: Vec::new() }
+}
+
+fn identity(node: usize) -> Identity {
+    let (name, build, machine) = (name(node), "0.1.0".to_owned(), "one".to_owned());
+    Identity { name, build, numeric: 1, machine, cores: Vec::new() }
+}
+
+pub(crate) fn topology() -> Topology {
+    let member = |node| Member {
+        name: name(node),
+        address: address(node),
+        weight: 1,
+        cores: Vec::new(),
+        threads: 1,
+        spin: false,
+    };
+    Topology {
+        layout: Layout::tensor_parallel(NODES as u16),
+        members: (0..NODES).map(member).collect(),
+        model: "bard-q8_0.gguf".to_owned(),
+        identity: ModelIdentity::default(),
+        kv: KvFormat::F16,
+        exchange: Exchange::F32,
+        context_length: 512,
+        slots: 1,
+    }
+}
+
+pub(crate) fn idle(node: usize) -> NodeReport {
+    NodeReport {
+        name: name(node),
+        build: "0.1.0".to_owned(),
+        kernels: "avx2".to_owned(),
+        state: NodeState::Idle,
+        epoch: Epoch(2),
+        topology: None,
+        fault: None,
+        load: None,
+        shard: Bytes(0),
+        memory_resident: Bytes(11 << 20),
+        memory_available: Bytes(3 << 30),
+        memory_total: Bytes(4 << 30),
+        requests: 0,
+        tokens: 0,
+        layers: Vec::new(),
+    }
+}
+
+pub(crate) fn running(node: usize, state: NodeState, with_layers: bool) -> NodeReport {
+    let topology = topology();
+    let hash = topology.hash();
+    let layers =
+        if with_layers { (0..LAYERS).flat_map(|layer| layer_syncs(node, layer)).collect() } else { Vec::new() };
+    NodeReport {
+        state,
+        epoch: Epoch(3),
+        topology: Some((topology, hash, Rank(node as u16))),
+        shard: Bytes((7 << 20) + (node as u64 * 100_000)),
+        memory_resident: Bytes(24 << 20),
+        requests: u32::from(state == NodeState::Serving && node == 0),
+        layers,
+        ..idle(node)
+    }
+}
+
+/// Node 2 computes longest; the others wait for it.
+fn layer_syncs(node: usize, layer: u32) -> [LayerSync; 2] {
+    let sync = |kind, scale: u64| {
+        let base = 40_000 * scale + u64::from(layer) * 15_000;
+        let wait = if node == 2 { 0 } else { base * 3 / 2 };
+        let compute = base * 4 - wait;
+        let wire = 60_000 + node as u64 * 9_000;
+        LayerSync {
+            layer: LayerIndex(layer),
+            kind,
+            count: 12,
+            p50: Nanoseconds(wait + wire),
+            p95: Nanoseconds((wait + wire) * 2),
+            p99: Nanoseconds((wait + wire) * 3),
+            compute: Nanoseconds(compute),
+            wait: Nanoseconds(wait),
+            wire: Nanoseconds(wire),
+            slowest: Rank(2),
+        }
+    };
+    [sync(SyncKind::Attention, 1), sync(SyncKind::FeedForward, 2)]
+}
+
+pub(crate) fn finished() -> Finished {
+    let decode = PhaseTotals {
+        steps: 30,
+        tokens: 30,
+        compute: Nanoseconds(60_000_000),
+        wait: Nanoseconds(25_000_000),
+        wire: Nanoseconds(15_000_000),
+        bytes_sent: 1 << 20,
+        messages_sent: 1 << 10,
+    };
+    let times = RequestTimes {
+        dispatched: Nanoseconds(1_000_000),
+        first_token: Nanoseconds(98_000_000),
+        last_token: Nanoseconds(698_000_000),
+        prompt_tokens: 4,
+        sampled_tokens: 31,
+    };
+    let ranks = vec![RankTotals { decode, ..RankTotals::default() }; NODES];
+    Finished { reason: FinishReason::Length, times, ranks, sampling_rounds: 0 }
+}

@@ -1,0 +1,257 @@
+//! All that can be on the screen. Knows no terminal, no socket and no clock; changed by `update` alone.
+pub mod clean;
+pub mod editor;
+pub mod node;
+pub mod request;
+pub mod standing;
+
+use std::time::Duration;
+
+use shared::{
+    ids::Epoch,
+    latency::ratio,
+    protocol::{error::Fault, message::Generate},
+    sampling::SamplingParameters,
+    telemetry::NodeState,
+    topology::Topology,
+};
+
+use crate::{
+    effect::Wanted,
+    state::{editor::Editor, node::Node, request::Request},
+};
+
+/// What of a frame scrolls, and how much of it is seen: the view tells the state after drawing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extent {
+    /// Lines of text, wrapped.
+    pub text_lines: usize,
+    /// Lines of text that the panel shows.
+    pub text_height: usize,
+    /// Layers that the panel shows.
+    pub layers_height: usize,
+    /// Lines of the help page.
+    pub help_lines: usize,
+    /// Lines of the help page that are shown.
+    pub help_height: usize,
+}
+
+/// Which panel keys go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Focus {
+    /// The prompt box.
+    Prompt,
+    /// The text.
+    Text,
+    /// The layers.
+    Layers,
+    /// The nodes.
+    Nodes,
+}
+
+impl Focus {
+    /// In the order of the Tab key.
+    pub const ALL: [Self; 4] = [Self::Prompt, Self::Text, Self::Layers, Self::Nodes];
+}
+
+/// Where an assignment from this console is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Assignment {
+    /// None was asked for.
+    Nothing,
+    /// It starts when all nodes are connected.
+    WaitsForNodes,
+    /// Nodes load.
+    Loading,
+    /// Nodes switch.
+    Committing,
+    /// Done.
+    Running {
+        /// Its epoch.
+        epoch: Epoch,
+        /// It ran already and was used again.
+        reused: bool,
+    },
+    /// It failed.
+    Failed(Fault),
+}
+
+/// Which line of the text is the first on the screen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TextScroll {
+    /// The end is on the screen.
+    Follow,
+    /// This line is the first.
+    At(usize),
+}
+
+/// What every generation from the prompt box asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerateDefaults {
+    /// Most tokens.
+    pub max_tokens: u32,
+    /// How tokens are drawn. The seed is that of the first generation, the next ones count up from it.
+    pub sampling: SamplingParameters,
+    /// Texts that end a generation.
+    pub stop: Vec<String>,
+}
+
+impl GenerateDefaults {
+    /// The request for a prompt, which is the `count`-th of this session.
+    pub fn request(&self, prompt: &str, count: u64) -> Generate {
+        let mut sampling = self.sampling.clone();
+        sampling.seed = sampling.seed.wrapping_add(count);
+        Generate { prompt: prompt.to_owned(), max_tokens: self.max_tokens, sampling, stop: self.stop.clone() }
+    }
+}
+
+/// Everything.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    /// Time since the start, of the last tick.
+    pub now: Duration,
+    /// The nodes in the order in which they were named.
+    pub nodes: Vec<Node>,
+    /// What the operator wants to run.
+    pub wanted: Option<Wanted>,
+    /// How far that is.
+    pub assignment: Assignment,
+    /// What the last assignment of this console made run.
+    pub assigned: Option<Topology>,
+    /// The generation.
+    pub request: Request,
+    /// Generations sent so far.
+    pub requests_sent: u64,
+    /// What each generation asks for.
+    pub defaults: GenerateDefaults,
+    /// The prompt box.
+    pub editor: Editor,
+    /// Where keys go.
+    pub focus: Focus,
+    /// Whether the help page is open, and its first line.
+    pub help: Option<usize>,
+    /// The node whose layers are shown.
+    pub selected: usize,
+    /// The first layer shown.
+    pub layers_scroll: usize,
+    /// What of the text is shown.
+    pub text_scroll: TextScroll,
+    /// What was on the screen last.
+    pub extent: Extent,
+    /// An answer to a key that could do nothing, until the next key.
+    pub notice: Option<String>,
+    /// The end was asked for.
+    pub is_ending: bool,
+}
+
+impl State {
+    /// The state before anything happened.
+    pub fn new(nodes: &[String], wanted: Option<Wanted>, prompt: &str, defaults: GenerateDefaults) -> Self {
+        let assignment = if wanted.is_some() { Assignment::WaitsForNodes } else { Assignment::Nothing };
+        Self {
+            now: Duration::ZERO,
+            nodes: nodes.iter().map(|address| Node::new(address)).collect(),
+            wanted,
+            assignment,
+            assigned: None,
+            request: Request::nothing(),
+            requests_sent: 0,
+            defaults,
+            editor: Editor::new(prompt),
+            focus: Focus::Prompt,
+            help: None,
+            selected: 0,
+            layers_scroll: 0,
+            text_scroll: TextScroll::Follow,
+            extent: Extent::default(),
+            notice: None,
+            is_ending: false,
+        }
+    }
+
+    /// The topology that nodes report under the highest epoch, else what was assigned last; whether it runs or not.
+    pub fn topology(&self) -> Option<(&Topology, Epoch)> {
+        let reports = self.nodes.iter().filter_map(|node| node.report.as_ref());
+        let reported = reports.filter_map(|report| report.topology.as_ref().map(|(known, _, _)| (known, report.epoch)));
+        let assigned = match &self.assignment {
+            Assignment::Running { epoch, .. } => self.assigned.as_ref().map(|topology| (topology, *epoch)),
+            _ => None,
+        };
+        reported.chain(assigned).max_by_key(|(_, epoch)| *epoch)
+    }
+
+    /// A node's place among the members of the topology.
+    pub fn member_of(&self, node: &Node) -> Option<usize> {
+        let (topology, _) = self.topology()?;
+        topology.members.iter().position(|member| member.name == node.name() || member.address == node.address)
+    }
+
+    /// The node of a member.
+    pub fn node_of(&self, member: usize) -> Option<&Node> {
+        self.nodes.iter().find(|node| self.member_of(node) == Some(member))
+    }
+
+    /// Whether all nodes have an open session.
+    pub fn all_open(&self) -> bool {
+        self.nodes.iter().all(Node::is_open)
+    }
+
+    /// Whether an assignment of this console is under way.
+    pub fn is_assigning(&self) -> bool {
+        matches!(self.assignment, Assignment::Loading | Assignment::Committing)
+    }
+
+    /// Whether a request can be sent: every member of a topology is there and serves it.
+    pub fn is_ready(&self) -> bool {
+        let Some((topology, epoch)) = self.topology() else { return false };
+        let serves = |member: usize| {
+            let Some(node) = self.node_of(member).filter(|node| node.is_open()) else { return false };
+            match &node.report {
+                Some(report) if report.epoch >= epoch => {
+                    report.topology.is_some() && matches!(report.state, NodeState::Ready | NodeState::Serving)
+                }
+                // Committed a moment ago: what it said last is older than that.
+                Some(_) => matches!(self.assignment, Assignment::Running { epoch: ours, .. } if ours == epoch),
+                None => false,
+            }
+        };
+        !self.is_assigning() && (0..topology.members.len()).all(serves)
+    }
+
+    /// What to assign: what was wanted, else again what the nodes held.
+    pub fn assignable(&self) -> Option<Wanted> {
+        let again = || {
+            let (topology, _) = self.topology()?;
+            (topology.members.len() == self.nodes.len()).then(|| Wanted {
+                layout: topology.layout,
+                model: topology.model.clone(),
+                kv: topology.kv,
+                exchange: topology.exchange,
+                context_length: Some(topology.context_length),
+                slots: topology.slots,
+            })
+        };
+        self.wanted.clone().or_else(again)
+    }
+
+    /// Whether all-reduces arrive.
+    pub fn layers_move(&self) -> bool {
+        let recent = |at: Duration| self.now.saturating_sub(at) <= node::STALE_AFTER;
+        self.nodes.iter().any(|node| node.layers_at.is_some_and(recent))
+    }
+
+    /// Waiting and wire by all of the time: of the finished request, else of what nodes reported last.
+    pub fn network_fraction(&self) -> Option<f64> {
+        let live = || {
+            let shares = self.nodes.iter().map(Node::network_share);
+            let (network, all) = shares.fold((0.0, 0.0), |sum, share| (sum.0 + share.0, sum.1 + share.1));
+            (all > 0.0).then(|| ratio(network, all))
+        };
+        self.request.network_fraction().or_else(live)
+    }
+
+    /// Layers of the selected node.
+    pub fn layer_count(&self) -> usize {
+        self.nodes.get(self.selected).map_or(0, |node| node.layers.len())
+    }
+}

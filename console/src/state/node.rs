@@ -1,0 +1,216 @@
+//! A node as the dashboard knows it: its session, its last report, and the latest all-reduces of each layer.
+use std::time::Duration;
+
+use shared::{
+    ids::LayerIndex,
+    protocol::error::Fault,
+    telemetry::{LayerSync, LoadProgress, NodeReport, NodeState, SyncKind},
+    units::Nanoseconds,
+};
+
+use crate::state::clean::clean_line;
+
+/// A node that sent nothing for longer than this is stale.
+pub const STALE_AFTER: Duration = Duration::from_secs(2);
+/// Most layers that are kept of a node.
+pub const LAYERS_MAX: usize = 1024;
+
+/// The session with a node.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Link {
+    /// Dialled for the first time.
+    Connecting,
+    /// Open.
+    Open,
+    /// It could not be opened, or it broke; it is dialled again.
+    Lost {
+        /// Why.
+        fault: Fault,
+        /// Whether it had ever been open.
+        was_open: bool,
+    },
+}
+
+/// What to say about a node in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Dialled for the first time.
+    Connecting,
+    /// It never answered.
+    Away,
+    /// It was there and is gone.
+    Lost,
+    /// Its session is open, but it has sent nothing for so many seconds.
+    Stale(u64),
+    /// Its session is open, and no report has come yet.
+    Silent,
+    /// It reports.
+    Reports(NodeState),
+}
+
+/// A layer's two all-reduces as one rank saw them last.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Layer {
+    /// After the attention.
+    pub attention: Option<LayerSync>,
+    /// After the feed-forward.
+    pub feed_forward: Option<LayerSync>,
+}
+
+impl Layer {
+    fn both(&self) -> impl Iterator<Item = &LayerSync> {
+        self.attention.iter().chain(&self.feed_forward)
+    }
+
+    /// Mean of own computing, waiting and wire, both all-reduces together.
+    pub fn split(&self) -> [Nanoseconds; 3] {
+        let sum = |part: fn(&LayerSync) -> Nanoseconds| Nanoseconds(self.both().map(|sync| part(sync).0).sum());
+        [sum(|sync| sync.compute), sum(|sync| sync.wait), sum(|sync| sync.wire)]
+    }
+
+    /// The all-reduce that was waited in longer.
+    pub fn slower(&self) -> Option<&LayerSync> {
+        self.both().max_by_key(|sync| sync.wait)
+    }
+
+    /// The worse of the two 95th percentiles.
+    pub fn p95(&self) -> Option<Nanoseconds> {
+        self.both().map(|sync| sync.p95).max()
+    }
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// The address that it was named by.
+    pub address: String,
+    /// The session.
+    pub link: Link,
+    /// The last report.
+    pub report: Option<NodeReport>,
+    /// Progress of a load: from the report, or earlier from the assignment.
+    pub load: Option<LoadProgress>,
+    /// All-reduces, by layer.
+    pub layers: Vec<Layer>,
+    /// When layers arrived last.
+    pub layers_at: Option<Duration>,
+    name: Option<String>,
+    heard: Duration,
+}
+
+impl Node {
+    /// A node that was never heard of.
+    pub fn new(address: &str) -> Self {
+        Self {
+            address: clean_line(address),
+            link: Link::Connecting,
+            report: None,
+            load: None,
+            layers: Vec::new(),
+            layers_at: None,
+            name: None,
+            heard: Duration::ZERO,
+        }
+    }
+
+    /// The name that it gave itself, else its address.
+    pub fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or(&self.address)
+    }
+
+    /// Whether its session is open.
+    pub fn is_open(&self) -> bool {
+        self.link == Link::Open
+    }
+
+    /// What to say about it.
+    pub fn standing(&self, now: Duration) -> Standing {
+        let silent = now.saturating_sub(self.heard);
+        match (&self.link, &self.report) {
+            (Link::Connecting, _) => Standing::Connecting,
+            (Link::Lost { was_open: false, .. }, _) => Standing::Away,
+            (Link::Lost { was_open: true, .. }, _) => Standing::Lost,
+            (Link::Open, _) if silent > STALE_AFTER => Standing::Stale(silent.as_secs()),
+            (Link::Open, None) => Standing::Silent,
+            (Link::Open, Some(report)) => Standing::Reports(report.state),
+        }
+    }
+
+    /// Why it is not as it should be.
+    pub fn fault(&self) -> Option<&Fault> {
+        match &self.link {
+            Link::Lost { fault, .. } => Some(fault),
+            _ => self.report.as_ref().and_then(|report| report.fault.as_ref()),
+        }
+    }
+
+    /// The session opened.
+    pub fn connected(&mut self, now: Duration, name: &str) {
+        self.link = Link::Open;
+        self.name = Some(clean_line(name)).filter(|name| !name.is_empty());
+        self.heard = now;
+        // A node that was started again holds nothing of what it said before.
+        self.report = None;
+        self.load = None;
+    }
+
+    /// The session broke, or could not be opened.
+    pub fn disconnected(&mut self, fault: Fault) {
+        let was_open = match self.link {
+            Link::Connecting => false,
+            Link::Open => true,
+            Link::Lost { was_open, .. } => was_open,
+        };
+        self.link = Link::Lost { fault, was_open };
+        self.load = None;
+    }
+
+    /// A report arrived.
+    pub fn reported(&mut self, now: Duration, report: NodeReport) {
+        self.heard = now;
+        self.name = Some(clean_line(&report.name)).filter(|name| !name.is_empty());
+        self.load = report.load;
+        if self.report.as_ref().is_some_and(|before| before.epoch != report.epoch) {
+            self.layers.clear();
+            self.layers_at = None;
+        }
+        if !report.layers.is_empty() {
+            self.layers_at = Some(now);
+        }
+        for sync in &report.layers {
+            self.record(*sync);
+        }
+        self.report = Some(report);
+    }
+
+    /// The assignment says how far its load is.
+    pub fn loading(&mut self, now: Duration, progress: LoadProgress) {
+        self.heard = now;
+        self.load = Some(progress);
+    }
+
+    /// Of the last report's all-reduces: (waiting and wire, everything) in nanoseconds.
+    pub fn network_share(&self) -> (f64, f64) {
+        let layers = self.report.iter().flat_map(|report| &report.layers);
+        layers.fold((0.0, 0.0), |(network, all), sync| {
+            let count = f64::from(sync.count);
+            let (own, away) = (sync.compute.0 as f64 * count, (sync.wait.0 as f64 + sync.wire.0 as f64) * count);
+            (network + away, all + own + away)
+        })
+    }
+
+    fn record(&mut self, sync: LayerSync) {
+        let LayerIndex(index) = sync.layer;
+        let index = index as usize;
+        if index >= LAYERS_MAX {
+            return;
+        }
+        if self.layers.len() <= index {
+            self.layers.resize(index + 1, Layer::default());
+        }
+        match sync.kind {
+            SyncKind::Attention => self.layers[index].attention = Some(sync),
+            SyncKind::FeedForward => self.layers[index].feed_forward = Some(sync),
+        }
+    }
+}

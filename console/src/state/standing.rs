@@ -1,0 +1,108 @@
+//! The cluster in one word, and what the operator can do next: what an empty or broken screen says.
+use shared::{protocol::error::Fault, telemetry::NodeState, topology::Topology, units::Bytes};
+
+use crate::state::{
+    Assignment, State,
+    node::{Link, Node, Standing},
+};
+
+/// The cluster in one word.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Cluster<'a> {
+    /// No node was named.
+    Empty,
+    /// Some nodes have not answered yet.
+    Connecting,
+    /// The assignment starts when this node is there.
+    WaitsFor(&'a Node),
+    /// Nodes load; the share that is done.
+    Loading(f64),
+    /// Nodes switch.
+    Committing,
+    /// The assignment failed.
+    Refused(&'a Fault),
+    /// A member is gone or faulted.
+    Broken(&'a str),
+    /// No topology runs.
+    Idle,
+    /// A topology runs.
+    Ready,
+    /// It works.
+    Serving,
+}
+
+/// The cluster in one word.
+pub fn cluster(state: &State) -> Cluster<'_> {
+    if state.nodes.is_empty() {
+        return Cluster::Empty;
+    }
+    let absent = state.nodes.iter().find(|node| !node.is_open());
+    match (&state.assignment, absent) {
+        (Assignment::Loading, _) => return Cluster::Loading(loaded(state)),
+        (Assignment::Committing, _) => return Cluster::Committing,
+        (Assignment::Failed(fault), _) if !state.is_ready() => return Cluster::Refused(fault),
+        (Assignment::WaitsForNodes, Some(node)) => return Cluster::WaitsFor(node),
+        _ => {}
+    }
+    if state.is_ready() {
+        return if state.request.is_sent() { Cluster::Serving } else { Cluster::Ready };
+    }
+    if let Some((topology, _)) = state.topology() {
+        return match culprit(state, topology) {
+            Some(name) => Cluster::Broken(name),
+            None => Cluster::Committing,
+        };
+    }
+    if state.nodes.iter().any(|node| node.link == Link::Connecting) { Cluster::Connecting } else { Cluster::Idle }
+}
+
+/// The member that keeps a topology from running: one that is gone before one that is faulted or holds nothing.
+fn culprit<'a>(state: &'a State, topology: &'a Topology) -> Option<&'a str> {
+    let members = || (0..topology.members.len()).map(|member| (member, state.node_of(member)));
+    let name = |member: usize| topology.members[member].name.as_str();
+    let gone = members().find(|(_, node)| !node.is_some_and(Node::is_open));
+    let idle = |node: &Node| matches!(node.standing(state.now), Standing::Reports(NodeState::Idle));
+    let faulted = |node: &Node| node.report.as_ref().is_some_and(|report| report.state == NodeState::Faulted);
+    let draining = |node: &Node| node.report.as_ref().is_some_and(|report| report.state == NodeState::Draining);
+    let first = |test: &dyn Fn(&Node) -> bool| members().find(|(_, node)| node.is_some_and(test));
+    gone.or_else(|| first(&idle))
+        .or_else(|| first(&draining))
+        .or_else(|| first(&faulted))
+        .map(|(member, _)| name(member))
+}
+
+/// The share of all shards that is loaded.
+fn loaded(state: &State) -> f64 {
+    let loads = state.nodes.iter().filter_map(|node| node.load);
+    let (done, total) = loads.fold((0, 0), |sum, load| (sum.0 + load.done.0, sum.1 + load.total.0));
+    shared::latency::ratio(Bytes(done).0 as f64, Bytes(total).0 as f64)
+}
+
+/// What to do next, in one sentence.
+pub fn hint(state: &State) -> String {
+    match cluster(state) {
+        Cluster::Empty => "No nodes. Start again with --nodes ADDRESS,ADDRESS,..".to_owned(),
+        Cluster::Connecting => "Waiting for the nodes to answer.".to_owned(),
+        Cluster::WaitsFor(node) => match node.fault() {
+            Some(fault) => format!("The assignment waits for {}: {}.", node.name(), fault.kind.next()),
+            None => format!("The assignment starts when {} answers.", node.name()),
+        },
+        Cluster::Loading(_) => {
+            "The nodes load their shards. A prompt sent now is kept until they are ready.".to_owned()
+        }
+        Cluster::Committing => "The nodes open their links to each other.".to_owned(),
+        Cluster::Refused(fault) => format!("Next: {}. Then r assigns again.", fault.kind.next()),
+        Cluster::Broken(name) if state.all_open() => {
+            format!("{name} left the topology. r, or the next prompt, assigns it again.")
+        }
+        Cluster::Broken(name) => {
+            format!("{name} is missing. Start brambled there; r, or the next prompt, assigns again.")
+        }
+        Cluster::Idle => match state.assignable() {
+            Some(_) => "No topology runs. r, or the next prompt, assigns it.".to_owned(),
+            None => "No topology runs. Start again with --topology and --model.".to_owned(),
+        },
+        Cluster::Ready => "Ready. Type a prompt below; Enter generates.".to_owned(),
+        Cluster::Serving => "Generating. Esc cancels.".to_owned(),
+    }
+}

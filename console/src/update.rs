@@ -1,0 +1,347 @@
+//! What each event changes, and what it wants done: the whole behaviour of the dashboard, without a terminal or a clock.
+use std::time::Duration;
+
+use crate::{
+    effect::Effect,
+    event::{AssignEvent, ClientEvent, Event, GenerateEvent, Signal},
+    keymap::{self, Action, Key, KeyCode},
+    state::{
+        Assignment, Focus, State, TextScroll,
+        node::Standing,
+        request::{Phase, Request},
+    },
+};
+
+/// Handles an event. Everything but ticks that change nothing asks for a frame.
+pub fn update(state: &mut State, event: Event) -> Vec<Effect> {
+    let mut effects = match event {
+        Event::Drawn(extent) => {
+            state.extent = extent;
+            return Vec::new();
+        }
+        Event::Tick { now } => return tick(state, now),
+        Event::Resize => Vec::new(),
+        Event::Key(key) => on_key(state, key),
+        Event::Paste(text) => paste(state, &text),
+        Event::Client(event) => client(state, event),
+        Event::Signal(signal) => quit(state, signal.exit_code()),
+    };
+    effects.push(Effect::Draw);
+    effects
+}
+
+/// Time alone changes the screen when a node falls silent, while it stays silent, and when layers stop to arrive.
+fn tick(state: &mut State, now: Duration) -> Vec<Effect> {
+    let seen = |state: &State| -> (Vec<Standing>, bool) {
+        (state.nodes.iter().map(|node| node.standing(state.now)).collect(), state.layers_move())
+    };
+    let before = seen(state);
+    state.now = now;
+    if seen(state) == before { Vec::new() } else { vec![Effect::Draw] }
+}
+
+fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
+    state.notice = None;
+    if state.help.is_some() {
+        return on_key_in_help(state, key);
+    }
+    if let Some(action) = keymap::action(state.focus, key) {
+        return act(state, action);
+    }
+    if let (Focus::Prompt, KeyCode::Char(letter), false, false) = (state.focus, key.code, key.control, key.alt) {
+        insert(state, letter.encode_utf8(&mut [0; 4]));
+    }
+    Vec::new()
+}
+
+/// The help page scrolls; Ctrl-C and q mean what they mean everywhere; any other key closes it.
+fn on_key_in_help(state: &mut State, key: Key) -> Vec<Effect> {
+    let action = keymap::action(Focus::Text, key);
+    let (last, page) = (state.extent.help_lines.saturating_sub(state.extent.help_height), state.extent.help_height);
+    match (action, state.help) {
+        (Some(action @ (Action::Interrupt | Action::Quit)), _) => return act(state, action),
+        (
+            Some(
+                action @ (Action::Up | Action::Down | Action::PageUp | Action::PageDown | Action::Top | Action::Bottom),
+            ),
+            Some(at),
+        ) => state.help = Some(scrolled(at, action, page, last)),
+        _ => state.help = None,
+    }
+    Vec::new()
+}
+
+fn act(state: &mut State, action: Action) -> Vec<Effect> {
+    match action {
+        Action::Interrupt if state.request.is_open() && state.request.phase != Phase::Cancelling => cancel(state),
+        Action::Interrupt => quit(state, Signal::Interrupt.exit_code()),
+        Action::Escape => escape(state),
+        Action::Quit => quit(state, 0),
+        Action::Submit => submit(state),
+        Action::AssignAgain => assign_again(state),
+        _ => {
+            show(state, action);
+            edit(state, action);
+            Vec::new()
+        }
+    }
+}
+
+/// Actions that change only what is seen.
+fn show(state: &mut State, action: Action) {
+    match action {
+        Action::FocusNext => state.focus = neighbour(state.focus, 1),
+        Action::FocusPrevious => state.focus = neighbour(state.focus, Focus::ALL.len() - 1),
+        Action::FocusPrompt => state.focus = Focus::Prompt,
+        Action::Help => state.help = Some(0),
+        Action::Up | Action::Down | Action::PageUp | Action::PageDown | Action::Top | Action::Bottom => {
+            scroll(state, action);
+        }
+        Action::RankPrevious => select(state, state.selected.saturating_sub(1)),
+        Action::RankNext => select(state, state.selected + 1),
+        _ => {}
+    }
+}
+
+/// Actions in the prompt box.
+fn edit(state: &mut State, action: Action) {
+    let editor = &mut state.editor;
+    match action {
+        Action::NewLine => insert(state, "\n"),
+        Action::CursorLeft => editor.left(),
+        Action::CursorRight => editor.right(),
+        Action::WordLeft => editor.word_left(),
+        Action::WordRight => editor.word_right(),
+        Action::LineStart => editor.line_start(),
+        Action::LineEnd => editor.line_end(),
+        Action::LineUp => editor.up(),
+        Action::LineDown => editor.down(),
+        Action::EraseBefore => editor.erase_before(),
+        Action::EraseAfter => editor.erase_after(),
+        Action::EraseWord => editor.erase_word(),
+        Action::EraseToStart => editor.erase_to_start(),
+        Action::EraseToEnd => editor.erase_to_end(),
+        _ => {}
+    }
+}
+
+fn neighbour(focus: Focus, distance: usize) -> Focus {
+    let place = Focus::ALL.iter().position(|other| *other == focus).expect("ALL has every panel");
+    Focus::ALL[(place + distance) % Focus::ALL.len()]
+}
+
+fn select(state: &mut State, node: usize) {
+    state.selected = node.min(state.nodes.len().saturating_sub(1));
+}
+
+fn scroll(state: &mut State, action: Action) {
+    let extent = state.extent;
+    match state.focus {
+        Focus::Prompt | Focus::Text => {
+            let last = extent.text_lines.saturating_sub(extent.text_height);
+            let at = match state.text_scroll {
+                TextScroll::Follow => last,
+                TextScroll::At(line) => line.min(last),
+            };
+            let at = scrolled(at, action, extent.text_height, last);
+            state.text_scroll = if at >= last { TextScroll::Follow } else { TextScroll::At(at) };
+        }
+        Focus::Layers => {
+            let last = state.layer_count().saturating_sub(extent.layers_height);
+            state.layers_scroll = scrolled(state.layers_scroll.min(last), action, extent.layers_height, last);
+        }
+        Focus::Nodes => {
+            let last = state.nodes.len().saturating_sub(1);
+            select(state, scrolled(state.selected, action, last, last));
+        }
+    }
+}
+
+fn scrolled(at: usize, action: Action, page: usize, last: usize) -> usize {
+    // A line of the old page stays on the new one.
+    let page = page.saturating_sub(1).max(1);
+    let at = match action {
+        Action::Up => at.saturating_sub(1),
+        Action::Down => at + 1,
+        Action::PageUp => at.saturating_sub(page),
+        Action::PageDown => at + page,
+        Action::Top => 0,
+        _ => last,
+    };
+    at.min(last)
+}
+
+fn insert(state: &mut State, text: &str) {
+    if !state.editor.insert(text) {
+        state.notice = Some("the prompt box is full; use console generate for longer prompts".to_owned());
+    }
+}
+
+fn paste(state: &mut State, text: &str) -> Vec<Effect> {
+    state.help = None;
+    state.notice = None;
+    state.focus = Focus::Prompt;
+    // Terminals send a return for each new line of a paste.
+    insert(state, &text.replace("\r\n", "\n").replace('\r', "\n"));
+    Vec::new()
+}
+
+fn escape(state: &mut State) -> Vec<Effect> {
+    if state.request.is_open() && state.request.phase != Phase::Cancelling {
+        return cancel(state);
+    }
+    if state.focus == Focus::Prompt {
+        state.focus = Focus::Text;
+    }
+    Vec::new()
+}
+
+fn cancel(state: &mut State) -> Vec<Effect> {
+    match state.request.phase {
+        Phase::Held => {
+            state.request.phase = Phase::Withdrawn;
+            Vec::new()
+        }
+        _ => {
+            state.request.phase = Phase::Cancelling;
+            vec![Effect::Cancel]
+        }
+    }
+}
+
+fn quit(state: &mut State, code: i32) -> Vec<Effect> {
+    state.is_ending = true;
+    let cancel = state.request.is_sent().then_some(Effect::Cancel);
+    cancel.into_iter().chain([Effect::Quit(code)]).collect()
+}
+
+fn submit(state: &mut State) -> Vec<Effect> {
+    if state.request.is_open() {
+        state.notice = Some("one is generated already; Esc cancels it".to_owned());
+        return Vec::new();
+    }
+    if state.editor.text().is_empty() {
+        state.notice = Some("type a prompt first".to_owned());
+        return Vec::new();
+    }
+    let is_ready = state.is_ready();
+    if !is_ready && !state.is_assigning() && state.assignable().is_none() {
+        state.notice = Some("no topology runs; start the console with --topology and --model".to_owned());
+        return Vec::new();
+    }
+    state.text_scroll = TextScroll::Follow;
+    state.request = Request::new(Phase::Held, state.editor.take(), state.now);
+    if is_ready {
+        return send(state);
+    }
+    if state.is_assigning() { Vec::new() } else { assign(state) }
+}
+
+/// Sends the request that is held.
+fn send(state: &mut State) -> Vec<Effect> {
+    let generate = state.defaults.request(&state.request.prompt, state.requests_sent);
+    state.requests_sent += 1;
+    if matches!(state.assignment, Assignment::Failed(_)) {
+        // The topology of before still runs: the failure was seen, the text takes its place.
+        state.assignment = Assignment::Nothing;
+    }
+    state.request.send(state.now);
+    vec![Effect::Generate(Box::new(generate))]
+}
+
+fn assign_again(state: &mut State) -> Vec<Effect> {
+    if state.is_assigning() {
+        state.notice = Some("an assignment is under way".to_owned());
+        return Vec::new();
+    }
+    if state.request.is_sent() {
+        state.notice = Some("a generation runs; Esc cancels it, then assign again".to_owned());
+        return Vec::new();
+    }
+    if state.assignable().is_none() {
+        state.notice = Some("nothing to assign; start the console with --topology and --model".to_owned());
+        return Vec::new();
+    }
+    assign(state)
+}
+
+/// Assigns now if every node is there, else as soon as they are.
+fn assign(state: &mut State) -> Vec<Effect> {
+    let Some(wanted) = state.assignable() else { return Vec::new() };
+    if !state.all_open() {
+        state.wanted = Some(wanted);
+        state.assignment = Assignment::WaitsForNodes;
+        return Vec::new();
+    }
+    state.assignment = Assignment::Loading;
+    vec![Effect::Assign(wanted)]
+}
+
+fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
+    let now = state.now;
+    match event {
+        ClientEvent::Connected { node, identity } => {
+            let Some(node) = state.nodes.get_mut(node) else { return Vec::new() };
+            node.connected(now, &identity.name);
+            if state.assignment == Assignment::WaitsForNodes { assign(state) } else { Vec::new() }
+        }
+        ClientEvent::Disconnected { node, fault } => {
+            let Some(node) = state.nodes.get_mut(node) else { return Vec::new() };
+            node.disconnected(fault);
+            Vec::new()
+        }
+        ClientEvent::Report { node, report } => {
+            let Some(node) = state.nodes.get_mut(node) else { return Vec::new() };
+            node.reported(now, *report);
+            Vec::new()
+        }
+        ClientEvent::Assign(event) => on_assign(state, event),
+        ClientEvent::Generate(event) => {
+            on_generate(state, event);
+            Vec::new()
+        }
+    }
+}
+
+fn on_assign(state: &mut State, event: AssignEvent) -> Vec<Effect> {
+    match event {
+        AssignEvent::Loading { node, progress } => {
+            state.assignment = Assignment::Loading;
+            if let Some(node) = state.nodes.get_mut(node) {
+                node.loading(state.now, progress);
+            }
+        }
+        AssignEvent::Committing => state.assignment = Assignment::Committing,
+        AssignEvent::Running { epoch, topology, reused } => {
+            state.assignment = Assignment::Running { epoch, reused };
+            state.assigned = Some(*topology);
+            state.nodes.iter_mut().for_each(|node| node.load = None);
+            if state.request.phase == Phase::Held {
+                return send(state);
+            }
+        }
+        AssignEvent::Failed(fault) => {
+            if state.request.phase == Phase::Held {
+                state.request.phase = Phase::Failed(fault.clone());
+            }
+            state.nodes.iter_mut().for_each(|node| node.load = None);
+            state.assignment = Assignment::Failed(fault);
+        }
+    }
+    Vec::new()
+}
+
+fn on_generate(state: &mut State, event: GenerateEvent) {
+    let request = &mut state.request;
+    match event {
+        GenerateEvent::Started { prompt_token_ids } => request.started(prompt_token_ids.len()),
+        GenerateEvent::Token(token) => request.token(state.now, &token),
+        GenerateEvent::Finished(finished) if request.is_sent() => request.phase = Phase::Finished(finished),
+        GenerateEvent::Failed(fault) if request.is_sent() => request.phase = Phase::Failed(fault),
+        GenerateEvent::Finished(_) | GenerateEvent::Failed(_) => {}
+    }
+}
+
+#[cfg(test)]
+#[path = "update_tests.rs"]
+mod tests;

@@ -1,0 +1,316 @@
+//! Tests of what events do. A `Story` tells the state what happened and collects what it wants done.
+use std::time::Duration;
+
+use shared::{
+    ids::Epoch,
+    protocol::error::{Fault, FaultKind},
+    telemetry::NodeState,
+};
+
+use super::*;
+use crate::{
+    fixtures::{NODES, Story, address, defaults, finished, idle, lost_fault, running, topology, wanted},
+    keymap::{BINDINGS, Place},
+    state::node::Standing,
+};
+
+fn prompt_of(effect: &Effect) -> Option<&str> {
+    match effect {
+        Effect::Generate(generate) => Some(&generate.prompt),
+        _ => None,
+    }
+}
+
+/// States in one of which every key must have something to do.
+fn situations() -> Vec<Story> {
+    let mut many = Story::generating();
+    many.generate(GenerateEvent::Finished(Box::new(finished())));
+    many.key(KeyCode::Esc);
+    let mut above = Story::ready();
+    above.on(Event::Paste("one\ntwo".to_owned())).key(KeyCode::Up);
+    let mut situations = vec![above, Story::begin(), Story::ready(), Story::generating(), Story::lost()];
+    for focus in Focus::ALL {
+        for (scroll, selected) in [(TextScroll::Follow, 0), (TextScroll::At(2), 2)] {
+            let mut state = many.state.clone();
+            (state.focus, state.text_scroll, state.selected, state.layers_scroll) = (focus, scroll, selected, selected);
+            let mut story = Story::with(state);
+            if focus == Focus::Prompt {
+                story.on(Event::Paste("one two\nthree four".to_owned()));
+                story.key(KeyCode::Left).key(KeyCode::Left);
+            }
+            situations.push(story);
+        }
+    }
+    situations
+}
+
+#[test]
+fn every_key_of_the_table_does_something_where_it_holds() {
+    for binding in BINDINGS {
+        for key in binding.keys {
+            let does_something = |story: &mut Story| {
+                let before = story.state.clone();
+                let holds = match binding.place {
+                    Place::Anywhere => true,
+                    Place::Panels => before.focus != Focus::Prompt,
+                    Place::Prompt => before.focus == Focus::Prompt,
+                };
+                story.effects.clear();
+                story.on(Event::Key(*key));
+                holds && (story.state != before || !story.effects.is_empty())
+            };
+            assert!(situations().iter_mut().any(does_something), "{key} ({}) does nothing", binding.what);
+        }
+    }
+}
+
+#[test]
+fn the_assignment_starts_when_the_last_node_answers() {
+    let mut story = Story::begin();
+    for node in 0..NODES {
+        assert_eq!(story.effects, []);
+        story.connected(node);
+    }
+    assert_eq!(story.effects, [Effect::Assign(wanted())]);
+    story.connected(0);
+    assert_eq!(story.effects.len(), 1, "a node that comes again does not start it again");
+}
+
+#[test]
+fn without_a_wish_nothing_is_assigned() {
+    let addresses: Vec<String> = (0..NODES).map(address).collect();
+    let mut story = Story::with(State::new(&addresses, None, "x", defaults()));
+    story.all_connected().key(KeyCode::Enter);
+    assert_eq!(story.effects, []);
+    assert!(story.state.notice.as_ref().is_some_and(|notice| notice.contains("--topology")));
+    assert_eq!(story.state.editor.text(), "x", "the prompt is kept");
+}
+
+#[test]
+fn a_running_topology_is_used_by_a_console_that_asked_for_none() {
+    let addresses: Vec<String> = (0..NODES).map(address).collect();
+    let mut story = Story::with(State::new(&addresses, None, "x", defaults()));
+    story.all_connected().all_report(NodeState::Ready, false).key(KeyCode::Enter);
+    assert_eq!(story.effects.iter().filter_map(prompt_of).collect::<Vec<_>>(), ["x"]);
+}
+
+#[test]
+fn a_prompt_goes_to_the_head_and_each_has_its_own_seed() {
+    let mut story = Story::finished();
+    story.on(Event::Paste("again".to_owned())).key(KeyCode::Enter);
+    let sent: Vec<(&str, u64)> = (story.effects.iter())
+        .filter_map(|effect| match effect {
+            Effect::Generate(generate) => Some((generate.prompt.as_str(), generate.sampling.seed)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(sent, [("ROMEO:", 42), ("again", 43)]);
+    assert_eq!(story.state.request.text, "");
+}
+
+#[test]
+fn a_prompt_sent_while_nodes_load_is_kept_until_they_run() {
+    let mut story = Story::begin();
+    story.all_connected().all_loading().key(KeyCode::Enter);
+    assert_eq!(story.state.request.phase, Phase::Held);
+    assert_eq!(story.effects.iter().filter_map(prompt_of).count(), 0);
+    story.running();
+    assert_eq!(story.effects.iter().filter_map(prompt_of).collect::<Vec<_>>(), ["ROMEO:"]);
+    assert_eq!(story.state.request.phase, Phase::Queued);
+}
+
+#[test]
+fn a_kept_prompt_fails_with_the_assignment_and_can_be_withdrawn() {
+    let mut story = Story::begin();
+    story.all_connected().key(KeyCode::Enter).arrives(ClientEvent::Assign(AssignEvent::Failed(lost_fault())));
+    assert_eq!(story.state.request.phase, Phase::Failed(lost_fault()));
+    let mut story = Story::begin();
+    story.key(KeyCode::Enter).key(KeyCode::Esc).all_connected().running();
+    assert_eq!(story.state.request.phase, Phase::Withdrawn);
+    assert_eq!(story.effects, [Effect::Assign(wanted())]);
+}
+
+#[test]
+fn escape_cancels_and_the_answer_ends_it() {
+    let mut story = Story::generating();
+    story.effects.clear();
+    story.key(KeyCode::Esc);
+    assert_eq!(story.effects, [Effect::Cancel]);
+    assert_eq!(story.state.focus, Focus::Prompt, "the first Esc cancels, nothing else");
+    story.token("late").key(KeyCode::Esc);
+    assert_eq!(story.state.request.phase, Phase::Cancelling);
+    assert_eq!((story.effects.len(), story.state.focus), (1, Focus::Text));
+    story.generate(GenerateEvent::Finished(Box::new(finished())));
+    let before = story.state.request.clone();
+    story.token("after the end").generate(GenerateEvent::Failed(lost_fault()));
+    assert_eq!(story.state.request, before);
+}
+
+#[test]
+fn one_generation_runs_at_a_time() {
+    let mut story = Story::generating();
+    story.effects.clear();
+    story.on(Event::Paste("next".to_owned())).key(KeyCode::Enter);
+    assert_eq!(story.effects, []);
+    assert!(story.state.notice.is_some());
+    assert_eq!(story.state.editor.text(), "next");
+}
+
+#[test]
+fn control_c_cancels_first_and_quits_then() {
+    let mut story = Story::generating();
+    story.effects.clear();
+    let interrupt = Event::Key(Key::control('c'));
+    story.on(interrupt.clone());
+    assert_eq!(story.effects, [Effect::Cancel]);
+    story.on(interrupt.clone());
+    assert_eq!(story.effects[1..], [Effect::Cancel, Effect::Quit(130)]);
+    let mut story = Story::ready();
+    story.effects.clear();
+    story.on(interrupt);
+    assert_eq!(story.effects, [Effect::Quit(130)]);
+}
+
+#[test]
+fn q_is_a_letter_in_the_prompt_box_and_the_end_elsewhere() {
+    let mut story = Story::ready();
+    story.effects.clear();
+    story.key(KeyCode::Char('q'));
+    assert_eq!((story.effects.len(), story.state.editor.text()), (0, "ROMEO:q"));
+    story.key(KeyCode::Tab).key(KeyCode::Char('q'));
+    assert_eq!(story.effects, [Effect::Quit(0)]);
+}
+
+#[test]
+fn whoever_ends_the_console_ends_its_generation() {
+    for (event, code) in [
+        (Event::Signal(Signal::Terminate), 143),
+        (Event::Signal(Signal::Interrupt), 130),
+        (Event::Signal(Signal::HangUp), 129),
+    ] {
+        let mut story = Story::generating();
+        story.effects.clear();
+        story.on(event);
+        assert_eq!(story.effects, [Effect::Cancel, Effect::Quit(code)]);
+        assert!(story.state.is_ending);
+    }
+}
+
+#[test]
+fn a_silent_node_is_stale_after_two_seconds_and_time_alone_draws_it() {
+    let mut story = Story::ready();
+    let standing = |story: &Story| story.state.nodes[1].standing(story.state.now);
+    assert_eq!(standing(story.at(2010)), Standing::Reports(NodeState::Ready));
+    for node in [0, 2, 3] {
+        story.report(node, running(node, NodeState::Ready, false));
+    }
+    let effects = update(&mut story.state, Event::Tick { now: Duration::from_millis(2250) });
+    assert_eq!(standing(&story), Standing::Stale(2));
+    assert_eq!(effects, [Effect::Draw]);
+    assert_eq!(update(&mut story.state, Event::Tick { now: Duration::from_millis(2500) }), [], "nothing new to see");
+    assert_eq!(update(&mut story.state, Event::Tick { now: Duration::from_millis(3010) }), [Effect::Draw]);
+    assert_eq!(story.state.nodes[0].standing(story.state.now), Standing::Reports(NodeState::Ready));
+    story.report(1, running(1, NodeState::Ready, false));
+    assert_eq!(standing(&story), Standing::Reports(NodeState::Ready));
+}
+
+#[test]
+fn time_draws_nothing_while_nothing_changes() {
+    let mut story = Story::ready();
+    for now in (20..2000).step_by(10) {
+        assert_eq!(update(&mut story.state, Event::Tick { now: Duration::from_millis(now) }), []);
+    }
+}
+
+#[test]
+fn after_a_lost_node_is_back_the_next_prompt_assigns_and_runs() {
+    let mut story = Story::lost();
+    assert_eq!(story.state.request.phase, Phase::Failed(lost_fault()));
+    assert!(!story.state.is_ready());
+    story.effects.clear();
+    story.on(Event::Paste("once more".to_owned())).key(KeyCode::Enter);
+    assert_eq!((story.effects.len(), &story.state.assignment), (0, &Assignment::WaitsForNodes));
+    // A node that was started again keeps its epoch and holds nothing.
+    let back = crate::fixtures::idle(2);
+    story.connected(2).report(2, shared::telemetry::NodeReport { epoch: Epoch(3), ..back });
+    assert_eq!(story.effects, [Effect::Assign(wanted())]);
+    let assigned = AssignEvent::Running { epoch: Epoch(4), topology: Box::new(topology()), reused: false };
+    story.arrives(ClientEvent::Assign(assigned));
+    assert_eq!(story.effects.iter().filter_map(prompt_of).collect::<Vec<_>>(), ["once more"]);
+}
+
+#[test]
+fn r_assigns_again_but_never_twice_at_a_time() {
+    let mut story = Story::lost();
+    story.connected(2).report(2, idle(2)).key(KeyCode::Esc);
+    story.effects.clear();
+    story.key(KeyCode::Char('r')).key(KeyCode::Char('r'));
+    assert_eq!(story.effects, [Effect::Assign(wanted())]);
+    assert!(story.state.notice.is_some());
+}
+
+#[test]
+fn layers_of_an_older_epoch_are_forgotten_and_the_newest_are_shown() {
+    let mut story = Story::generating();
+    assert_eq!(story.state.nodes[0].layers.len(), 6);
+    story.report(0, running(0, NodeState::Serving, false));
+    assert_eq!(story.state.nodes[0].layers.len(), 6, "a report without layers leaves the last ones");
+    let mut next = running(0, NodeState::Ready, false);
+    next.epoch = Epoch(4);
+    story.report(0, next);
+    assert_eq!(story.state.nodes[0].layers.len(), 0);
+}
+
+#[test]
+fn hostile_reports_change_nothing_but_their_own_row() {
+    let mut story = Story::ready();
+    let mut report = running(1, NodeState::Serving, true);
+    report.layers[0].layer = shared::ids::LayerIndex(u32::MAX);
+    report.name = "\u{1b}[2Jevil\nname".to_owned();
+    story.report(1, report).connected(99).report(99, idle(0));
+    story.arrives(ClientEvent::Disconnected { node: 99, fault: Fault::new("x", FaultKind::NotHead) });
+    assert_eq!(story.state.nodes[1].name(), "[2Jevil name");
+    assert_eq!(story.state.nodes[1].layers.len(), 6);
+    assert_eq!(story.state.nodes.len(), NODES);
+}
+
+#[test]
+fn the_text_is_bounded_and_its_end_is_kept() {
+    let mut story = Story::generating();
+    for _ in 0..70 {
+        story.token(&"é\u{7}".repeat(4000));
+    }
+    let text = &story.state.request.text;
+    assert!(text.len() <= crate::state::request::TEXT_BYTES_MAX && text.len() > 60_000);
+    assert!(story.state.request.is_cut && text.ends_with('é') && !text.contains('\u{7}'));
+}
+
+#[test]
+fn times_on_the_console_clock_follow_their_definitions() {
+    let story = Story::generating();
+    assert_eq!(story.state.request.ttft_ms(), Some(100.0));
+    let tpot = story.state.request.tpot_ms().expect("there are many tokens");
+    assert!((tpot - 20.0).abs() < 1e-9, "{tpot}");
+    let story = Story::finished();
+    assert_eq!(story.state.request.ttft_ms(), Some(98.0));
+    assert_eq!(story.state.network_fraction(), Some(0.4));
+}
+
+#[test]
+fn a_paste_arrives_as_text_and_its_returns_as_new_lines() {
+    let mut story = Story::ready();
+    story.key(KeyCode::Esc).on(Event::Paste("q\rr\r\n?\u{3}".to_owned()));
+    assert_eq!(story.state.editor.text(), "ROMEO:q\nr\n?");
+    assert_eq!((story.state.focus, story.state.is_ending), (Focus::Prompt, false));
+}
+
+#[test]
+fn the_help_page_scrolls_and_any_other_key_closes_it() {
+    let mut story = Story::ready();
+    story.key(KeyCode::Function(1)).key(KeyCode::Down);
+    assert_eq!(story.state.help, Some(1));
+    story.key(KeyCode::End).key(KeyCode::Down);
+    assert_eq!(story.state.help, Some(6));
+    story.key(KeyCode::Char('x'));
+    assert_eq!((story.state.help, story.state.editor.text()), (None, "ROMEO:"));
+}

@@ -1,0 +1,76 @@
+//! Two lines: what runs and how it stands; the figures of the request.
+use ratatui::{
+    Frame,
+    layout::Rect,
+    style::Style,
+    text::{Line, Span},
+};
+use shared::latency::ratio;
+
+use crate::{
+    state::{
+        State,
+        standing::{Cluster, cluster},
+    },
+    view::{
+        format::{milliseconds, shorten, width},
+        theme::Theme,
+    },
+};
+
+/// Draws the header.
+pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
+    let (word, style) = standing(state, theme);
+    let cells = usize::from(area.width);
+    let left = what_runs(state);
+    let word = shorten(&word, cells / 2);
+    let name = Span::styled(" bramble  ", theme.accent);
+    let left = shorten(&left, cells.saturating_sub(width(&name.content) + width(&word) + 3));
+    let gap = cells.saturating_sub(width(&name.content) + width(&left) + width(&word) + 1);
+    let spans = [name, Span::styled(left, theme.plain), Span::raw(" ".repeat(gap)), Span::styled(word, style)];
+    frame.render_widget(Line::from_iter(spans), Rect { height: 1, ..area });
+    let figures = Rect { y: area.y + 1, height: 1, ..area };
+    frame.render_widget(figures_line(state, theme), figures);
+}
+
+fn what_runs(state: &State) -> String {
+    let Some((topology, epoch)) = state.topology() else {
+        let wanted = state.wanted.as_ref();
+        return wanted
+            .map_or_else(|| "no topology".to_owned(), |wanted| format!("{}  {}", wanted.layout, wanted.model));
+    };
+    let (layout, exchange, kv) = (topology.layout, topology.exchange, topology.kv);
+    let model = crate::state::clean::clean_line(&topology.model);
+    format!("{layout}  epoch {epoch}  {model}  ctx {}  kv {kv}  exchange {exchange}", topology.context_length)
+}
+
+fn standing(state: &State, theme: &Theme) -> (String, Style) {
+    match cluster(state) {
+        Cluster::Empty => ("no nodes".to_owned(), theme.bad),
+        Cluster::Connecting => ("connecting".to_owned(), theme.warn),
+        Cluster::WaitsFor(node) => (format!("waits for {}", node.name()), theme.warn),
+        Cluster::Loading(share) => (format!("loading {:.0} %", share * 100.0), theme.warn),
+        Cluster::Committing => ("opening links".to_owned(), theme.warn),
+        Cluster::Refused(_) => ("not assigned".to_owned(), theme.bad),
+        Cluster::Broken(name) => (format!("broken: {name}"), theme.bad),
+        Cluster::Idle => ("idle".to_owned(), theme.dim),
+        Cluster::Ready => ("ready".to_owned(), theme.ok),
+        Cluster::Serving => ("serving".to_owned(), theme.ok),
+    }
+}
+
+fn figures_line(state: &State, theme: &Theme) -> Line<'static> {
+    let request = &state.request;
+    let tpot = request.tpot_ms();
+    let figure = |value: Option<String>| value.unwrap_or_else(|| "–".to_owned());
+    let figures = [
+        ("", figure(tpot.map(|tpot| format!("{:.1}", ratio(1e3, tpot)))) + " tokens/s"),
+        ("TTFT ", figure(request.ttft_ms().map(milliseconds))),
+        ("TPOT ", figure(tpot.map(milliseconds))),
+        ("network ", figure(state.network_fraction().map(|share| format!("{:.0} %", share * 100.0)))),
+    ];
+    let spans = figures.into_iter().flat_map(|(label, value)| {
+        [Span::styled(format!(" {label}"), theme.dim), Span::styled(value, theme.plain), Span::raw("  ")]
+    });
+    Line::from_iter(spans)
+}

@@ -1,0 +1,44 @@
+//! The help page: the table of keys, as it is.
+use ratatui::{
+    Frame,
+    layout::Rect,
+    text::{Line, Span},
+    widgets::Clear,
+};
+
+use crate::{
+    keymap::{BINDINGS, Place},
+    view::{
+        format::fit,
+        theme::Theme,
+        widgets::panel::{lines, panel},
+    },
+};
+
+/// Cells of the keys.
+const KEYS: usize = 22;
+
+/// Draws the page over everything; returns the lines that there are and the lines that it shows.
+pub(super) fn draw(first: usize, theme: &Theme, frame: &mut Frame, area: Rect) -> (usize, usize) {
+    frame.render_widget(Clear, area);
+    let all = content(theme);
+    let height = usize::from(area.height).saturating_sub(1);
+    let first = first.min(all.len().saturating_sub(height));
+    let remark = if all.len() > height { "↓ ↑ scroll, any other key closes" } else { "any key closes" };
+    let area = panel(frame, theme, area, true, "Keys", Span::styled(remark, theme.dim));
+    let count = all.len();
+    lines(frame, area, all.into_iter().skip(first));
+    (count, height)
+}
+
+fn content(theme: &Theme) -> Vec<Line<'static>> {
+    let mut content = Vec::new();
+    for place in [Place::Anywhere, Place::Panels, Place::Prompt] {
+        content.push(Line::styled(format!(" {}", place.title()), theme.plain));
+        for binding in BINDINGS.iter().filter(|binding| binding.place == place) {
+            let keys = Span::styled(format!("   {}", fit(&binding.keys_text(), KEYS)), theme.accent);
+            content.push(Line::from_iter([keys, Span::styled(binding.what, theme.plain)]));
+        }
+    }
+    content
+}

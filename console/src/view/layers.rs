@@ -1,0 +1,134 @@
+//! All-reduce latency by layer of the selected node, and what its time is made of; on wide screens also of the other ranks.
+use ratatui::{
+    Frame,
+    layout::Rect,
+    text::{Line, Span},
+};
+use shared::telemetry::LayerSync;
+
+use crate::{
+    state::{
+        Focus, State,
+        node::{Layer, Node},
+    },
+    view::{
+        format::{fit, fit_right, short_time},
+        theme::Theme,
+        widgets::{
+            bar,
+            panel::{lines, panel},
+        },
+    },
+};
+
+/// Cells of `layer`, and of a pair of percentiles.
+const LAYER: usize = 5;
+const PAIR: usize = 15;
+/// Cells of a time.
+const TIME: usize = 7;
+/// Cells of the rank that is waited for.
+const WAITED: usize = 4;
+/// Cells that the bar keeps before other ranks get columns.
+const BAR_MIN: usize = 24;
+
+/// Draws the panel; returns how many layers it has room for.
+pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) -> usize {
+    let Some(node) = state.nodes.get(state.selected) else {
+        panel(frame, theme, area, state.focus == Focus::Layers, "Layers", Span::raw(""));
+        return 0;
+    };
+    let height = usize::from(area.height).saturating_sub(2);
+    let first = state.layers_scroll.min(node.layers.len().saturating_sub(height));
+    let (focused, remark) = (state.focus == Focus::Layers, remark(state, theme, node, first, height));
+    let rank = state.member_of(node).map_or_else(String::new, |rank| format!(", rank {rank}"));
+    let title = format!("All-reduce by layer, {}{rank}", node.name());
+    let area = panel(frame, theme, area, focused, &title, remark);
+    if node.layers.is_empty() {
+        lines(frame, area, [Line::styled(format!(" {}", empty(state, node)), theme.dim)]);
+        return height;
+    }
+    let bar_and_others = usize::from(area.width).saturating_sub(LAYER + 2 * PAIR + 4 + WAITED);
+    let others = state.nodes.len().min(bar_and_others.saturating_sub(BAR_MIN) / TIME);
+    let others = if state.nodes.len() > 1 { others } else { 0 };
+    let bar_cells = bar_and_others - others * TIME;
+    let full = node.layers.iter().map(total).max().unwrap_or(0);
+    let heading = heading(state, theme, bar_cells, others);
+    let own = state.member_of(node);
+    let rows = node.layers.iter().enumerate().skip(first).map(|(index, layer)| {
+        let mut row = row(theme, index, layer, own, full, bar_cells);
+        row.extend(state.nodes.iter().take(others).map(|node| other(theme, node, index)));
+        Line::from(row)
+    });
+    lines(frame, area, std::iter::once(heading).chain(rows));
+    height
+}
+
+fn remark(state: &State, theme: &Theme, node: &Node, first: usize, height: usize) -> Span<'static> {
+    let count = node.layers.len();
+    if count == 0 {
+        return Span::raw("");
+    }
+    let age = if state.layers_move() { "live" } else { "as last seen" };
+    let style = if state.layers_move() { theme.ok } else { theme.dim };
+    if count <= height {
+        return Span::styled(age, style);
+    }
+    Span::styled(format!("{}–{} of {count}, {age}", first, (first + height).min(count) - 1), style)
+}
+
+fn empty(state: &State, node: &Node) -> &'static str {
+    match state.topology() {
+        _ if !node.is_open() => "Nothing from a node that is not connected.",
+        Some((topology, _)) if topology.world() < 2 => "One rank has nobody to exchange with.",
+        Some(_) => "Latencies appear here while text is generated.",
+        None => "Latencies appear here when a topology runs.",
+    }
+}
+
+fn heading(state: &State, theme: &Theme, bar_cells: usize, others: usize) -> Line<'static> {
+    let pair = |name: &str| format!("{} {}", fit_right(&format!("{name} p50"), 8), fit_right("p95", 6));
+    let rank = |node| state.member_of(node).map_or_else(|| "p95".to_owned(), |rank| format!("p95 r{rank}"));
+    let others: String = state.nodes.iter().take(others).map(|node| fit_right(&rank(node), TIME)).collect();
+    let mut spans =
+        vec![Span::styled(format!("{} {} {}  ", fit("layer", LAYER), pair("attn"), pair("ffn")), theme.dim)];
+    spans.extend([
+        Span::styled("█", theme.ok),
+        Span::styled("own ", theme.dim),
+        Span::styled("▒", theme.warn),
+        Span::styled("wait ", theme.dim),
+        Span::styled("░", theme.accent),
+        Span::styled(fit("wire", (bar_cells + WAITED).saturating_sub(12)), theme.dim),
+        Span::styled(others, theme.dim),
+    ]);
+    Line::from(spans)
+}
+
+fn total(layer: &Layer) -> u64 {
+    layer.split().iter().map(|part| part.0).sum()
+}
+
+fn row(theme: &Theme, index: usize, layer: &Layer, own: Option<usize>, full: u64, cells: usize) -> Vec<Span<'static>> {
+    let [compute, wait, wire] = layer.split();
+    let pair = |sync: &Option<LayerSync>| match sync {
+        Some(sync) => format!("{} {}", fit_right(&short_time(sync.p50), 8), fit_right(&short_time(sync.p95), 6)),
+        None => format!("{} {}", fit_right("–", 8), fit_right("–", 6)),
+    };
+    let mut spans = vec![
+        Span::styled(fit_right(&index.to_string(), LAYER) + " ", theme.dim),
+        Span::styled(format!("{} {}  ", pair(&layer.attention), pair(&layer.feed_forward)), theme.plain),
+    ];
+    let parts = [(compute.0, "█", theme.ok), (wait.0, "▒", theme.warn), (wire.0, "░", theme.accent)];
+    spans.extend(bar::stacked(&parts, full, cells));
+    // Waiting for somebody is worth a name from a tenth of the layer's time on.
+    let waited = layer.slower().filter(|sync| Some(sync.slowest.index()) != own);
+    let waited = waited.filter(|_| wait.0 > 0 && wait.0 * 10 >= total(layer));
+    let waited = waited.map_or_else(String::new, |sync| format!(" r{}", sync.slowest));
+    spans.push(Span::styled(fit(&waited, WAITED), theme.warn));
+    spans
+}
+
+fn other(theme: &Theme, node: &Node, layer: usize) -> Span<'static> {
+    let p95 = node.layers.get(layer).and_then(Layer::p95);
+    let text = p95.map_or_else(|| "–".to_owned(), short_time);
+    Span::styled(fit_right(&text, TIME), if node.is_open() { theme.plain } else { theme.dim })
+}

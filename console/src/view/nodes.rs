@@ -1,0 +1,135 @@
+//! The table of nodes: a row each, its reason where it is not as it should be.
+use ratatui::{
+    Frame,
+    layout::Rect,
+    style::Modifier,
+    text::{Line, Span},
+};
+use shared::{latency::ratio, telemetry::NodeReport};
+
+use crate::{
+    state::{
+        Focus, State,
+        clean::clean_line,
+        node::{Node, Standing},
+    },
+    view::{
+        format::{fit, fit_right, shorten},
+        theme::Theme,
+        widgets::{
+            bar,
+            panel::{lines, panel},
+        },
+    },
+};
+
+const NAME: usize = 16;
+const STATE: usize = 10;
+const RANK: usize = 4;
+const SHARD: usize = 18;
+const MEMORY: usize = 10;
+const REQUESTS: usize = 4;
+
+/// Draws the table, scrolled so that the selected node is on it.
+pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
+    let open = state.nodes.iter().filter(|node| node.is_open()).count();
+    let remark = format!("{open} of {} connected", state.nodes.len());
+    let style = if open == state.nodes.len() { theme.dim } else { theme.warn };
+    let focused = state.focus == Focus::Nodes;
+    let area = panel(frame, theme, area, focused, "Nodes", Span::styled(remark, style));
+    if state.nodes.is_empty() {
+        let hint = Line::styled(" none named; start again with --nodes ADDRESS,ADDRESS,..", theme.warn);
+        return lines(frame, area, [hint]);
+    }
+    let height = usize::from(area.height).saturating_sub(1).max(1);
+    let first = (state.selected + 1).saturating_sub(height);
+    let rows =
+        state.nodes.iter().enumerate().skip(first).map(|(index, node)| row(state, theme, index, node, area.width));
+    lines(frame, area, std::iter::once(heading(theme)).chain(rows));
+}
+
+fn heading(theme: &Theme) -> Line<'static> {
+    let cells = [
+        fit("  node", NAME + 2),
+        fit("state", STATE),
+        fit("rank", RANK),
+        fit("shard", SHARD),
+        fit_right("resident", MEMORY),
+        fit_right("available", MEMORY),
+        fit_right("req", REQUESTS),
+    ];
+    Line::styled(cells.join(" "), theme.dim)
+}
+
+fn row(state: &State, theme: &Theme, index: usize, node: &Node, width: u16) -> Line<'static> {
+    let standing = node.standing(state.now);
+    let style = theme.standing(standing);
+    let is_selected = index == state.selected;
+    let marker = if is_selected { "▸ " } else { "  " };
+    let name_style = if is_selected { theme.plain.add_modifier(Modifier::BOLD) } else { theme.plain };
+    let mut spans = vec![
+        Span::styled(marker, theme.accent),
+        Span::styled(fit(node.name(), NAME) + " ", name_style),
+        Span::styled(fit(&word(standing), STATE) + " ", style),
+    ];
+    let used = 2 + NAME + 1 + STATE + 1;
+    let is_live = matches!(standing, Standing::Reports(_));
+    let reason = node.fault().filter(|_| !matches!(standing, Standing::Stale(_)));
+    if let Some(fault) = reason {
+        let reason = if fault.node == node.name() { fault.kind.to_string() } else { fault.to_string() };
+        spans.push(Span::styled(shorten(&clean_line(&reason), usize::from(width).saturating_sub(used)), theme.plain));
+    } else if let Some(report) = &node.report {
+        let member = state.member_of(node).map_or_else(|| "–".to_owned(), |member| place(state, member));
+        let rest = format!("{} {}", fit(&member, RANK), figures(node, report));
+        spans.push(Span::styled(rest, if is_live { theme.plain } else { theme.dim }));
+    } else if node.load.is_some() {
+        spans.push(Span::raw(" ".repeat(RANK + 1) + &shard(node, None)));
+    }
+    Line::from(spans)
+}
+
+/// The rank within its stage; with the stage and the replica where there is more than one.
+fn place(state: &State, member: usize) -> String {
+    let Some((topology, _)) = state.topology() else { return String::new() };
+    let (ranks, stages) = (usize::from(topology.layout.ranks).max(1), usize::from(topology.layout.stages).max(1));
+    let (rank, stage, replica) = (member % ranks, member / ranks % stages, member / ranks / stages);
+    match (topology.layout.replicas > 1, topology.layout.stages > 1) {
+        (false, false) => rank.to_string(),
+        (false, true) => format!("{stage}.{rank}"),
+        (true, _) => format!("{replica}.{stage}.{rank}"),
+    }
+}
+
+fn figures(node: &Node, report: &NodeReport) -> String {
+    let cells = [
+        shard(node, Some(report)),
+        fit_right(&report.memory_resident.to_string(), MEMORY),
+        fit_right(&report.memory_available.to_string(), MEMORY),
+        fit_right(&report.requests.to_string(), REQUESTS),
+    ];
+    cells.join(" ")
+}
+
+/// Progress while it loads, else what it holds.
+fn shard(node: &Node, report: Option<&NodeReport>) -> String {
+    match (node.load, report) {
+        (Some(load), _) => {
+            let share = ratio(load.done.0 as f64, load.total.0 as f64);
+            let percent = format!("{:.0} %", share * 100.0);
+            bar::progress(share, SHARD - 6) + &fit_right(&percent, 6)
+        }
+        (None, Some(report)) if report.shard.0 > 0 => fit(&report.shard.to_string(), SHARD),
+        _ => fit("–", SHARD),
+    }
+}
+
+fn word(standing: Standing) -> String {
+    match standing {
+        Standing::Connecting => "dialling".to_owned(),
+        Standing::Away => "away".to_owned(),
+        Standing::Lost => "lost".to_owned(),
+        Standing::Stale(seconds) => format!("stale {seconds} s"),
+        Standing::Silent => "connected".to_owned(),
+        Standing::Reports(state) => state.name().to_owned(),
+    }
+}

@@ -1,0 +1,61 @@
+//! The prompt box: as many lines as the text needs, up to a part of the screen; always with the line of the cursor.
+use std::ops::Range;
+
+use ratatui::{
+    Frame,
+    layout::{Position, Rect},
+    text::{Line, Span},
+};
+
+use crate::{
+    state::{Focus, State},
+    view::{
+        format::{width, wrap_anywhere},
+        theme::Theme,
+        widgets::panel::{lines, panel},
+    },
+};
+
+/// Cells of the mark before the text.
+const MARK: u16 = 3;
+
+/// Lines that the text needs, up to an eighth of the screen.
+pub(super) fn height(state: &State, area: Rect) -> u16 {
+    let (lines, _) = wrapped(state, area.width);
+    (lines.len() as u16).clamp(1, (area.height / 8).max(1))
+}
+
+/// Draws the box and puts the cursor into it.
+pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
+    let focused = state.focus == Focus::Prompt;
+    let area = panel(frame, theme, area, focused, "Prompt", Span::raw(""));
+    let (all, cursor) = wrapped(state, area.width);
+    let text = state.editor.text();
+    let height = usize::from(area.height).max(1);
+    let first = (cursor.1 + 1).saturating_sub(height);
+    let mark = |index: usize| Span::styled(if index == 0 { " > " } else { "   " }, theme.accent);
+    if text.is_empty() {
+        let empty = if focused { "type a prompt, Enter generates" } else { "i to type a prompt" };
+        lines(frame, area, [Line::from_iter([mark(0), Span::styled(empty, theme.dim)])]);
+    } else {
+        let shown = all.into_iter().enumerate().skip(first);
+        let rows = shown
+            .map(|(index, range)| Line::from_iter([mark(index), Span::styled(text[range].to_owned(), theme.plain)]));
+        lines(frame, area, rows);
+    }
+    if focused && state.help.is_none() {
+        let position = Position { x: area.x + MARK + cursor.0 as u16, y: area.y + (cursor.1 - first) as u16 };
+        frame.set_cursor_position(position);
+    }
+}
+
+/// The text's lines, and the cursor's column and line. One cell is left free for a cursor at the end of a line.
+fn wrapped(state: &State, cells: u16) -> (Vec<Range<usize>>, (usize, usize)) {
+    let cells = usize::from(cells.saturating_sub(MARK + 1));
+    let text = state.editor.text();
+    let lines = wrap_anywhere(text, cells);
+    let at = state.editor.before_cursor().len();
+    let line = lines.iter().rposition(|range| range.start <= at).unwrap_or(0);
+    let column = width(&text[lines[line].start..at.min(lines[line].end)]);
+    (lines, (column, line))
+}

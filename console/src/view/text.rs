@@ -1,0 +1,124 @@
+//! The text: the prompt, what was generated after it, and how it ended; or what to do while there is none.
+use std::ops::Range;
+
+use ratatui::{
+    Frame,
+    layout::Rect,
+    style::Style,
+    text::{Line, Span},
+};
+use shared::protocol::{error::Fault, message::FinishReason};
+
+use crate::{
+    state::{
+        Assignment, Focus, State, TextScroll,
+        clean::clean_line,
+        request::{Phase, Request},
+        standing::hint,
+    },
+    view::{
+        format::{shorten, wrap_words},
+        theme::Theme,
+        widgets::panel::{lines, panel},
+    },
+};
+
+/// Draws the panel; returns the lines that there are and the lines that it shows.
+pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) -> (usize, usize) {
+    let width = usize::from(area.width).saturating_sub(2);
+    let height = usize::from(area.height).saturating_sub(1);
+    let all = content(state, theme, width);
+    let last = all.len().saturating_sub(height);
+    let first = match state.text_scroll {
+        TextScroll::Follow => last,
+        TextScroll::At(line) => line.min(last),
+    };
+    let title = if first < last { format!("Text, {} lines below", last - first) } else { "Text".to_owned() };
+    let remark = status(&state.request, theme);
+    let area = panel(frame, theme, area, state.focus == Focus::Text, &title, remark);
+    let area = Rect { x: area.x + 1, width: area.width.saturating_sub(2), ..area };
+    let count = all.len();
+    lines(frame, area, all.into_iter().skip(first));
+    (count, height)
+}
+
+fn content(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
+    let request = &state.request;
+    let mut content = Vec::new();
+    if request.phase != Phase::Nothing {
+        if request.is_cut {
+            content.push(Line::styled("(the start was left out)", theme.dim));
+        }
+        content.extend(flow(request, theme, width));
+    }
+    match &request.phase {
+        Phase::Failed(fault) => content.extend(failure(fault, theme, width)),
+        Phase::Held | Phase::Nothing | Phase::Finished(_) | Phase::Withdrawn => {
+            content.extend(situation(state, theme, width))
+        }
+        _ => {}
+    }
+    content
+}
+
+/// What stands in the way, and what to do. A finished text needs no encouragement.
+fn situation(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
+    let is_over = matches!(state.request.phase, Phase::Finished(_) | Phase::Withdrawn);
+    if is_over && state.is_ready() && !matches!(state.assignment, Assignment::Failed(_)) {
+        return Vec::new();
+    }
+    let mut lines = Vec::new();
+    if let Assignment::Failed(fault) = &state.assignment {
+        lines.extend(paragraph(&format!("Not assigned: {fault}"), theme.bad, width));
+    }
+    lines.extend(paragraph(&hint(state), theme.dim, width));
+    lines
+}
+
+fn failure(fault: &Fault, theme: &Theme, width: usize) -> Vec<Line<'static>> {
+    let mut lines = paragraph(&format!("Failed: {fault}"), theme.bad, width);
+    lines.extend(paragraph(&format!("Next: {}.", fault.kind.next()), theme.plain, width));
+    lines
+}
+
+fn paragraph(text: &str, style: Style, width: usize) -> Vec<Line<'static>> {
+    let text = clean_line(text);
+    wrap_words(&text, width).into_iter().map(|range| Line::styled(text[range].to_owned(), style)).collect()
+}
+
+/// Prompt and completion as one text; the prompt is dim.
+fn flow(request: &Request, theme: &Theme, width: usize) -> Vec<Line<'static>> {
+    let prompt = if request.is_cut { "" } else { request.prompt_shown.as_str() };
+    let text = format!("{prompt}{}", request.text);
+    let border = prompt.len();
+    let line = |range: Range<usize>| {
+        let middle = border.clamp(range.start, range.end);
+        let prompt = Span::styled(text[range.start..middle].to_owned(), theme.dim);
+        Line::from_iter([prompt, Span::styled(text[middle..range.end].to_owned(), theme.plain)])
+    };
+    wrap_words(&text, width).into_iter().map(line).collect()
+}
+
+fn status(request: &Request, theme: &Theme) -> Span<'static> {
+    let tokens = |count: u32| if count == 1 { "1 token".to_owned() } else { format!("{count} tokens") };
+    let (text, style) = match &request.phase {
+        Phase::Nothing => (String::new(), theme.dim),
+        Phase::Held => ("kept until a topology runs".to_owned(), theme.warn),
+        Phase::Queued => ("queued".to_owned(), theme.warn),
+        Phase::Prefill => (format!("prefill of {} prompt tokens", request.prompt_tokens), theme.warn),
+        Phase::Decoding => (format!("decoding, {}", tokens(request.tokens)), theme.ok),
+        Phase::Cancelling => ("cancelling".to_owned(), theme.warn),
+        Phase::Withdrawn => ("cancelled before it was sent".to_owned(), theme.dim),
+        Phase::Failed(fault) => (format!("failed: {}", fault.kind.code()), theme.bad),
+        Phase::Finished(finished) => {
+            let why = match finished.reason {
+                FinishReason::Stop => "the model ended it",
+                FinishReason::Length => "as long as asked for",
+                FinishReason::Context => "the context is full",
+                FinishReason::Cancelled => "cancelled",
+            };
+            (format!("{}, {why}", tokens(finished.times.sampled_tokens)), theme.dim)
+        }
+    };
+    Span::styled(shorten(&text, 60), style)
+}

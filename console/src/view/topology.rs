@@ -1,0 +1,70 @@
+//! The topology as a picture: replicas, in them stages, in them ranks, each with a sign for how it stands.
+use ratatui::{
+    Frame,
+    layout::Rect,
+    text::{Line, Span},
+};
+use shared::{telemetry::NodeState, topology::Topology};
+
+use crate::{
+    state::{State, node::Standing},
+    view::{
+        theme::Theme,
+        widgets::panel::{lines, panel},
+    },
+};
+
+/// Draws the picture.
+pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
+    let known = state.topology().map(|(topology, _)| topology);
+    let remark = known.map_or_else(String::new, |topology| topology.layout.to_string());
+    let area = panel(frame, theme, area, false, "Topology", Span::styled(remark, theme.dim));
+    match known {
+        Some(topology) => lines(frame, area, picture(state, theme, topology, usize::from(area.width))),
+        None => {
+            let hint = state.wanted.as_ref().map_or("none", |_| "not assigned yet");
+            lines(frame, area, [Line::styled(format!(" {hint}"), theme.dim)]);
+        }
+    }
+}
+
+fn picture(state: &State, theme: &Theme, topology: &Topology, width: usize) -> Vec<Line<'static>> {
+    let layout = topology.layout;
+    let (stages, ranks) = (usize::from(layout.stages), usize::from(layout.ranks));
+    // A sign, the number, a space.
+    let cell = 2 + (ranks.saturating_sub(1)).to_string().len();
+    let a_row = (width.saturating_sub(3) / cell).max(1);
+    let mut picture = Vec::new();
+    for replica in 0..usize::from(layout.replicas) {
+        picture.push(Line::styled(format!(" replica {replica}"), theme.plain));
+        for stage in 0..stages {
+            picture.push(Line::styled(format!(" └ stage {stage}"), theme.dim));
+            let first = (replica * stages + stage) * ranks;
+            let members: Vec<usize> = (first..first + ranks).collect();
+            for members in members.chunks(a_row) {
+                let mut spans = vec![Span::raw("   ")];
+                for member in members {
+                    let (sign, style) = sign(state, theme, *member);
+                    spans.push(Span::styled(format!("{:<cell$}", format!("{sign}{}", member - first)), style));
+                }
+                picture.push(Line::from(spans));
+            }
+        }
+    }
+    if let Some(head) = topology.members.first() {
+        picture.push(Line::styled(format!(" head {}", crate::state::clean::clean_line(&head.name)), theme.dim));
+    }
+    picture
+}
+
+fn sign(state: &State, theme: &Theme, member: usize) -> (&'static str, ratatui::style::Style) {
+    let Some(node) = state.node_of(member) else { return ("?", theme.dim) };
+    let standing = node.standing(state.now);
+    let sign = match standing {
+        Standing::Away | Standing::Lost | Standing::Reports(NodeState::Faulted) => "✗",
+        Standing::Stale(_) | Standing::Silent | Standing::Connecting => "?",
+        Standing::Reports(NodeState::Ready | NodeState::Serving) => "●",
+        Standing::Reports(_) => "○",
+    };
+    (sign, theme.standing(standing))
+}

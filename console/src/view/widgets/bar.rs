@@ -1,0 +1,44 @@
+//! Bars: how much is done, and what a time is made of.
+use ratatui::{style::Style, text::Span};
+
+/// A bar of `cells` cells with this share of it filled.
+pub(crate) fn progress(share: f64, cells: usize) -> String {
+    let filled = ((share.clamp(0.0, 1.0) * cells as f64).round() as usize).min(cells);
+    "█".repeat(filled) + &"░".repeat(cells - filled)
+}
+
+/// A bar of parts, drawn to a scale on which `full` takes all of `cells` cells. Ends are rounded, so that the parts add up.
+pub(crate) fn stacked(parts: &[(u64, &str, Style)], full: u64, cells: usize) -> Vec<Span<'static>> {
+    let mut sum = 0;
+    let mut drawn = 0;
+    let mut spans = Vec::with_capacity(parts.len() + 1);
+    for (part, glyph, style) in parts {
+        sum += part;
+        let end = shared::latency::ratio(sum as f64 * cells as f64, full as f64).round() as usize;
+        let end = end.min(cells);
+        spans.push(Span::styled(glyph.repeat(end - drawn), *style));
+        drawn = end;
+    }
+    spans.push(Span::raw(" ".repeat(cells - drawn)));
+    spans
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_add_up_to_the_whole() {
+        let draw = |parts: [u64; 3], full| {
+            let parts = [(parts[0], "a", Style::new()), (parts[1], "b", Style::new()), (parts[2], "c", Style::new())];
+            stacked(&parts, full, 10).iter().map(|span| span.content.as_ref()).collect::<String>()
+        };
+        assert_eq!(draw([5, 3, 2], 10), "aaaaabbbcc");
+        assert_eq!(draw([1, 1, 1], 3), "aaabbbbccc");
+        assert_eq!(draw([5, 0, 0], 10), "aaaaa     ");
+        assert_eq!(draw([0, 0, 0], 0), "          ");
+        assert_eq!(draw([50, 50, 50], 10), "aaaaaaaaaa");
+        assert_eq!(progress(0.5, 4), "██░░");
+        assert_eq!(progress(f64::NAN, 4), "░░░░");
+    }
+}

@@ -1,0 +1,3 @@
+//! Pieces that several panels are made of.
+pub(crate) mod bar;
+pub(crate) mod panel;

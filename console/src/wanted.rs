@@ -1,0 +1,19 @@
+//! The topology that an operator asks for: what commands, dashboard and client speak of.
+use shared::topology::{Exchange, KvFormat, Layout};
+
+/// What an operator wants the nodes to hold; identity, epoch and members are found out while it is assigned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Replicas, stages, ranks.
+    pub layout: Layout,
+    /// File name of the model.
+    pub model: String,
+    /// Format of the KV cache.
+    pub kv: KvFormat,
+    /// Format of the partial sums on the wire.
+    pub exchange: Exchange,
+    /// Longest sequence; `None` = what the model was trained for.
+    pub context_length: Option<u32>,
+    /// Sequences at the same time.
+    pub slots: u16,
+}
