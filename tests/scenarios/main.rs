@@ -12,6 +12,8 @@ mod gguf_round_trip;
 mod gguf_splits;
 // Nodes that die, hang, drain and come back.
 mod loss;
+// n ranks against the oracle and against one.
+mod ranks;
 // Texts and ids of real vocabularies, there and back.
 mod tokenizer_vectors;
 // The formats of weights: there and back, and against bytes worked out by hand.
