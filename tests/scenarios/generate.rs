@@ -36,6 +36,12 @@ fn one_two_three_and_four_daemons_write_the_same_text() {
         "JULIET:\nO ",
         "HAMLET:\nTo be, or not to be",
         "The quality of mercy is not",
+        "KING RICHARD",
+        "First Citi",
+        "Second Murder",
+        "QUEEN MARG",
+        "DUKE VINC",
+        "I pray thee, good Mercut",
     ];
     let complete = |count: usize, prompt: &str| {
         let run = &["--prompt", prompt, "--max-tokens", "48", "--temperature", "0", "--logprobs", "2", "--kv", "f32"];

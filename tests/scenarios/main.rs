@@ -14,6 +14,8 @@ mod gguf_splits;
 mod loss;
 // n ranks against the oracle and against one.
 mod ranks;
+// Logits against reference outputs.
+mod reference;
 // Texts and ids of real vocabularies, there and back.
 mod tokenizer_vectors;
 // The formats of weights: there and back, and against bytes worked out by hand.

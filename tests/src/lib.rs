@@ -6,4 +6,5 @@ pub mod programs;
 pub mod quantise;
 pub mod random;
 pub mod ranks;
+pub mod reference;
 pub mod tiny_model;
