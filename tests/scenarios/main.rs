@@ -2,6 +2,10 @@
 
 // Bad input gets one clear error and the daemons stay up.
 mod bad_input;
+// The dashboard in a real terminal.
+mod dashboard;
+// The demo: daemons, one text or the dashboard, nothing left behind.
+mod demo;
 // A text from one daemon or several.
 mod generate;
 // GGUF files with every defect are refused by name.
