@@ -20,6 +20,8 @@ mod loss;
 mod ranks;
 // Logits against reference outputs.
 mod reference;
+// The house rules.
+mod tidy;
 // Texts and ids of real vocabularies, there and back.
 mod tokenizer_vectors;
 // The formats of weights: there and back, and against bytes worked out by hand.
