@@ -14,7 +14,7 @@ const PAD: usize = 32;
 pub struct ActivationRow<'a> {
     /// `[columns]`
     pub values: &'a [f32],
-    /// `[columns padded to 32]`
+    /// `[columns padded to 32]`; empty, as `scales` and `sums`, where they were loaded as f32 only.
     pub quants: &'a [i8],
     /// `[padded / 16]`
     pub scales: &'a [f32],
@@ -38,9 +38,11 @@ impl Activations {
     pub fn load(&mut self, kernels: &Kernels, values: &[f32], columns: usize, quantise: bool) {
         assert!(columns > 0 && values.len().is_multiple_of(columns), "whole tokens");
         let tokens = values.len() / columns;
-        (self.columns, self.padded) = (columns, columns.next_multiple_of(PAD));
+        self.columns = columns;
         self.values.clear();
         self.values.extend_from_slice(values);
+        // Without the int8 values there is nothing a quantised format could take for them.
+        self.padded = if quantise { columns.next_multiple_of(PAD) } else { 0 };
         let groups = self.padded / GROUP;
         self.quants.resize(tokens * self.padded, 0);
         self.scales.resize(tokens * groups, 0.0);

@@ -152,6 +152,46 @@ fn quantised_activations_are_the_same_bytes_in_every_table() {
 }
 
 #[test]
+fn activations_that_are_not_finite_make_products_that_are_not_either() {
+    for kernels in Kernels::available() {
+        for special in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = [1.0; 64];
+            x[40] = special;
+            let mut activations = Activations::default();
+            activations.load(kernels, &x, 64, true);
+            let row = [[0, 0x3c].as_slice(), &[1; 32]].concat().repeat(2);
+            let product = kernels.dot(BlockFormat::Q8_0, &row, 0, activations.row(0));
+            assert!(!product.is_finite(), "{} {special}: {product}", kernels.name);
+        }
+    }
+}
+
+#[test]
+fn quants_are_the_nearest_integers_ties_to_even() {
+    let mut random = Random(7);
+    let mut values =
+        [0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 125.5, -125.5, 0.499_999_97, 1.0, -126.0, 63.5, 0.0, 3.5, 4.5, LEVELS];
+    for round in 0..2_000 {
+        let (mut quants, mut scales, mut sums) = ([0; GROUP], [0.0], [0]);
+        (Kernels::SCALAR.quantize)(&values, &mut quants, &mut scales, &mut sums);
+        let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+        let expected = values.map(|value| (value * (LEVELS / largest)).round_ties_even() as i8);
+        assert_eq!((quants, scales), (expected, [largest / LEVELS]), "round {round}: {values:?}");
+        assert_eq!(i32::from(sums[0]), quants.iter().map(|quant| i32::from(*quant)).sum::<i32>());
+        values = std::array::from_fn(|_| random.value());
+    }
+}
+
+#[test]
+#[should_panic(expected = "the activations were quantised")]
+fn a_quantised_format_refuses_activations_that_were_loaded_as_f32_only() {
+    let mut activations = Activations::default();
+    activations.load(&Kernels::SCALAR, &[1.0; 32], 32, true);
+    activations.load(&Kernels::SCALAR, &[5.0; 32], 32, false);
+    Kernels::SCALAR.dot(BlockFormat::Q8_0, &[0; 34], 0, activations.row(0));
+}
+
+#[test]
 fn dense_kernels_agree_with_the_scalar_ones() {
     let mut random = Random(5);
     for length in [1, 7, 8, 9, 31, 64, 129] {

@@ -27,7 +27,8 @@ pub struct Kernels {
     /// Name, as `BRAMBLE_KERNELS` takes it.
     pub name: &'static str,
     dots: [Dot; BlockFormat::ALL.len()],
-    /// int8 in groups of 16 with one scale each, and the sum of each group. `quants` is padded with zeros.
+    /// int8 in groups of 16 with one scale each, and the sum of each group. `quants` is padded with zeros. A group with an
+    /// infinity or a NaN gets scale NaN, so that products with it are NaN and not plausible numbers.
     pub quantize: Quantize,
     /// Sum of products.
     pub dot_f32: fn(&[f32], &[f32]) -> f32,
@@ -88,6 +89,7 @@ impl Kernels {
     pub fn dot(&self, format: BlockFormat, row: &[u8], skip: usize, x: ActivationRow<'_>) -> f32 {
         let blocks = (skip * 32 + x.values.len()).div_ceil(format.block_length());
         assert!(row.len() >= blocks * format.block_bytes(), "the row holds all columns of the activations");
+        assert!(!format.is_quantised() || x.quants.len() >= x.values.len(), "the activations were quantised");
         self.dots[format as usize](row, skip, x)
     }
 

@@ -2,9 +2,10 @@
 //! sleeping. The caller is thread 0. Splits outputs so that no two threads write the same element.
 #![expect(unsafe_code, reason = "a job borrows from the caller, who waits until all threads are done with it")]
 use std::{
+    any::Any,
     marker::PhantomData,
     ops::Range,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -49,13 +50,16 @@ struct Shared {
     /// Mirrors of the state for spinning threads.
     generation: AtomicUsize,
     remaining: AtomicUsize,
-    panicked: AtomicBool,
+    /// A run is under way: there is one place for a job, and a second one would let the first return too early.
+    busy: AtomicBool,
     spin: bool,
 }
 
 #[derive(Debug)]
 struct State {
     job: Option<Job>,
+    /// The first panic of a thread in this run.
+    panic: Option<Box<dyn Any + Send>>,
     stop: bool,
 }
 
@@ -84,18 +88,29 @@ impl Shared {
             is_so()
         })
     }
+
+    /// Waits until every thread has counted itself out of the run.
+    fn wait_for_all(&self) {
+        let is_done = || self.remaining.load(Ordering::Acquire) == 0;
+        if !is_done() && !self.spins_until(is_done) {
+            let mut state = self.lock();
+            while !is_done() {
+                state = self.end.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
 }
 
 impl Pool {
     /// Starts the threads.
     pub fn new(options: PoolOptions) -> Self {
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { job: None, stop: false }),
+            state: Mutex::new(State { job: None, panic: None, stop: false }),
             begin: Condvar::new(),
             end: Condvar::new(),
             generation: AtomicUsize::new(0),
             remaining: AtomicUsize::new(0),
-            panicked: AtomicBool::new(false),
+            busy: AtomicBool::new(false),
             spin: options.spin,
         });
         let worker = |thread: usize| {
@@ -120,13 +135,15 @@ impl Pool {
     /// Runs `work(thread)` on every thread; returns when all are done.
     ///
     /// # Panics
-    /// The work panicked on any of them.
+    /// With the panic of the work on any of them; the pool can be used again after it. And if a run is under way already,
+    /// of another thread or around this one.
     pub fn run(&self, work: &(dyn Fn(usize) + Sync)) {
         if self.workers.is_empty() {
             return work(0);
         }
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes; `Finish` waits for all threads before this function returns or unwinds.
+        assert!(!shared.busy.swap(true, Ordering::Acquire), "one run of a pool at a time, and none inside another");
+        // SAFETY: only the lifetime changes; nothing from here to `wait_for_all` returns or unwinds.
         let job =
             Job(unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync), *const (dyn Fn(usize) + Sync)>(work) });
         {
@@ -136,10 +153,13 @@ impl Pool {
             shared.generation.fetch_add(1, Ordering::Release);
             shared.begin.notify_all();
         }
-        let finish = Finish(shared);
-        work(0);
-        drop(finish);
-        assert!(!shared.panicked.load(Ordering::Acquire), "a compute thread panicked");
+        let own = catch_unwind(AssertUnwindSafe(|| work(0)));
+        shared.wait_for_all();
+        let theirs = shared.lock().panic.take();
+        shared.busy.store(false, Ordering::Release);
+        if let Some(panic) = own.err().or(theirs) {
+            resume_unwind(panic);
+        }
     }
 
     /// Calls `each(index, chunk)` for every chunk of `length` elements, on any thread.
@@ -170,6 +190,7 @@ impl Pool {
         if width == 0 {
             return;
         }
+        assert!(unit > 0, "columns are taken in ranges of at least one");
         assert!(out.len().is_multiple_of(width), "whole rows");
         let (start, rows) = (Start(out.as_mut_ptr()), out.len() / width);
         self.share(width, unit, &|range| {
@@ -239,22 +260,6 @@ impl ColumnsMut<'_> {
     }
 }
 
-/// Waits for all threads, also when the caller's own work panics: they use what it borrowed.
-struct Finish<'a>(&'a Shared);
-
-impl Drop for Finish<'_> {
-    fn drop(&mut self) {
-        let shared = self.0;
-        let is_done = || shared.remaining.load(Ordering::Acquire) == 0;
-        if !is_done() && !shared.spins_until(is_done) {
-            let mut state = shared.lock();
-            while !is_done() {
-                state = shared.end.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
-        }
-    }
-}
-
 fn work(shared: &Shared, thread: usize, core: Option<usize>) {
     pin(core);
     let mut seen = 0;
@@ -277,8 +282,8 @@ fn work(shared: &Shared, thread: usize, core: Option<usize>) {
         let Some(Job(job)) = job else { continue };
         // SAFETY: the caller waits in `run` until this thread has counted itself out below.
         let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*job)(thread) }));
-        if result.is_err() {
-            shared.panicked.store(true, Ordering::Release);
+        if let Err(panic) = result {
+            shared.lock().panic.get_or_insert(panic);
         }
         if shared.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
             // Under the lock, so that the caller cannot begin to wait in between.
@@ -332,9 +337,41 @@ mod tests {
     fn a_panic_of_any_thread_reaches_the_caller() {
         for bad in 0..3 {
             let pool = pool(3);
-            let result = catch_unwind(AssertUnwindSafe(|| pool.run(&|thread| assert_ne!(thread, bad))));
-            assert!(result.is_err(), "thread {bad} panicked");
+            for _ in 0..3 {
+                let result = catch_unwind(AssertUnwindSafe(|| {
+                    pool.run(&|thread| assert!(thread != bad, "thread {thread} fails"));
+                }));
+                let panic = result.expect_err("the panic arrives");
+                assert_eq!(panic.downcast_ref::<String>(), Some(&format!("thread {bad} fails")));
+                let done = AtomicUsize::new(0);
+                pool.run(&|_| _ = done.fetch_add(1, Ordering::Relaxed));
+                assert_eq!(done.into_inner(), 3, "a run after a panic reaches every thread");
+            }
         }
+    }
+
+    #[test]
+    fn a_run_beside_or_inside_another_is_refused_and_no_run_returns_early() {
+        let pool = pool(2);
+        let inside = catch_unwind(AssertUnwindSafe(|| pool.run(&|_| pool.run(&|_| ()))));
+        inside.expect_err("a run inside a run");
+        let (refused, begun) = (AtomicUsize::new(0), std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                begun.wait();
+                let beside = catch_unwind(AssertUnwindSafe(|| pool.run(&|_| ())));
+                refused.fetch_add(usize::from(beside.is_err()), Ordering::Relaxed);
+                begun.wait();
+            });
+            // The run lasts until the other thread was refused.
+            pool.run(&|thread| {
+                if thread == 0 {
+                    begun.wait();
+                    begun.wait();
+                }
+            });
+        });
+        assert_eq!(refused.into_inner(), 1);
     }
 
     #[test]

@@ -120,21 +120,40 @@ fn dot_row_bf16(row: &[u8], skip: usize, x: ActivationRow<'_>) -> f32 {
     lanes(x.values.len(), |index| (bf16::from_le_bytes(weights[index]).to_f32(), x.values[index]))
 }
 
+/// Added to a number below 2^22, it rounds that to an integer, ties to even, which stands in the low bits of the sum: this
+/// is vector code also where the instruction set has no rounding.
+const ROUND: f32 = 12_582_912.0;
+
+/// Inlined, so that each table compiles it for its own instructions.
+#[inline(always)]
 pub(super) fn quantize(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
     assert!(quants.len() >= values.len() && quants.len() == scales.len() * GROUP && sums.len() == scales.len());
-    for (index, quants) in quants.chunks_exact_mut(GROUP).enumerate() {
-        let values = values.get(index * GROUP..).unwrap_or_default();
-        let values = &values[..values.len().min(GROUP)];
-        let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
-        let inverse = if largest > 0.0 { LEVELS / largest } else { 0.0 };
-        scales[index] = largest / LEVELS;
-        quants.fill(0);
-        for (quant, value) in quants.iter_mut().zip(values) {
-            // The clamp only matters where a subnormal maximum makes the inverse infinite; NaN becomes 0.
-            *quant = (value * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
+    for (index, quants) in quants.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
+        let given = values.get(index * GROUP..).unwrap_or_default();
+        let mut group = [0.0; GROUP];
+        match given.first_chunk::<GROUP>() {
+            Some(given) => group = *given,
+            None => group[..given.len()].copy_from_slice(given),
         }
-        sums[index] = quants.iter().map(|quant| i16::from(*quant)).sum();
+        (scales[index], sums[index]) = quantize_group(&group, quants);
     }
+}
+
+/// Scale and sum of a group.
+#[inline(always)]
+fn quantize_group(values: &[f32; GROUP], quants: &mut [i8; GROUP]) -> (f32, i16) {
+    // As integers, bits of magnitudes are ordered as the magnitudes are, with infinity and NaN above all numbers.
+    let largest = values.iter().fold(0, |largest, value| value.abs().to_bits().max(largest));
+    let largest = f32::from_bits(largest);
+    if !largest.is_finite() || largest < LEVELS * f32::MIN_POSITIVE {
+        quants.fill(0);
+        // Smaller ones are zeros: neither scale nor inverse would be a normal number.
+        return (if largest.is_finite() { 0.0 } else { f32::NAN }, 0);
+    }
+    let inverse = LEVELS / largest;
+    let rounded = values.map(|value| (value * inverse + ROUND).to_bits() as i32 - ROUND.to_bits() as i32);
+    *quants = rounded.map(|quant| quant as i8);
+    (largest / LEVELS, rounded.iter().sum::<i32>() as i16)
 }
 
 fn dot_f32(a: &[f32], b: &[f32]) -> f32 {
