@@ -1,8 +1,11 @@
 //! What the scenarios share: writers of GGUF files and small models, weights in every format, seeded numbers.
 pub mod dequantise;
 pub mod gguf_writer;
+pub mod oracle;
 pub mod programs;
 pub mod quantise;
 pub mod random;
 pub mod ranks;
+pub mod reference;
+pub mod terminal;
 pub mod tiny_model;

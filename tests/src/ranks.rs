@@ -67,13 +67,11 @@ pub fn sockets(world: usize) -> Vec<Vec<Option<TcpStream>>> {
     let mut links: Vec<Vec<Option<TcpStream>>> = (0..world).map(|_| (0..world).map(|_| None).collect()).collect();
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
     let address = listener.local_addr().expect("a bound listener has an address");
-    for low in 0..world {
-        for high in low + 1..world {
-            let dialled = TcpStream::connect(address).expect("loopback accepts");
-            let (accepted, _) = listener.accept().expect("somebody dialled");
-            links[low][high] = Some(dialled);
-            links[high][low] = Some(accepted);
-        }
+    for (low, high) in (0..world).flat_map(|low| (low + 1..world).map(move |high| (low, high))) {
+        let dialled = TcpStream::connect(address).expect("loopback accepts");
+        let (accepted, _) = listener.accept().expect("somebody dialled");
+        links[low][high] = Some(dialled);
+        links[high][low] = Some(accepted);
     }
     links
 }

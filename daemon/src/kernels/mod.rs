@@ -18,6 +18,9 @@ pub use pool::{Pool, PoolOptions};
 /// Product of a weight row (bytes from a block's border, the first `skip` blocks of 32 columns not ours) with a token.
 type Dot = fn(row: &[u8], skip: usize, x: ActivationRow<'_>) -> f32;
 
+/// Quantises one token: values, quants, scales, sums.
+type Quantize = fn(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]);
+
 /// A table of kernels.
 #[derive(Debug)]
 pub struct Kernels {
@@ -25,7 +28,7 @@ pub struct Kernels {
     pub name: &'static str,
     dots: [Dot; BlockFormat::ALL.len()],
     /// int8 in groups of 16 with one scale each, and the sum of each group. `quants` is padded with zeros.
-    pub quantize: fn(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]),
+    pub quantize: Quantize,
     /// Sum of products.
     pub dot_f32: fn(&[f32], &[f32]) -> f32,
     /// Sum of products with halves, given as bits.

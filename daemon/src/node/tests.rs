@@ -1,1 +1,241 @@
+//! The state machine alone: events in, effects out.
+use std::time::Duration;
 
+use shared::{
+    ids::{Epoch, ModelIdentity, Rank, RequestId},
+    protocol::{
+        error::{Fault, FaultKind, Loss},
+        message::{FinishReason, Finished, Generate, Prepare, Request, RequestBody, ResponseBody},
+    },
+    sampling::SamplingParameters,
+    telemetry::NodeState,
+    topology::{Exchange, KvFormat, Layout, Member, Topology},
+    units::Bytes,
+};
+
+use super::{
+    event::{Effect, EngineCommand, Event, PeerDrain, Progress, SessionId},
+    machine::{Node, Patience, QUEUE_MAX},
+};
+use crate::engine::RequestKey;
+
+const CONSOLE: SessionId = SessionId(1);
+const OTHER: SessionId = SessionId(2);
+
+fn node() -> Node {
+    let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
+    Node::new("pi1".into(), Epoch(3), patience)
+}
+
+fn topology(world: u16) -> Topology {
+    let member = |index: u16| Member {
+        name: format!("pi{}", index + 1),
+        address: format!("127.0.0.{}:9999", index + 2),
+        weight: 1,
+        cores: Vec::new(),
+        threads: 1,
+        spin: false,
+    };
+    Topology {
+        layout: Layout::tensor_parallel(world),
+        members: (0..world).map(member).collect(),
+        model: "m.gguf".into(),
+        identity: ModelIdentity::default(),
+        kv: KvFormat::F16,
+        exchange: Exchange::F32,
+        context_length: 512,
+        slots: 4,
+    }
+}
+
+fn ask(node: &mut Node, session: SessionId, id: u64, body: RequestBody) -> Vec<Effect> {
+    let by = format!("console {}", session.0);
+    node.handle(Event::Request { session, by, request: Request { id: RequestId(id), body } })
+}
+
+fn prepare(node: &mut Node, session: SessionId, seen: u64, epoch: u64) -> Vec<Effect> {
+    let prepare = Prepare { seen: Epoch(seen), epoch: Epoch(epoch), topology: topology(2), rank: Rank(0) };
+    ask(node, session, 1, RequestBody::Prepare(Box::new(prepare)))
+}
+
+fn failure(effects: &[Effect]) -> Option<&FaultKind> {
+    effects.iter().find_map(|effect| match effect {
+        Effect::Respond { body: ResponseBody::Failed(Fault { kind, .. }), .. } => Some(kind),
+        _ => None,
+    })
+}
+
+/// A node that runs the two-rank topology as its head at epoch 4.
+fn running() -> Node {
+    let mut node = node();
+    assert!(matches!(prepare(&mut node, CONSOLE, 3, 4)[..], [Effect::Load(_)]));
+    assert_eq!(node.state(), NodeState::Loading);
+    let hash = topology(2).hash();
+    assert_eq!(node.handle(Event::Loaded(Epoch(4), Ok(Bytes(5)))), [Effect::Persist(Epoch(4), hash)]);
+    assert_eq!(node.epoch(), Epoch(3), "an epoch counts only when it is on the disk");
+    node.handle(Event::Persisted(Epoch(4), Ok(())));
+    assert_eq!((node.state(), node.epoch()), (NodeState::Prepared, Epoch(4)));
+    assert!(node.expects_links(Epoch(4), hash) && !node.expects_links(Epoch(5), hash));
+    let effects = ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(4), hash });
+    assert_eq!(effects, [Effect::Connect(Epoch(4))]);
+    node.handle(Event::Connected(Epoch(4), Ok(())));
+    assert_eq!(node.state(), NodeState::Ready);
+    node
+}
+
+fn generate(node: &mut Node, session: SessionId, id: u64) -> Vec<Effect> {
+    let sampling = SamplingParameters::default();
+    let request = Generate { prompt: "x".into(), max_tokens: 3, sampling, stop: Vec::new() };
+    ask(node, session, id, RequestBody::Generate(Box::new(request)))
+}
+
+fn finished(node: &mut Node, key: u64) -> Vec<Effect> {
+    let finished = Finished {
+        reason: FinishReason::Stop,
+        times: shared::latency::RequestTimes::default(),
+        ranks: Vec::new(),
+        sampling_rounds: 0,
+    };
+    node.handle(Event::Engine(Epoch(4), Progress::Finished(RequestKey(key), Box::new(finished))))
+}
+
+#[test]
+fn two_consoles_cannot_prepare_at_once_and_the_loser_hears_from_whom() {
+    let mut node = node();
+    prepare(&mut node, CONSOLE, 3, 4);
+    let effects = prepare(&mut node, OTHER, 3, 4);
+    assert!(matches!(failure(&effects), Some(FaultKind::PrepareOpen { by, .. }) if by == "console 1"), "{effects:?}");
+    let mut node = running();
+    let effects = prepare(&mut node, OTHER, 3, 5);
+    assert!(matches!(failure(&effects), Some(FaultKind::EpochMoved { expected: Epoch(3), actual: Epoch(4) })));
+    let effects = prepare(&mut node, OTHER, 4, 4);
+    assert!(matches!(failure(&effects), Some(FaultKind::Superseded { epoch: Epoch(4), by }) if by == "console 1"));
+    let hash = topology(2).hash();
+    let effects = ask(&mut node, OTHER, 9, RequestBody::Commit { epoch: Epoch(3), hash });
+    assert!(matches!(failure(&effects), Some(FaultKind::Superseded { .. })), "{effects:?}");
+}
+
+#[test]
+fn a_prepare_is_given_up_by_abort_by_its_console_leaving_by_its_lease_and_by_failures() {
+    let hash = topology(2).hash();
+    let discard = Effect::Discard(Epoch(4));
+    let mut first = node();
+    prepare(&mut first, CONSOLE, 3, 4);
+    let effects = ask(&mut first, CONSOLE, 2, RequestBody::Abort { epoch: Epoch(4), hash });
+    assert!(effects.contains(&discard) && first.state() == NodeState::Idle);
+    let mut second = node();
+    prepare(&mut second, CONSOLE, 3, 4);
+    assert_eq!(second.handle(Event::SessionClosed(OTHER)), []);
+    assert_eq!(second.handle(Event::SessionClosed(CONSOLE)), [discard.clone()]);
+    let mut third = node();
+    prepare(&mut third, CONSOLE, 3, 4);
+    third.handle(Event::Loaded(Epoch(4), Ok(Bytes(1))));
+    third.handle(Event::Persisted(Epoch(4), Ok(())));
+    assert_eq!(third.handle(Event::Tick { now: Duration::from_secs(59) }), []);
+    assert_eq!(third.handle(Event::Tick { now: Duration::from_secs(60) }), [discard.clone()]);
+    assert_eq!((third.state(), third.epoch()), (NodeState::Idle, Epoch(4)), "the promised epoch stays used");
+    let mut fourth = node();
+    prepare(&mut fourth, CONSOLE, 3, 4);
+    let fault = Fault::new("pi1", FaultKind::StateUnwritable { reason: "full".into() });
+    fourth.handle(Event::Loaded(Epoch(4), Ok(Bytes(1))));
+    let effects = fourth.handle(Event::Persisted(Epoch(4), Err(fault)));
+    assert!(effects.contains(&discard) && fourth.epoch() == Epoch(3));
+    assert!(matches!(failure(&effects), Some(FaultKind::StateUnwritable { .. })));
+}
+
+#[test]
+fn a_running_topology_serves_until_the_next_is_committed() {
+    let mut node = running();
+    assert!(matches!(generate(&mut node, CONSOLE, 5)[..], [Effect::Command(EngineCommand::Submit(_, _))]));
+    prepare(&mut node, OTHER, 4, 5);
+    node.handle(Event::Loaded(Epoch(5), Ok(Bytes(1))));
+    node.handle(Event::Persisted(Epoch(5), Ok(())));
+    let hash = topology(2).hash();
+    let effects = ask(&mut node, OTHER, 2, RequestBody::Commit { epoch: Epoch(5), hash });
+    assert!(matches!(failure(&effects), Some(FaultKind::Superseded { epoch: Epoch(5), .. })), "{effects:?}");
+    assert!(effects.contains(&Effect::StopEngine(Epoch(4))) && effects.contains(&Effect::Connect(Epoch(5))));
+}
+
+#[test]
+fn a_lost_rank_fails_every_request_once_by_its_name() {
+    let mut node = running();
+    generate(&mut node, CONSOLE, 5);
+    generate(&mut node, OTHER, 5);
+    assert_eq!(node.state(), NodeState::Serving);
+    let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Silent));
+    let lost = |effect: &&Effect| {
+        matches!(effect, Effect::Respond { body: ResponseBody::Failed(fault), .. }
+            if fault.node == "pi2" && fault.kind == FaultKind::NodeLost { how: Loss::Silent })
+    };
+    assert_eq!(effects.iter().filter(lost).count(), 2, "{effects:?}");
+    assert!(effects.contains(&Effect::AbortEngine(Epoch(4))));
+    assert_eq!(node.state(), NodeState::Faulted);
+    assert_eq!(node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Reset)), [], "it is lost once");
+    assert_eq!(node.handle(Event::PeerLost(Epoch(3), Rank(1), Loss::Reset)), [], "another epoch is not ours");
+    assert!(matches!(failure(&generate(&mut node, CONSOLE, 6)), Some(FaultKind::NotServing { .. })));
+    assert!(
+        prepare(&mut node, CONSOLE, 4, 5).contains(&Effect::StopEngine(Epoch(4))),
+        "its memory is free for the next"
+    );
+}
+
+#[test]
+fn the_queue_has_a_bound_and_a_session_that_ends_cancels_its_requests() {
+    let mut node = running();
+    for id in 0..QUEUE_MAX as u64 {
+        assert!(failure(&generate(&mut node, CONSOLE, id)).is_none());
+    }
+    assert!(matches!(failure(&generate(&mut node, OTHER, 1)), Some(FaultKind::QueueFull { .. })));
+    let effects = node.handle(Event::SessionClosed(CONSOLE));
+    assert_eq!(effects.len(), QUEUE_MAX);
+    assert!(effects.iter().all(|effect| matches!(effect, Effect::Command(EngineCommand::Cancel(_)))));
+    assert_eq!(node.state(), NodeState::Ready);
+    assert!(failure(&generate(&mut node, OTHER, 2)).is_none());
+    assert!(
+        matches!(failure(&generate(&mut node, OTHER, 2)), Some(FaultKind::ParameterInvalid { .. })),
+        "an id in use"
+    );
+}
+
+#[test]
+fn a_request_that_cannot_be_is_refused_before_the_engine_sees_it() {
+    let mut node = running();
+    let mut refused = |change: fn(&mut Generate)| {
+        let sampling = SamplingParameters::default();
+        let mut request = Generate { prompt: "x".into(), max_tokens: 3, sampling, stop: Vec::new() };
+        change(&mut request);
+        let effects = ask(&mut node, CONSOLE, 8, RequestBody::Generate(Box::new(request)));
+        matches!(failure(&effects), Some(FaultKind::ParameterInvalid { .. }))
+    };
+    assert!(refused(|request| request.max_tokens = 0));
+    assert!(refused(|request| request.sampling.temperature = f32::NAN));
+    assert!(refused(|request| request.stop = vec![String::new(); 17]));
+    assert!(refused(|request| request.prompt = "x".repeat((2 << 20) + 1)));
+}
+
+#[test]
+fn a_draining_head_leaves_after_its_last_request_or_when_its_patience_ends() {
+    let mut node = running();
+    generate(&mut node, CONSOLE, 5);
+    assert_eq!(node.handle(Event::Terminate { now: Duration::ZERO }), [Effect::AnnounceDraining]);
+    assert_eq!(node.state(), NodeState::Draining);
+    assert!(matches!(failure(&generate(&mut node, OTHER, 6)), Some(FaultKind::Draining)));
+    let effects = finished(&mut node, 1);
+    assert_eq!(effects.last(), Some(&Effect::Exit(0)));
+    let mut slow = running();
+    generate(&mut slow, CONSOLE, 5);
+    slow.handle(Event::Terminate { now: Duration::ZERO });
+    let effects = slow.handle(Event::Tick { now: Duration::from_secs(20) });
+    assert!(matches!(failure(&effects), Some(FaultKind::DrainEnded)) && effects.contains(&Effect::Exit(0)));
+    assert_eq!(node.handle(Event::Terminate { now: Duration::ZERO }), [], "it exits once");
+    let mut idle = super::tests::node();
+    assert!(idle.handle(Event::Terminate { now: Duration::ZERO }).contains(&Effect::Exit(0)));
+}
+
+#[test]
+fn a_head_takes_no_new_work_once_a_rank_drains() {
+    let mut node = running();
+    let drain = PeerDrain { draining: true, busy: false };
+    assert_eq!(node.handle(Event::PeerDrains(Epoch(4), Rank(1), drain)), [Effect::AnnounceDraining]);
+    assert!(matches!(failure(&generate(&mut node, CONSOLE, 5)), Some(FaultKind::Draining)));
+}

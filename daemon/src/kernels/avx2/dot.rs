@@ -135,14 +135,14 @@ macro_rules! dot {
         #[target_feature(enable = "avx2,fma,f16c")]
         pub(super) fn $name(row: &[u8], skip: usize, x: ActivationRow<'_>) -> f32 {
             const FORMAT: BlockFormat = $format;
-            const PER_BLOCK: usize = FORMAT.block_length() / 32;
+            let per_block = FORMAT.block_length() / 32;
             let mut lanes = _mm256_setzero_ps();
             let mut mins = 0.0;
             let groups = x.scales.as_chunks::<2>().0.iter().zip(x.sums.as_chunks::<2>().0);
             for (block, (quants, (scales, sums))) in x.quants.as_chunks::<32>().0.iter().zip(groups).enumerate() {
                 let place = skip + block;
-                let bytes = &row[place / PER_BLOCK * FORMAT.block_bytes()..][..FORMAT.block_bytes()];
-                let part = $part(bytes, place % PER_BLOCK);
+                let bytes = &row[place / per_block * FORMAT.block_bytes()..][..FORMAT.block_bytes()];
+                let part = $part(bytes, place % per_block);
                 // SAFETY: 32 bytes are readable; the load needs no alignment.
                 let quants = unsafe { _mm256_loadu_si256(quants.as_ptr().cast()) };
                 let scale = _mm256_set_m128(_mm_set1_ps(scales[1]), _mm_set1_ps(scales[0]));

@@ -289,9 +289,11 @@ impl Driver {
         // The last place is for the reason; then the session ends.
         tracing::warn!(?session, "a console reads too slowly; its session is closed");
         self.watchers.retain(|watcher| watcher.session != session);
-        let responses = self.sessions.remove(&session);
-        let fault = self.fault(FaultKind::SlowReader);
-        drop(responses.map(|responses| responses.try_send(Response { id, body: ResponseBody::Failed(fault) })));
+        if let Some(responses) = self.sessions.remove(&session) {
+            let body = ResponseBody::Failed(self.fault(FaultKind::SlowReader));
+            // If even that finds no place, the closed session says enough.
+            let _ = responses.try_send(Response { id, body });
+        }
         Box::pin(self.event(Event::SessionSlow(session))).await;
     }
 

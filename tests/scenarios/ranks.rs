@@ -1,0 +1,136 @@
+//! n ranks against the oracle and against one rank: every architecture, every format, 1 to 8 ranks, any chunking.
+use std::sync::Arc;
+
+use harness::{
+    oracle::{Oracle, kl_divergence},
+    ranks::{Run, max_error, rms_error, run},
+    tiny_model::TinyModel,
+};
+use shared::{
+    gguf::{Architecture, BlockFormat, GgufFile},
+    topology::{Exchange, KvFormat},
+};
+
+fn file(model: &TinyModel) -> Arc<GgufFile> {
+    Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is good"))
+}
+
+fn tokens(count: usize) -> Vec<u32> {
+    (0..count as u32).map(|index| (index * 37 + 5) % 300).collect()
+}
+
+/// Shapes that cut badly on purpose: super-blocks of 256 across cuts, more ranks than heads, shared KV heads.
+fn model(architecture: Architecture) -> TinyModel {
+    let mut model = TinyModel::new(architecture);
+    (model.head_count, model.head_count_kv, model.head_length) = (8, 2, 32);
+    (model.rope_dimension_count, model.embedding_length, model.feed_forward_length) = (32, 256, 512);
+    model.rope_factors = architecture == Architecture::Llama;
+    model
+}
+
+#[test]
+fn every_architecture_agrees_with_the_oracle_on_1_to_8_ranks() {
+    for architecture in Architecture::ALL {
+        let file = file(&model(architecture));
+        let tokens = tokens(40);
+        let exact = Oracle::new(&file).logits(&tokens);
+        for world in 1..=8 {
+            let error = max_error(&run(&file, &tokens, &Run::exact(world)).logits, &exact);
+            assert!(error <= 1e-4, "{} on {world} ranks: {error}", architecture.name());
+        }
+    }
+}
+
+#[test]
+fn every_format_agrees_with_the_oracle_and_with_one_rank_wherever_blocks_are_cut() {
+    for (index, format) in BlockFormat::ALL.into_iter().enumerate() {
+        let architecture = Architecture::ALL[index % 3];
+        let file = file(&model(architecture).with_format(format));
+        let tokens = tokens(12);
+        let exact = Oracle::new(&file).logits(&tokens);
+        let alone = run(&file, &tokens, &Run::exact(1)).logits;
+        // int8 activations of a random model: about one percent, as llama.cpp's.
+        let bound = if format.is_quantised() { 0.03 } else { 1e-4 };
+        for world in 1..=8 {
+            let found = run(&file, &tokens, &Run::exact(world)).logits;
+            let error = rms_error(&found, &exact);
+            assert!(error <= bound, "{} on {world} ranks: {error}", format.name());
+            // A flipped rounding of one activation is all that summing in another order may do.
+            let change = rms_error(&found, &alone);
+            assert!(change <= bound / 3.0, "{} on {world} ranks against one: {change}", format.name());
+        }
+    }
+}
+
+#[test]
+fn unequal_shares_give_the_same_logits() {
+    for format in [BlockFormat::Q4K, BlockFormat::F16] {
+        let file = file(&model(Architecture::Qwen3).with_format(format));
+        let tokens = tokens(12);
+        let alone = run(&file, &tokens, &Run::exact(1)).logits;
+        for weights in [vec![3, 2, 1], vec![1, 7], vec![1, 1, 30]] {
+            let found = run(&file, &tokens, &Run { weights: weights.clone(), ..Run::exact(1) }).logits;
+            let error = rms_error(&found, &alone);
+            assert!(error <= 0.01, "{weights:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn logits_are_bit_equal_in_any_chunking_and_on_any_number_of_threads() {
+    for (format, exchange) in [(BlockFormat::Q4K, Exchange::F32), (BlockFormat::F16, Exchange::Q80)] {
+        let file = file(&model(Architecture::Llama).with_format(format));
+        let tokens = tokens(70);
+        let base = Run { exchange, kv: KvFormat::F16, ..Run::exact(3) };
+        let whole = run(&file, &tokens, &base).logits;
+        for (chunks, threads) in [(vec![1], 1), (vec![31, 2, 7], 2), (vec![33, 1], 3)] {
+            let found = run(&file, &tokens, &Run { chunks: chunks.clone(), threads, ..base.clone() }).logits;
+            let is_equal = found.iter().flatten().zip(whole.iter().flatten()).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(is_equal, "{} in chunks of {chunks:?} on {threads} threads", format.name());
+        }
+    }
+}
+
+#[test]
+fn rounded_exchanges_stay_within_the_bound_of_divergence() {
+    let demo = harness::programs::demo_models().join("bard-q8_0.gguf");
+    let file = Arc::new(GgufFile::open(&demo).expect("the demo model is good"));
+    let tokens: Vec<u32> = vec![1, 367, 561, 378, 594, 304, 1760, 332, 328, 1536, 266, 2013, 1995, 1999, 799, 280];
+    let exact = run(&file, &tokens, &Run::exact(4)).logits;
+    for world in [2, 4, 8] {
+        let rounded = run(&file, &tokens, &Run { exchange: Exchange::Q80, ..Run::exact(world) }).logits;
+        let divergence = kl_divergence(&exact, &rounded);
+        assert!(divergence <= 1e-3, "q80 on {world} ranks: {divergence}");
+        assert!(rms_error(&rounded, &exact) > 0.0, "q80 rounds");
+    }
+    let halves = run(&file, &tokens, &Run { kv: KvFormat::F16, ..Run::exact(1) }).logits;
+    let divergence = kl_divergence(&exact, &halves);
+    assert!(divergence <= 1e-3, "a cache of halves: {divergence}");
+}
+
+#[test]
+fn every_kernel_table_agrees() {
+    for format in [BlockFormat::Q8_0, BlockFormat::Q4K, BlockFormat::Q6K, BlockFormat::Q5_1, BlockFormat::BF16] {
+        let file = file(&model(Architecture::Qwen2).with_format(format));
+        let tokens = tokens(20);
+        let scalar = run(&file, &tokens, &Run { kernels: Some("scalar"), ..Run::exact(2) }).logits;
+        for table in daemon::kernels::Kernels::available() {
+            let found = run(&file, &tokens, &Run { kernels: Some(table.name), ..Run::exact(2) }).logits;
+            let error = rms_error(&found, &scalar);
+            assert!(error <= 0.01, "{} {}: {error}", table.name, format.name());
+        }
+    }
+}
+
+#[test]
+fn what_a_rank_sends_equals_the_formula() {
+    let file = file(&model(Architecture::Llama));
+    for (world, exchange, payload) in [(2, Exchange::F32, 1024), (5, Exchange::F32, 1024), (4, Exchange::Q80, 272)] {
+        let run = run(&file, &tokens(9), &Run { exchange, chunks: vec![1], ..Run::exact(world) });
+        for totals in run.totals {
+            let messages = 9 * 2 * 2 * (world as u64 - 1);
+            assert_eq!(totals.messages_sent, messages);
+            assert_eq!(totals.bytes_sent, messages * (payload + 48), "payload and header of each");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! An independent forward pass in f64, straight from the papers: slow, one token at a time, whole matrices, no cache
+//! format, no cut. Shares the GGUF reader and its shape with the product, and no arithmetic.
+use shared::gguf::{Architecture, GgufFile, Shape};
+
+use crate::dequantise::dequantise;
+
+/// A model with all weights as f64.
+pub struct Oracle<'a> {
+    file: &'a GgufFile,
+    shape: Shape,
+}
+
+struct Matrix {
+    rows: usize,
+    columns: usize,
+    values: Vec<f64>,
+}
+
+impl Matrix {
+    fn times(&self, x: &[f64]) -> Vec<f64> {
+        assert_eq!(x.len(), self.columns);
+        let row =
+            |row: usize| self.values[row * self.columns..][..self.columns].iter().zip(x).map(|(w, x)| w * x).sum();
+        (0..self.rows).map(row).collect()
+    }
+}
+
+impl<'a> Oracle<'a> {
+    /// Takes a model's file.
+    ///
+    /// # Panics
+    /// The file is no model.
+    pub fn new(file: &'a GgufFile) -> Self {
+        Self { file, shape: Shape::read(file).expect("the model is good") }
+    }
+
+    fn matrix(&self, name: &str) -> Option<Matrix> {
+        let tensor = self.file.tensor(name)?;
+        let bytes = self.file.slice(tensor.split, tensor.offset..tensor.offset + tensor.byte_length);
+        let values = dequantise(tensor.format, bytes).into_iter().map(f64::from).collect();
+        Some(Matrix { rows: tensor.rows(), columns: tensor.columns(), values })
+    }
+
+    fn vector(&self, name: &str) -> Option<Vec<f64>> {
+        self.matrix(name).map(|matrix| matrix.values)
+    }
+
+    fn norm(&self, x: &[f64], name: &str) -> Vec<f64> {
+        let Some(weight) = self.vector(name) else { return x.to_vec() };
+        let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+        let scale = 1.0 / (mean + f64::from(self.shape.layer_norm_rms_epsilon)).sqrt();
+        x.iter().zip(weight).map(|(x, weight)| x * scale * weight).collect()
+    }
+
+    fn project(&self, layer: usize, name: &str, x: &[f64]) -> Vec<f64> {
+        let mut out = self.matrix(&format!("blk.{layer}.{name}.weight")).expect("the weight is there").times(x);
+        if let Some(bias) = self.vector(&format!("blk.{layer}.{name}.bias")) {
+            out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
+        }
+        out
+    }
+
+    /// Norms of each head (Qwen3) and rotation.
+    fn turn(&self, layer: usize, norm: &str, position: usize, heads: Vec<f64>) -> Vec<f64> {
+        let shape = &self.shape;
+        let factors = self.vector("rope_freqs.weight");
+        let pairs = shape.rope_dimension_count / 2;
+        let mut out = Vec::new();
+        for head in heads.chunks(shape.head_length) {
+            let mut head = self.norm(head, &format!("blk.{layer}.{norm}.weight"));
+            for pair in 0..pairs {
+                let exponent = -2.0 * pair as f64 / shape.rope_dimension_count as f64;
+                let factor = factors.as_ref().map_or(1.0, |factors| factors[pair]);
+                let frequency = f64::from(shape.rope_freq_base).powf(exponent) / factor;
+                let angle = position as f64 * frequency / f64::from(shape.rope_scale_linear);
+                let (a, b) = match shape.architecture {
+                    Architecture::Llama => (2 * pair, 2 * pair + 1),
+                    Architecture::Qwen2 | Architecture::Qwen3 => (pair, pair + pairs),
+                };
+                let (x, y) = (head[a], head[b]);
+                head[a] = x * angle.cos() - y * angle.sin();
+                head[b] = x * angle.sin() + y * angle.cos();
+            }
+            out.extend(head);
+        }
+        out
+    }
+
+    /// Logits after each token `[token, vocabulary]`.
+    pub fn logits(&self, tokens: &[u32]) -> Vec<Vec<f32>> {
+        let shape = &self.shape;
+        let embedding = self.matrix("token_embd.weight").expect("the embedding is there");
+        let row = |token: &u32| embedding.values[*token as usize * embedding.columns..][..embedding.columns].to_vec();
+        let mut hidden: Vec<Vec<f64>> = tokens.iter().map(row).collect();
+        for layer in 0..shape.block_count {
+            self.layer(layer, &mut hidden);
+        }
+        let output = self.matrix("output.weight").unwrap_or(embedding);
+        let logits = |hidden: &Vec<f64>| output.times(&self.norm(hidden, "output_norm.weight"));
+        hidden.iter().map(|hidden| logits(hidden).into_iter().map(|logit| logit as f32).collect()).collect()
+    }
+
+    fn layer(&self, layer: usize, hidden: &mut [Vec<f64>]) {
+        let shape = &self.shape;
+        let (mut keys, mut values): (Vec<Vec<f64>>, Vec<Vec<f64>>) = (Vec::new(), Vec::new());
+        for (position, hidden) in hidden.iter_mut().enumerate() {
+            let x = self.norm(hidden, &format!("blk.{layer}.attn_norm.weight"));
+            let query = self.turn(layer, "attn_q_norm", position, self.project(layer, "attn_q", &x));
+            keys.push(self.turn(layer, "attn_k_norm", position, self.project(layer, "attn_k", &x)));
+            values.push(self.project(layer, "attn_v", &x));
+            let mut attended = Vec::new();
+            for (head, query) in query.chunks(shape.head_length).enumerate() {
+                let begin = head / (shape.head_count / shape.head_count_kv) * shape.head_length;
+                let part = |row: &Vec<f64>| row[begin..begin + shape.head_length].to_vec();
+                let score = |key: &Vec<f64>| {
+                    let dot: f64 = query.iter().zip(part(key)).map(|(q, k)| q * k).sum();
+                    (dot / (shape.head_length as f64).sqrt()).exp()
+                };
+                let weights: Vec<f64> = keys.iter().map(score).collect();
+                let total: f64 = weights.iter().sum();
+                let mut out = vec![0.0; shape.head_length];
+                for (weight, value) in weights.iter().zip(&values) {
+                    out.iter_mut().zip(part(value)).for_each(|(out, value)| *out += weight / total * value);
+                }
+                attended.extend(out);
+            }
+            let out = self.project(layer, "attn_output", &attended);
+            hidden.iter_mut().zip(out).for_each(|(hidden, out)| *hidden += out);
+            let x = self.norm(hidden, &format!("blk.{layer}.ffn_norm.weight"));
+            let gate = self.project(layer, "ffn_gate", &x);
+            let up = self.project(layer, "ffn_up", &x);
+            let inner: Vec<f64> = gate.iter().zip(up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect();
+            let out = self.project(layer, "ffn_down", &inner);
+            hidden.iter_mut().zip(out).for_each(|(hidden, out)| *hidden += out);
+        }
+    }
+}
+
+/// Mean Kullback-Leibler divergence of the softmax of `found` from that of `exact`, per token.
+pub fn kl_divergence(exact: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
+    let log_softmax = |row: &Vec<f32>| {
+        let largest = row.iter().fold(f64::NEG_INFINITY, |most, logit| most.max(f64::from(*logit)));
+        let total: f64 = row.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
+        row.iter().map(|logit| f64::from(*logit) - largest - total.ln()).collect::<Vec<f64>>()
+    };
+    let of_token = |(exact, found): (&Vec<f32>, &Vec<f32>)| {
+        log_softmax(exact).iter().zip(log_softmax(found)).map(|(p, q)| p.exp() * (p - q)).sum::<f64>()
+    };
+    exact.iter().zip(found).map(of_token).sum::<f64>() / exact.len() as f64
+}
