@@ -53,7 +53,9 @@ fn a_dead_node_is_shown_fails_the_request_by_name_and_the_dashboard_lives_on() {
     terminal.wait_for("pi2: was lost");
     cluster.start(1);
     terminal.wait_for("3 of 3 connected");
+    // Escape and a letter in one read would be Alt and the letter.
     terminal.keys("\x1b");
+    terminal.wait_for("q quit");
     terminal.keys("r");
     terminal.wait_for("epoch 2");
     terminal.signal(Signal::SIGTERM);
