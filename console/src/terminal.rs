@@ -13,7 +13,7 @@ use crossterm::{
     cursor::Show,
     event::{DisableBracketedPaste, EnableBracketedPaste},
     execute,
-    terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode},
+    terminal::{Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode},
 };
 use ratatui::{Frame, Terminal, backend::CrosstermBackend};
 
@@ -59,10 +59,10 @@ impl Screen {
             return Err(TerminalError::InUse);
         }
         // From here on there is a guard: an error below drops it.
-        let mut screen = Self { terminal };
+        let screen = Self { terminal };
         enable_raw_mode()?;
-        execute!(io::stdout(), EnterAlternateScreen, EnableBracketedPaste)?;
-        screen.terminal.clear()?;
+        // Not Terminal::clear: it asks the terminal for the cursor's place, and not every terminal answers in time.
+        execute!(io::stdout(), EnterAlternateScreen, EnableBracketedPaste, Clear(ClearType::All))?;
         Ok(screen)
     }
 

@@ -186,6 +186,17 @@ mod tests {
     }
 
     #[test]
+    fn the_packaged_file_shows_every_key_and_each_is_accepted() {
+        let text = include_str!("../../packaging/bramble.toml");
+        let is_setting = |line: &&str| line.starts_with('#') && line.contains(" = ") && !line.starts_with("# ");
+        let settings: Vec<&str> = text.lines().filter(is_setting).map(|line| &line[1..]).collect();
+        assert_eq!(settings.len(), 12);
+        let config = check(&settings.join("\n")).expect("every key is known");
+        assert_eq!(config.liveness.silent, Duration::from_millis(2000));
+        assert!(check(text).is_ok(), "as shipped, it says nothing");
+    }
+
+    #[test]
     fn the_command_line_wins_over_the_file() {
         let config = check("name = \"other\"\nmemory_max_mib = 2").expect("the file is good");
         assert_eq!((config.name.as_str(), config.memory_max), ("pi1", Some(2 << 20)));

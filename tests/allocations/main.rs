@@ -6,6 +6,8 @@ use std::cell::Cell;
 
 // GGUF files cut at every byte and mutated.
 mod gguf;
+// Messages and frames, the same.
+mod frames;
 
 thread_local! {
     /// Bytes this thread holds and the most it held. Per thread, so that tests run beside each other undisturbed; what

@@ -2,6 +2,10 @@
 
 // Bad input gets one clear error and the daemons stay up.
 mod bad_input;
+// The dashboard in a real terminal.
+mod dashboard;
+// The demo: daemons, one text or the dashboard, nothing left behind.
+mod demo;
 // A text from one daemon or several.
 mod generate;
 // GGUF files with every defect are refused by name.
@@ -16,6 +20,8 @@ mod loss;
 mod ranks;
 // Logits against reference outputs.
 mod reference;
+// The house rules.
+mod tidy;
 // Texts and ids of real vocabularies, there and back.
 mod tokenizer_vectors;
 // The formats of weights: there and back, and against bytes worked out by hand.

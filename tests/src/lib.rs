@@ -7,4 +7,5 @@ pub mod quantise;
 pub mod random;
 pub mod ranks;
 pub mod reference;
+pub mod terminal;
 pub mod tiny_model;

@@ -35,9 +35,10 @@ pub fn programs() -> &'static Path {
         build.args(["build", "--locked", "-p", "bramble-daemon", "-p", "bramble-console"]).current_dir(root());
         let built = build.stdin(Stdio::null()).status().expect("cargo runs");
         assert!(built.success(), "both programs compile");
-        let test = std::env::current_exe().expect("a process has a program");
-        // target/debug/deps/scenarios-… -> target/debug
-        test.ancestors().nth(2).expect("the test lies two folders deep").into()
+        let own = std::env::current_exe().expect("a process has a program");
+        // A test lies in target/debug/deps, a command in target/debug.
+        let folder = own.ancestors().skip(1).find(|folder| folder.join("brambled").is_file());
+        folder.expect("the programs were built just now").into()
     })
 }
 

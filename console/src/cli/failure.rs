@@ -6,9 +6,6 @@ use shared::protocol::error::{Fault, FaultClass};
 
 use super::output;
 
-/// Exit code of a request that the operator interrupted.
-pub(super) const INTERRUPTED: u8 = 130;
-
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
@@ -22,6 +19,12 @@ pub enum Failure {
         message: String,
         /// What to do.
         next: &'static str,
+    },
+    /// A signal came.
+    #[error("interrupted")]
+    Interrupted {
+        /// 128 and the signal's number.
+        code: u8,
     },
     /// Something on this machine.
     #[error("{0:#}")]
@@ -39,6 +42,7 @@ impl Failure {
                 FaultClass::Lost => 5,
             },
             Self::Usage { .. } => 2,
+            Self::Interrupted { code } => *code,
             Self::Other(_) => 1,
         }
     }
@@ -48,6 +52,7 @@ impl Failure {
         let (code, node, next) = match self {
             Self::Fault(fault) => (fault.kind.code(), Some(fault.node.as_str()), fault.kind.next()),
             Self::Usage { next, .. } => ("usage", None, *next),
+            Self::Interrupted { .. } => ("interrupted", None, "run it again"),
             Self::Other(_) => ("failed", None, "correct the cause and try again"),
         };
         json!({"error": {"code": code, "message": self.to_string(), "node": node, "next": next}})
@@ -56,9 +61,9 @@ impl Failure {
     /// Prints the message and the next step on standard error, and the object on standard output with --json.
     pub(super) fn report(&self, json: bool) -> ExitCode {
         let object = self.json();
-        eprintln!("console: {self}");
+        output::note(&format!("console: {}", output::clean(&self.to_string())));
         if let Some(next) = object["error"]["next"].as_str() {
-            eprintln!("next: {next}");
+            output::note(&format!("next: {next}"));
         }
         if json {
             output::line(&object.to_string());
@@ -80,6 +85,7 @@ mod tests {
         assert_eq!(code(FaultKind::Draining), 4);
         assert_eq!(code(FaultKind::NodeLost { how: Loss::Reset }), 5);
         assert_eq!(code(FaultKind::Internal { reason: "r".into() }), 1);
+        assert_eq!(Failure::Interrupted { code: 130 }.code(), 130);
         assert_eq!(Failure::Usage { message: "m".into(), next: "n" }.code(), 2);
     }
 

@@ -8,13 +8,10 @@ use shared::{
     protocol::message::{self, FinishReason, Finished, PROMPT_BYTES_MAX, TokenLogprob},
     telemetry::{PhaseTotals, RankTotals},
 };
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::mpsc::channel,
-};
+use tokio::sync::mpsc::channel;
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, failure::INTERRUPTED, options, output};
+use super::{Failure, interrupts::Interrupts, options, output};
 use crate::client::{
     assign::{Assigned, assign},
     event::{AssignEvent, GenerateEvent},
@@ -35,7 +32,8 @@ pub(super) struct Completion {
     pub(super) token_ids: Vec<u32>,
     pub(super) logprobs: Vec<Vec<TokenLogprob>>,
     pub(super) finished: Finished,
-    pub(super) interrupted: bool,
+    /// The exit code of the signal that ended it early.
+    pub(super) interrupted: Option<u8>,
 }
 
 /// Runs the command.
@@ -44,26 +42,27 @@ pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
     let wanted = options.assignment.wanted(options.nodes.nodes.len(), &options.model);
     let request = options.sampling.request(prompt, options.logprobs);
     let seed = request.sampling.seed;
-    let sessions = open(&options.nodes.nodes).await?;
-    let assigned = assign_and_tell(&sessions, &wanted).await?;
+    let mut interrupts = Interrupts::listen()?;
+    let sessions = interrupts.end(open(&options.nodes.nodes)).await?;
+    let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
     if !options.json && request.sampling.temperature > 0.0 {
-        eprintln!("seed {seed}");
+        output::note(&format!("seed {seed}"));
     }
-    let completion = complete(&sessions[0], request, !options.json).await?;
+    let completion = complete(&sessions[0], request, !options.json, &mut interrupts).await?;
     if options.json {
         output::line(&object(&completion, &assigned, seed, options.logprobs > 0).to_string());
     } else {
         output::line("");
         let times = &completion.finished.times;
-        eprintln!(
+        output::note(&format!(
             "{} tokens, TTFT {:.0} ms, {:.1} tokens/s, ended by {}",
             completion.token_ids.len(),
             times.ttft_ms(),
             times.decode_tokens_per_second(),
             reason(completion.finished.reason)
-        );
+        ));
     }
-    Ok(if completion.interrupted { INTERRUPTED } else { 0 })
+    Ok(completion.interrupted.unwrap_or(0))
 }
 
 fn prompt(options: &options::Generate) -> Result<String, Failure> {
@@ -99,26 +98,27 @@ pub(super) async fn assign_and_tell(sessions: &[Arc<Session>], wanted: &Wanted) 
     let nodes: Vec<String> = sessions.iter().map(|session| session.identity.name.clone()).collect();
     let tell = |event| {
         if let (true, AssignEvent::Loading { node, progress }) = (shows, event) {
-            eprint!("\r{} loads {} of {}   ", output::clean(&nodes[node]), progress.done, progress.total);
+            let name = output::clean(&nodes[node]);
+            output::note_part(&format!("\r{name} loads {} of {}   ", progress.done, progress.total));
         }
     };
     let assigned = assign(sessions, wanted, &tell).await;
     if shows {
-        eprint!("\r\x1b[K");
+        output::note_part("\r\x1b[K");
     }
     Ok(assigned?)
 }
 
-/// Runs a request to its end; prints the text as it comes if asked to. Ctrl-C cancels on the head.
+/// Runs a request to its end; prints the text as it comes if asked to. The first signal cancels on the head, a second
+/// does not wait for it.
 pub(super) async fn complete(
     session: &Session,
     request: message::Generate,
     prints: bool,
+    interrupts: &mut Interrupts,
 ) -> Result<Completion, Failure> {
     let cancel = CancellationToken::new();
     let (events, mut received) = channel(EVENTS_MAX);
-    let mut interrupts = signal(SignalKind::interrupt()).map_err(anyhow::Error::from)?;
-    let mut terminations = signal(SignalKind::terminate()).map_err(anyhow::Error::from)?;
     let running = async {
         generate(session, request, &cancel, &events).await;
         drop(events);
@@ -131,8 +131,16 @@ pub(super) async fn complete(
                     Some(event) => if gathered.take(event, prints)? { return gathered.done() },
                     None => return gathered.done(),
                 },
-                _ = interrupts.recv() => { gathered.interrupted = true; cancel.cancel(); }
-                _ = terminations.recv() => { gathered.interrupted = true; cancel.cancel(); }
+                code = interrupts.next() => {
+                    if gathered.interrupted.replace(code).is_some() {
+                        return Err(Failure::Interrupted { code });
+                    }
+                    cancel.cancel();
+                }
+            }
+            // Nobody reads any more: no reason to compute on.
+            if prints && output::is_closed() {
+                cancel.cancel();
             }
         }
     };
@@ -154,7 +162,7 @@ struct Gathered {
     token_ids: Vec<u32>,
     logprobs: Vec<Vec<TokenLogprob>>,
     finished: Option<Finished>,
-    interrupted: bool,
+    interrupted: Option<u8>,
 }
 
 impl Gathered {
@@ -180,7 +188,8 @@ impl Gathered {
                 if prints && !self.text.is_empty() {
                     output::line("");
                 }
-                return Err(fault.into());
+                // Whoever interrupted knows why it ended.
+                return Err(self.interrupted.map_or(fault.into(), |code| Failure::Interrupted { code }));
             }
         }
         Ok(false)

@@ -3,15 +3,20 @@ mod dashboard;
 mod demo;
 mod failure;
 mod generate;
+mod interrupts;
 mod options;
 mod output;
 mod profile;
 mod status;
+#[cfg(test)]
+mod tests;
 mod tokenize;
 
 use std::{path::PathBuf, process::ExitCode};
 
+use anyhow::{Context, anyhow};
 use clap::{Parser, Subcommand};
+use tracing_appender::rolling::{RollingFileAppender, Rotation};
 
 pub use failure::Failure;
 
@@ -22,7 +27,7 @@ pub use failure::Failure;
     version,
     after_help = "Examples:\n  console demo\n  console --nodes pi1,pi2 --model llama-3.2-1b-q4_k_m.gguf\n  \
         console generate --nodes pi1,pi2 --model llama-3.2-1b-q4_k_m.gguf --prompt 'Once upon a time'\n\n\
-        Exit codes: 0 ok, 1 failed, 2 usage, 3 node unreachable, 4 refused, 5 request lost, 130 interrupted"
+        Exit codes: 0 ok, 1 failed, 2 usage, 3 node unreachable, 4 refused, 5 request lost, 130 interrupted (SIGTERM: 143)"
 )]
 struct Arguments {
     #[command(flatten)]
@@ -47,69 +52,80 @@ enum Command {
     Tokenize(options::Tokenize),
 }
 
+impl Arguments {
+    fn json(&self) -> bool {
+        match &self.command {
+            Some(Command::Demo(demo)) => demo.json,
+            Some(Command::Generate(generate)) => generate.json,
+            Some(Command::Status(status)) => status.json,
+            Some(Command::Tokenize(tokenize)) => tokenize.json,
+            None => false,
+        }
+    }
+}
+
 /// Runs the console; never waits for a key where there is no terminal.
 pub fn run() -> ExitCode {
-    let arguments = Arguments::parse();
-    let _log = arguments.log_dir.as_deref().map(log);
-    let json = match &arguments.command {
-        Some(Command::Demo(demo)) => demo.json,
-        Some(Command::Generate(generate)) => generate.json,
-        Some(Command::Status(status)) => status.json,
-        Some(Command::Tokenize(tokenize)) => tokenize.json,
-        None => false,
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return usage(&error),
+    };
+    let json = arguments.json();
+    let _log = match arguments.log_dir.as_deref().map(log).transpose() {
+        Ok(guard) => guard,
+        Err(failure) => return failure.report(json),
     };
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return Failure::from(anyhow::Error::from(error)).report(json),
     };
-    let result = runtime.block_on(async {
-        match arguments.command {
-            Some(Command::Demo(demo)) => demo::run(demo).await,
-            Some(Command::Generate(generate)) => generate::run(generate).await,
-            Some(Command::Status(status)) => status::run(&status).await,
-            Some(Command::Tokenize(tokenize)) => tokenize::run(&tokenize),
-            None => dashboard::run(arguments.dashboard).await,
-        }
-    });
+    let result = runtime.block_on(execute(arguments));
     // A read of standard input or a dial under way must not hold up the exit.
     runtime.shutdown_background();
-    match result {
-        Ok(code) => ExitCode::from(code),
-        Err(failure) => failure.report(json),
+    match (result, output::failure()) {
+        (Ok(0), Some(reason)) => Failure::Other(anyhow!("cannot write to standard output: {reason}")).report(false),
+        (Ok(code), _) => ExitCode::from(code),
+        (Err(failure), _) => {
+            tracing::error!("{failure}");
+            failure.report(json)
+        }
     }
+}
+
+async fn execute(arguments: Arguments) -> Result<u8, Failure> {
+    match arguments.command {
+        Some(Command::Demo(demo)) => demo::run(demo).await,
+        Some(Command::Generate(generate)) => generate::run(generate).await,
+        Some(Command::Status(status)) => status::run(&status).await,
+        Some(Command::Tokenize(tokenize)) => tokenize::run(&tokenize),
+        None => dashboard::run(arguments.dashboard).await,
+    }
+}
+
+/// A command line that cannot be, or one that asks for help: as clap prints it, and as an object with --json.
+fn usage(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() && std::env::args_os().any(|argument| argument == "--json") {
+        output::line(&usage_failure(error).json().to_string());
+    }
+    // A reader that left had enough.
+    let _ = error.print();
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
+fn usage_failure(error: &clap::Error) -> Failure {
+    let rendered = error.render().to_string();
+    let lines: Vec<&str> = rendered.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    let message = lines.join(" ");
+    let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
+    Failure::Usage { message, next: "console --help, or console COMMAND --help" }
 }
 
 /// Logs to daily files: the terminal belongs to the screen.
-fn log(folder: &std::path::Path) -> tracing_appender::non_blocking::WorkerGuard {
-    let appender = tracing_appender::rolling::daily(folder, "console.log");
+fn log(folder: &std::path::Path) -> Result<tracing_appender::non_blocking::WorkerGuard, Failure> {
+    let appender =
+        RollingFileAppender::builder().rotation(Rotation::DAILY).filename_prefix("console.log").build(folder);
+    let appender = appender.with_context(|| format!("cannot log to {}", folder.display()))?;
     let (writer, guard) = tracing_appender::non_blocking(appender);
     tracing_subscriber::fmt().with_writer(writer).with_ansi(false).init();
-    guard
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::CommandFactory;
-
-    use super::*;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        Arguments::command().debug_assert();
-    }
-
-    #[test]
-    fn a_topology_or_node_list_that_cannot_be_is_a_usage_error() {
-        for line in [
-            "console generate --nodes a --topology 4tp --prompt x --model m",
-            "console generate --nodes , --prompt x --model m",
-            "console generate --nodes a --prompt x --model m --temperature nan",
-            "console generate --nodes a --prompt x --model m --top-p 2",
-            "console generate --nodes a --prompt x --model m --max-tokens 0",
-            "console demo --nodes 0",
-        ] {
-            let error = Arguments::try_parse_from(line.split(' ')).expect_err(line);
-            assert_eq!(error.exit_code(), 2, "{line}");
-        }
-    }
+    Ok(guard)
 }

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use shared::{
-    protocol::message,
+    protocol::message::{self, STOP_BYTES_MAX},
     sampling::SamplingParameters,
     topology::{Exchange, KvFormat, Layout},
 };
@@ -41,6 +41,11 @@ fn exchange(text: &str) -> Result<Exchange, String> {
 fn number(text: &str, least: f32, most: f32) -> Result<f32, String> {
     let value: f32 = text.parse().map_err(|_| "a number".to_owned())?;
     if (least..=most).contains(&value) { Ok(value) } else { Err(format!("from {least} to {most}")) }
+}
+
+fn stop(text: &str) -> Result<String, String> {
+    let fits = (1..=STOP_BYTES_MAX).contains(&text.len());
+    if fits { Ok(text.into()) } else { Err(format!("1 to {STOP_BYTES_MAX} bytes")) }
 }
 
 /// Which nodes.
@@ -120,7 +125,7 @@ pub(super) struct Sampling {
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
     /// Text that ends the generation; may be given several times
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = stop)]
     stop: Vec<String>,
 }
 
@@ -164,12 +169,15 @@ pub(super) struct Dashboard {
     pub(super) sampling: Sampling,
 }
 
+/// Most daemons that a demo starts.
+pub(super) const DEMO_NODES_MAX: u16 = 8;
+
 /// Options of `console demo`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Demo {
-    /// Daemons to start
-    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
-    pub(super) nodes: u16,
+    /// Daemons to start, 1 to 8 [default: as many as the topology has, 4 without one]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(DEMO_NODES_MAX)))]
+    pub(super) nodes: Option<u16>,
     /// A GGUF file [default: the demo model]
     #[arg(long, value_name = "FILE")]
     pub(super) model: Option<PathBuf>,

@@ -57,11 +57,17 @@ fn object(address: &str, answer: &Result<NodeReport, Fault>) -> serde_json::Valu
     })
 }
 
+/// What it does, with how much of its shard is loaded.
+fn state(report: &NodeReport) -> String {
+    let state = report.state.name();
+    report.load.map_or(state.into(), |load| format!("{state} {}%", 100 * load.done.0 / load.total.0.max(1)))
+}
+
 fn print(nodes: &[String], answers: &[(usize, Result<NodeReport, Fault>)]) {
     let width = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok()).map(|report| report.name.chars().count());
     let width = width.max().unwrap_or(0).max(8);
     output::line(&format!(
-        "{:<width$}  {:<21}  {:<10}  {:>5}  {:<8}  {:>4}  {:>9}  {:>9}  {:>9}  {:<7}",
+        "{:<width$}  {:<21}  {:<12}  {:>5}  {:<8}  {:>4}  {:>9}  {:>9}  {:>9}  {:<7}",
         "NODE", "ADDRESS", "STATE", "EPOCH", "TOPOLOGY", "RANK", "SHARD", "RESIDENT", "AVAILABLE", "KERNELS"
     ));
     for (index, answer) in answers {
@@ -72,20 +78,30 @@ fn print(nodes: &[String], answers: &[(usize, Result<NodeReport, Fault>)]) {
                 let layout = place.map_or("-".into(), |(topology, ..)| topology.layout.to_string());
                 let rank = place.map_or("-".into(), |(.., rank)| rank.to_string());
                 output::line(&format!(
-                    "{:<width$}  {address:<21}  {:<10}  {:>5}  {layout:<8}  {rank:>4}  {:>9}  {:>9}  {:>9}  {:<7}",
+                    "{:<width$}  {address:<21}  {:<12}  {:>5}  {layout:<8}  {rank:>4}  {:>9}  {:>9}  {:>9}  {:<7}",
                     output::clean(&report.name),
-                    report.state.name(),
+                    state(report),
                     report.epoch,
                     report.shard,
                     report.memory_resident,
                     report.memory_available,
-                    report.kernels
+                    output::clean(&report.kernels)
                 ));
                 if let Some(fault) = &report.fault {
-                    output::line(&format!("{:<width$}  {fault}; {}", "", fault.kind.next()));
+                    output::line(&format!(
+                        "{:<width$}  {}; {}",
+                        "",
+                        output::clean(&fault.to_string()),
+                        fault.kind.next()
+                    ));
                 }
             }
-            Err(fault) => output::line(&format!("{:<width$}  {address:<21}  {}", "?", fault.kind)),
+            Err(fault) => output::line(&format!(
+                "{:<width$}  {address:<21}  {}; {}",
+                "?",
+                output::clean(&fault.kind.to_string()),
+                fault.kind.next()
+            )),
         }
     }
 }

@@ -5,6 +5,7 @@ use shared::{
     ids::{Epoch, Rank, TopologyHash},
     protocol::{
         error::{Fault, FaultKind},
+        handshake::Identity,
         message::{ModelCard, Prepare, RequestBody, ResponseBody},
     },
     telemetry::{NodeReport, NodeState},
@@ -12,15 +13,21 @@ use shared::{
 };
 use tokio::task::JoinSet;
 
-use super::{event::AssignEvent, session::Session};
+use super::{
+    event::AssignEvent,
+    session::Session,
+    shares::{Share, shares},
+};
 use crate::wanted::Wanted;
 
 /// A report must come within this.
-const REPORT: Duration = Duration::from_secs(10);
+const REPORT: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 10 });
 /// A load must move on within this.
 const PREPARE: Duration = Duration::from_secs(120);
 /// Links must be open within this.
 const COMMIT: Duration = Duration::from_secs(30);
+/// A node must have forgotten an assignment within this.
+const ABORT: Duration = Duration::from_secs(2);
 /// The context that is asked for where nothing is said.
 const CONTEXT_DEFAULT: u32 = 4096;
 /// Sequences at the same time where nothing is said.
@@ -47,23 +54,33 @@ pub async fn assign(
     tell: &(dyn Fn(AssignEvent) + Sync),
 ) -> Result<Assigned, Fault> {
     let reports = reports(sessions).await?;
-    if let Some(assigned) = running(sessions, &reports, wanted) {
-        return Ok(assigned);
-    }
     let card = identify(&sessions[0], &wanted.model).await?;
-    let topology = compose(sessions, wanted, &card);
+    let machines = sessions.iter().map(|session| (&session.identity, session.address.as_str()));
+    let topology = compose(&machines.collect::<Vec<_>>(), wanted, &card);
     topology.check().map_err(|error| {
         let node = error_node(&sessions[0]);
         Fault::new(node, FaultKind::TopologyInvalid { reason: error.to_string() })
     })?;
+    if let Some(epoch) = running(&reports, &topology) {
+        tracing::info!(%epoch, "topology {} runs already", topology.layout);
+        return Ok(Assigned { epoch, topology, reused: true });
+    }
     let epoch = reports.iter().map(|report| report.epoch).max().unwrap_or_default().next();
     let hash = topology.hash();
-    if let Err(fault) = prepare(sessions, &reports, &topology, epoch, tell).await {
+    let prepared = prepare(sessions, &reports, &topology, epoch, tell).await;
+    let done = match prepared {
+        Ok(()) => {
+            tell(AssignEvent::Committing);
+            commit(sessions, epoch, hash).await
+        }
+        Err(fault) => Err(fault),
+    };
+    if let Err(fault) = done {
+        tracing::warn!(%epoch, "assignment failed: {fault}");
         abort(sessions, epoch, hash).await;
         return Err(fault);
     }
-    tell(AssignEvent::Committing);
-    commit(sessions, epoch, hash).await?;
+    tracing::info!(%epoch, "topology {} runs", topology.layout);
     Ok(Assigned { epoch, topology, reused: false })
 }
 
@@ -105,30 +122,24 @@ async fn identify(session: &Session, model: &str) -> Result<ModelCard, Fault> {
     }
 }
 
-/// The running topology, if all nodes run one and it is what is wanted.
-fn running(sessions: &[Arc<Session>], reports: &[NodeReport], wanted: &Wanted) -> Option<Assigned> {
-    let (topology, hash, _) = reports.first()?.topology.clone()?;
-    let is_member = |(rank, report): (usize, &NodeReport)| {
+/// The epoch of the wanted topology, if exactly this runs on all nodes.
+fn running(reports: &[NodeReport], wanted: &Topology) -> Option<Epoch> {
+    let (epoch, hash) = (reports.first()?.epoch, wanted.hash());
+    let runs = |(rank, report): (usize, &NodeReport)| {
         let serves = matches!(report.state, NodeState::Ready | NodeState::Serving);
-        let place = report.topology.as_ref().map(|(_, hash, rank)| (*hash, rank.index()));
-        let address = topology.members.get(rank).is_some_and(|member| member.address == sessions[rank].address);
-        serves && place == Some((hash, rank)) && address && report.epoch == reports[0].epoch
+        let place = report.topology.as_ref().map(|(topology, hash, rank)| (topology, *hash, rank.index()));
+        serves && report.epoch == epoch && place == Some((wanted, hash, rank))
     };
-    let is_wanted = topology.layout == wanted.layout
-        && topology.members.len() == reports.len()
-        && topology.model == wanted.model
-        && (topology.kv, topology.exchange, topology.slots) == (wanted.kv, wanted.exchange, wanted.slots)
-        && wanted.context_length.is_none_or(|context| context == topology.context_length);
-    let is_running = is_wanted && reports.iter().enumerate().all(is_member);
-    is_running.then(|| Assigned { epoch: reports[0].epoch, topology, reused: true })
+    reports.iter().enumerate().all(runs).then_some(epoch)
 }
 
-fn compose(sessions: &[Arc<Session>], wanted: &Wanted, card: &ModelCard) -> Topology {
+/// The topology for nodes (who they are, and where they were dialled) in the order replica, stage, rank.
+fn compose(nodes: &[(&Identity, &str)], wanted: &Wanted, card: &ModelCard) -> Topology {
     let machines: Vec<(&str, &[u16])> =
-        sessions.iter().map(|session| (session.identity.machine.as_str(), session.identity.cores.as_slice())).collect();
-    let member = |(session, share): (&Arc<Session>, Share)| Member {
-        name: session.identity.name.clone(),
-        address: session.address.clone(),
+        nodes.iter().map(|(identity, _)| (identity.machine.as_str(), identity.cores.as_slice())).collect();
+    let member = |((identity, address), share): (&(&Identity, &str), Share)| Member {
+        name: identity.name.clone(),
+        address: (*address).into(),
         weight: 1,
         cores: share.cores,
         threads: share.threads,
@@ -136,7 +147,7 @@ fn compose(sessions: &[Arc<Session>], wanted: &Wanted, card: &ModelCard) -> Topo
     };
     Topology {
         layout: wanted.layout,
-        members: sessions.iter().zip(shares(&machines)).map(member).collect(),
+        members: nodes.iter().zip(shares(&machines)).map(member).collect(),
         model: wanted.model.clone(),
         identity: card.identity,
         kv: wanted.kv,
@@ -144,35 +155,6 @@ fn compose(sessions: &[Arc<Session>], wanted: &Wanted, card: &ModelCard) -> Topo
         context_length: wanted.context_length.unwrap_or(card.context_length.min(CONTEXT_DEFAULT)),
         slots: wanted.slots,
     }
-}
-
-/// What of a machine one rank may use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Share {
-    cores: Vec<u16>,
-    threads: u16,
-    spin: bool,
-}
-
-/// Divides each machine's cores among the ranks on it. With more ranks than cores none may spin: it would take the core
-/// from the rank that it waits for.
-fn shares(machines: &[(&str, &[u16])]) -> Vec<Share> {
-    let mut shares = Vec::with_capacity(machines.len());
-    for (rank, machine) in machines.iter().enumerate() {
-        let all = machine.1;
-        let count = machines.iter().filter(|other| *other == machine).count();
-        let index = machines[..rank].iter().filter(|other| *other == machine).count();
-        let each = all.len() / count;
-        shares.push(match (all.is_empty(), each) {
-            (true, _) => Share { cores: Vec::new(), threads: 1, spin: false },
-            (false, 0) => Share { cores: vec![all[index % all.len()]], threads: 1, spin: false },
-            (false, _) => {
-                let cores = all[index * each..(index + 1) * each].to_vec();
-                Share { cores, threads: each as u16, spin: true }
-            }
-        });
-    }
-    shares
 }
 
 async fn prepare(
@@ -237,29 +219,108 @@ async fn commit(sessions: &[Arc<Session>], epoch: Epoch, hash: TopologyHash) -> 
     first
 }
 
-/// Tells every node to forget it; one that never heard of it does not mind.
+/// Tells every node to forget it, all at once; one that never heard of it, or runs it, does not mind.
 async fn abort(sessions: &[Arc<Session>], epoch: Epoch, hash: TopologyHash) {
+    let mut aborts = JoinSet::new();
     for session in sessions {
-        if let Ok(mut reply) = session.ask(RequestBody::Abort { epoch, hash }).await {
-            let _ = reply.next("an abort", Duration::from_secs(2)).await;
-        }
+        let session = Arc::clone(session);
+        aborts.spawn(async move {
+            if let Ok(mut reply) = session.ask(RequestBody::Abort { epoch, hash }).await {
+                let _ = reply.next("an abort", ABORT).await;
+            }
+        });
     }
+    aborts.join_all().await;
 }
 
 #[cfg(test)]
 mod tests {
+    use shared::{
+        ids::ModelIdentity,
+        topology::{Exchange, KvFormat, Layout},
+        units::Bytes,
+    };
+
     use super::*;
 
+    fn wanted() -> Wanted {
+        let (kv, exchange) = (KvFormat::F16, Exchange::F32);
+        let layout = Layout::tensor_parallel(2);
+        Wanted { layout, model: "m.gguf".into(), kv, exchange, context_length: None, slots: SLOTS_DEFAULT }
+    }
+
+    fn card() -> ModelCard {
+        ModelCard {
+            model: "m.gguf".into(),
+            identity: ModelIdentity([3; 32]),
+            size: Bytes(1 << 20),
+            context_length: 512,
+            block_count: 6,
+            embedding_length: 256,
+            head_count: 8,
+        }
+    }
+
+    fn node(name: &str) -> Identity {
+        let (name, machine) = (name.to_owned(), name.to_owned());
+        Identity { name, build: "b".into(), numeric: 1, machine, cores: vec![0, 1, 2, 3] }
+    }
+
+    fn report(rank: u16, topology: &Topology) -> NodeReport {
+        NodeReport {
+            state: if rank == 0 { NodeState::Serving } else { NodeState::Ready },
+            epoch: Epoch(7),
+            topology: Some((topology.clone(), topology.hash(), Rank(rank))),
+            ..crate::client::fake_node::idle_report("pi")
+        }
+    }
+
     #[test]
-    fn cores_are_divided_among_the_ranks_of_a_machine_and_none_spins_without_a_core_of_its_own() {
-        let share = |cores: &[u16], spin| Share { cores: cores.to_vec(), threads: cores.len() as u16, spin };
-        let four: &[u16] = &[0, 1, 2, 3];
-        assert_eq!(shares(&[("a", four), ("b", four)]), [share(four, true), share(four, true)]);
-        assert_eq!(shares(&[("a", four), ("a", four)]), [share(&[0, 1], true), share(&[2, 3], true)]);
-        assert_eq!(shares(&[("a", four); 3])[2], share(&[2], true));
-        let two: &[u16] = &[4, 6];
-        let crowded = shares(&[("a", two); 3]);
-        assert_eq!(crowded, [share(&[4], false), share(&[6], false), share(&[4], false)]);
-        assert_eq!(shares(&[("a", &[])]), [Share { cores: Vec::new(), threads: 1, spin: false }]);
+    fn a_topology_is_composed_in_the_order_of_the_nodes_with_the_models_context_up_to_4096() {
+        let (one, two) = (node("pi1"), node("pi2"));
+        let nodes = [(&two, "b:1"), (&one, "a:1")];
+        let topology = compose(&nodes, &wanted(), &card());
+        assert_eq!(topology.check(), Ok(()));
+        let members: Vec<_> = topology.members.iter().map(|one| (one.name.as_str(), one.address.as_str())).collect();
+        assert_eq!(members, [("pi2", "b:1"), ("pi1", "a:1")]);
+        assert_eq!((topology.context_length, topology.identity), (512, card().identity));
+        let long = ModelCard { context_length: 131_072, ..card() };
+        assert_eq!(compose(&nodes, &wanted(), &long).context_length, 4096);
+        let asked = Wanted { context_length: Some(9000), ..wanted() };
+        assert_eq!(compose(&nodes, &asked, &long).context_length, 9000);
+    }
+
+    #[test]
+    fn a_running_topology_is_used_again_only_if_it_is_exactly_the_wanted_one_on_all_nodes() {
+        let (one, two) = (node("pi1"), node("pi2"));
+        let nodes = [(&one, "a:1"), (&two, "b:1")];
+        let topology = compose(&nodes, &wanted(), &card());
+        let reports = [report(0, &topology), report(1, &topology)];
+        assert_eq!(running(&reports, &topology), Some(Epoch(7)));
+
+        let refused = |wanted: &Wanted, card: &ModelCard, nodes: &[(&Identity, &str)]| {
+            assert_eq!(running(&reports, &compose(nodes, wanted, card)), None, "{wanted:?} {card:?}");
+        };
+        refused(&Wanted { kv: KvFormat::F32, ..wanted() }, &card(), &nodes);
+        refused(&Wanted { exchange: Exchange::Q80, ..wanted() }, &card(), &nodes);
+        refused(&Wanted { context_length: Some(64), ..wanted() }, &card(), &nodes);
+        refused(&Wanted { slots: 1, ..wanted() }, &card(), &nodes);
+        refused(&Wanted { model: "n.gguf".into(), ..wanted() }, &card(), &nodes);
+        refused(&wanted(), &ModelCard { identity: ModelIdentity([4; 32]), ..card() }, &nodes);
+        refused(&wanted(), &card(), &[(&two, "b:1"), (&one, "a:1")]);
+
+        let broken: [fn(&mut NodeReport); 5] = [
+            |report| report.state = NodeState::Faulted,
+            |report| report.state = NodeState::Draining,
+            |report| report.epoch = Epoch(8),
+            |report| report.topology = None,
+            |report| report.topology.as_mut().expect("it runs").2 = Rank(0),
+        ];
+        for breaks in broken {
+            let mut reports = reports.clone();
+            breaks(&mut reports[1]);
+            assert_eq!(running(&reports, &topology), None, "{:?}", reports[1]);
+        }
+        assert_eq!(running(&[], &topology), None);
     }
 }

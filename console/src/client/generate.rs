@@ -1,17 +1,17 @@
 //! One generation on a head: events as they come, cancel when asked to.
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use shared::protocol::{
-    error::{Fault, FaultKind},
+    error::{Fault, FaultKind, Loss},
     message::{Generate, RequestBody, ResponseBody},
 };
-use tokio::sync::mpsc::Sender;
+use tokio::{sync::mpsc::Sender, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::{event::GenerateEvent, session::Session};
+use super::{assign::report, event::GenerateEvent, session::Session};
 
-/// A head says something at least this often, or it counts as gone. Its own watch over the other ranks is much shorter.
-const TOKEN: Duration = Duration::from_secs(300);
+/// A head that says nothing for this long is asked for a report: a long prompt and a queue are silent, too.
+const SILENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 5000 });
 /// A cancelled request must end within this.
 const CANCEL: Duration = Duration::from_secs(10);
 
@@ -34,17 +34,27 @@ async fn run(
     events: &Sender<GenerateEvent>,
 ) -> Result<(), Fault> {
     let mut reply = session.ask(RequestBody::Generate(Box::new(request))).await?;
+    let mut silent = pin!(silence(session));
+    let mut overdue = pin!(sleep(CANCEL));
     let mut cancelled = false;
     loop {
-        let patience = if cancelled { CANCEL } else { TOKEN };
         let body = tokio::select! {
-            body = reply.next("the next token", patience) => body?,
+            // What has arrived is taken first: only a head that says nothing is suspected.
+            biased;
+            body = reply.received() => body?,
             () = cancel.cancelled(), if !cancelled => {
                 cancelled = true;
+                overdue.set(sleep(CANCEL));
                 session.cancel(reply.id).await?;
                 continue;
             }
+            () = &mut overdue, if cancelled => {
+                let kind = FaultKind::Timeout { what: "cancelling".into(), seconds: CANCEL.as_secs() as u32 };
+                return Err(Fault::new(&session.identity.name, kind));
+            }
+            fault = &mut silent => return Err(fault),
         };
+        silent.set(silence(session));
         match body {
             ResponseBody::Started { prompt_token_ids } => {
                 tell(events, GenerateEvent::Started { prompt_token_ids }).await
@@ -59,6 +69,20 @@ async fn run(
                 let kind = FaultKind::Malformed { reason: format!("unexpected answer {name}") };
                 return Err(Fault::new(&session.identity.name, kind));
             }
+        }
+    }
+}
+
+/// Ends when the head does not even answer a question: it hangs, or the way to it is cut.
+async fn silence(session: &Session) -> Fault {
+    loop {
+        sleep(SILENCE).await;
+        match report(session).await {
+            Ok(_) => {}
+            Err(Fault { node, kind: FaultKind::Timeout { .. } }) => {
+                return Fault::new(node, FaultKind::NodeLost { how: Loss::Silent });
+            }
+            Err(fault) => return fault,
         }
     }
 }

@@ -2,8 +2,11 @@
 //! a screen use `session`, `assign` and `generate` directly and fail at the first fault.
 pub mod assign;
 pub mod event;
+#[cfg(test)]
+pub(crate) mod fake_node;
 pub mod generate;
 pub mod session;
+mod shares;
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -35,8 +38,11 @@ const BACKOFF_MAX: Duration = Duration::from_secs(4);
 /// Events of a generation that may wait for the dashboard.
 const EVENTS_MAX: usize = 64;
 
-/// `ADDRESS` or `ADDRESS:PORT` as it is dialled.
+/// `ADDRESS` or `ADDRESS:PORT` as it is dialled; an IPv6 address with a port stands in brackets.
 pub fn with_port(node: &str) -> String {
+    if node.parse::<std::net::Ipv6Addr>().is_ok() {
+        return format!("[{node}]:{PORT}");
+    }
     let has_port = node.rsplit_once(':').is_some_and(|(_, port)| !port.is_empty() && !port.contains(']'));
     if has_port { node.into() } else { format!("{node}:{PORT}") }
 }
@@ -99,7 +105,8 @@ impl Nodes for Client {
 
     fn generate(&self, request: Generate) {
         let cancel = CancellationToken::new();
-        *self.cancel.lock().unwrap_or_else(PoisonError::into_inner) = cancel.clone();
+        // One at a time: a request that is replaced would be out of reach.
+        std::mem::replace(&mut *self.cancel.lock().unwrap_or_else(PoisonError::into_inner), cancel.clone()).cancel();
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
         self.tasks.spawn(async move {
             let (sender, mut receiver) = channel(EVENTS_MAX);
@@ -194,14 +201,4 @@ fn jittered(pause: Duration) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_port_is_added_where_it_is_missing() {
-        assert_eq!(with_port("127.0.0.1"), "127.0.0.1:9999");
-        assert_eq!(with_port("pi1:7"), "pi1:7");
-        assert_eq!(with_port("[::1]:7"), "[::1]:7");
-        assert_eq!(with_port("[::1]"), "[::1]:9999");
-    }
-}
+mod tests;

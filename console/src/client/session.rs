@@ -2,7 +2,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -29,7 +29,13 @@ const RESPONSES_MAX: usize = 1024;
 /// Requests that may wait for the socket.
 const REQUESTS_MAX: usize = 64;
 
-type Pending = Arc<Mutex<HashMap<RequestId, Sender<ResponseBody>>>>;
+/// Where responses go, until the session ends.
+#[derive(Debug, Default)]
+struct Routes {
+    waiting: HashMap<RequestId, Sender<ResponseBody>>,
+    /// Why no response comes any more. Under one lock with `waiting`: nobody begins to wait after the end.
+    ended: Option<FaultKind>,
+}
 
 /// An open session.
 #[derive(Debug)]
@@ -39,7 +45,7 @@ pub struct Session {
     /// Who answered.
     pub identity: Identity,
     requests: Sender<Request>,
-    pending: Pending,
+    routes: Arc<Mutex<Routes>>,
     latest: AtomicU64,
     tasks: [JoinHandle<()>; 2],
 }
@@ -51,7 +57,7 @@ pub struct Reply {
     pub id: RequestId,
     node: String,
     responses: Receiver<ResponseBody>,
-    pending: Pending,
+    routes: Arc<Mutex<Routes>>,
 }
 
 /// Who this console is.
@@ -71,10 +77,13 @@ impl Session {
         let hello = Hello { identity: own_identity(), purpose: Purpose::Console };
         let (stream, identity) = dial(address, &hello).await?;
         let (reader, writer) = split(stream);
-        let pending = Pending::default();
+        let routes = Arc::<Mutex<Routes>>::default();
         let (requests, outgoing) = channel(REQUESTS_MAX);
-        let tasks = [tokio::spawn(read(reader, Arc::clone(&pending))), tokio::spawn(write(writer, outgoing))];
-        Ok(Self { address: address.into(), identity, requests, pending, latest: AtomicU64::new(0), tasks })
+        let reading = tokio::spawn(read(reader, Arc::clone(&routes)));
+        let writing = tokio::spawn(write(writer, outgoing, Arc::clone(&routes)));
+        tracing::info!(address, node = identity.name, build = identity.build, "session opened");
+        let (latest, tasks) = (AtomicU64::new(0), [reading, writing]);
+        Ok(Self { address: address.into(), identity, requests, routes, latest, tasks })
     }
 
     /// Sends a request; its responses come by the reply.
@@ -84,12 +93,16 @@ impl Session {
     pub async fn ask(&self, body: RequestBody) -> Result<Reply, Fault> {
         let id = RequestId(self.latest.fetch_add(1, Ordering::Relaxed) + 1);
         let (sender, responses) = channel(RESPONSES_MAX);
-        lock(&self.pending).insert(id, sender);
-        let node = self.identity.name.clone();
-        let reply = Reply { id, node, responses, pending: Arc::clone(&self.pending) };
+        {
+            let mut routes = lock(&self.routes);
+            if routes.ended.is_some() {
+                return Err(fault(&self.identity.name, &routes));
+            }
+            routes.waiting.insert(id, sender);
+        }
+        let reply = Reply { id, node: self.identity.name.clone(), responses, routes: Arc::clone(&self.routes) };
         self.send(Request { id, body }).await?;
-        // The reader may have ended in between: then nobody will answer.
-        if self.is_broken() { Err(self.lost()) } else { Ok(reply) }
+        Ok(reply)
     }
 
     /// Cancels the generation with this id.
@@ -102,15 +115,11 @@ impl Session {
 
     /// Whether the connection is gone.
     pub fn is_broken(&self) -> bool {
-        self.tasks[0].is_finished()
+        lock(&self.routes).ended.is_some()
     }
 
     async fn send(&self, request: Request) -> Result<(), Fault> {
-        self.requests.send(request).await.map_err(|_| self.lost())
-    }
-
-    fn lost(&self) -> Fault {
-        lost(&self.identity.name)
+        self.requests.send(request).await.map_err(|_| fault(&self.identity.name, &lock(&self.routes)))
     }
 }
 
@@ -126,48 +135,69 @@ impl Reply {
     /// # Errors
     /// The node failed the request, the session broke, or nothing came in time.
     pub async fn next(&mut self, what: &str, patience: Duration) -> Result<ResponseBody, Fault> {
-        match timeout(patience, self.responses.recv()).await {
-            Ok(Some(ResponseBody::Failed(fault))) => Err(fault),
-            Ok(Some(body)) => Ok(body),
-            Ok(None) => Err(lost(&self.node)),
-            Err(_) => {
-                let kind = FaultKind::Timeout { what: what.into(), seconds: patience.as_secs() as u32 };
-                Err(Fault::new(&self.node, kind))
-            }
+        timeout(patience, self.received()).await.unwrap_or_else(|_| {
+            let kind = FaultKind::Timeout { what: what.into(), seconds: patience.as_secs() as u32 };
+            Err(Fault::new(&self.node, kind))
+        })
+    }
+
+    /// As [`Self::next`] for whoever keeps a deadline of its own; cancelling it loses nothing.
+    ///
+    /// # Errors
+    /// The node failed the request, or the session broke.
+    pub async fn received(&mut self) -> Result<ResponseBody, Fault> {
+        match self.responses.recv().await {
+            Some(ResponseBody::Failed(fault)) => Err(fault),
+            Some(body) => Ok(body),
+            None => Err(fault(&self.node, &lock(&self.routes))),
         }
     }
 }
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        lock(&self.pending).remove(&self.id);
+        lock(&self.routes).waiting.remove(&self.id);
     }
 }
 
-fn lost(node: &str) -> Fault {
-    Fault::new(node, FaultKind::SessionLost { reason: "closed by the node".into() })
+fn fault(node: &str, routes: &Routes) -> Fault {
+    let closed = || FaultKind::SessionLost { reason: "closed by the node".into() };
+    Fault::new(node, routes.ended.clone().unwrap_or_else(closed))
 }
 
-fn lock(pending: &Pending) -> std::sync::MutexGuard<'_, HashMap<RequestId, Sender<ResponseBody>>> {
+fn lock(routes: &Mutex<Routes>) -> MutexGuard<'_, Routes> {
     // The map is whole even if a task panicked while it held the lock.
-    pending.lock().unwrap_or_else(PoisonError::into_inner)
+    routes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn read(mut reader: MessageReader, pending: Pending) {
-    while let Ok(Some(response)) = reader.receive::<Response>().await {
-        let sender = lock(&pending).get(&response.id).cloned();
+/// Ends the session for all who wait; the first reason stays.
+fn end(routes: &Mutex<Routes>, kind: FaultKind) {
+    let mut routes = lock(routes);
+    tracing::info!("session ended: {kind}");
+    routes.ended.get_or_insert(kind);
+    routes.waiting.clear();
+}
+
+async fn read(mut reader: MessageReader, routes: Arc<Mutex<Routes>>) {
+    let kind = loop {
+        let response = match reader.receive::<Response>().await {
+            Ok(Some(response)) => response,
+            Ok(None) => break FaultKind::SessionLost { reason: "closed by the node".into() },
+            Err(kind) => break kind,
+        };
+        let sender = lock(&routes).waiting.get(&response.id).cloned();
         if let Some(sender) = sender {
             // Whoever asked may have gone; then nobody wants it.
             let _ = sender.send(response.body).await;
         }
-    }
-    lock(&pending).clear();
+    };
+    end(&routes, kind);
 }
 
-async fn write(mut writer: MessageWriter, mut outgoing: Receiver<Request>) {
+async fn write(mut writer: MessageWriter, mut outgoing: Receiver<Request>, routes: Arc<Mutex<Routes>>) {
     while let Some(request) = outgoing.recv().await {
-        if writer.send(&request).await.is_err() {
-            return;
+        if let Err(kind) = writer.send(&request).await {
+            return end(&routes, kind);
         }
     }
 }

@@ -126,13 +126,13 @@ fn a_prepare_is_given_up_by_abort_by_its_console_leaving_by_its_lease_and_by_fai
     let mut second = node();
     prepare(&mut second, CONSOLE, 3, 4);
     assert_eq!(second.handle(Event::SessionClosed(OTHER)), []);
-    assert_eq!(second.handle(Event::SessionClosed(CONSOLE)), [discard.clone()]);
+    assert_eq!(second.handle(Event::SessionClosed(CONSOLE)), std::slice::from_ref(&discard));
     let mut third = node();
     prepare(&mut third, CONSOLE, 3, 4);
     third.handle(Event::Loaded(Epoch(4), Ok(Bytes(1))));
     third.handle(Event::Persisted(Epoch(4), Ok(())));
     assert_eq!(third.handle(Event::Tick { now: Duration::from_secs(59) }), []);
-    assert_eq!(third.handle(Event::Tick { now: Duration::from_secs(60) }), [discard.clone()]);
+    assert_eq!(third.handle(Event::Tick { now: Duration::from_secs(60) }), std::slice::from_ref(&discard));
     assert_eq!((third.state(), third.epoch()), (NodeState::Idle, Epoch(4)), "the promised epoch stays used");
     let mut fourth = node();
     prepare(&mut fourth, CONSOLE, 3, 4);

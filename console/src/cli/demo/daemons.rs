@@ -33,9 +33,9 @@ impl Daemons {
     pub(super) async fn start(count: usize, models: &Path) -> anyhow::Result<Self> {
         let program = program()?;
         let folder = tempfile::Builder::new().prefix("bramble-demo-").tempdir().context("cannot make a folder")?;
-        let port = free_port(count)?;
+        let port = free_port(count, PORT)?;
         if port != PORT {
-            eprintln!("port {PORT} is taken: the daemons use port {port}");
+            output::note(&format!("port {PORT} is taken: the daemons use port {port}"));
         }
         let addresses = (0..count).map(|index| address(index, port)).collect();
         let mut daemons = Self { addresses, children: Vec::new(), folder };
@@ -80,12 +80,15 @@ impl Daemons {
 
     async fn await_answer(&mut self, index: usize, deadline: Instant) -> anyhow::Result<()> {
         loop {
-            if Session::open(&self.addresses[index]).await.is_ok() {
+            let answer = Session::open(&self.addresses[index]).await;
+            let ended = self.children[index].try_wait().context("cannot watch a daemon")?;
+            // Somebody else's daemon may have been quicker to take the port: then the child has ended.
+            if answer.is_ok_and(|session| session.identity.name == name(index)) && ended.is_none() {
                 return Ok(());
             }
-            let ended = self.children[index].try_wait().context("cannot watch a daemon")?;
             if ended.is_some() || Instant::now() > deadline {
-                let log = std::fs::read_to_string(self.log(index)).unwrap_or_default();
+                let log = std::fs::read(self.log(index)).unwrap_or_default();
+                let log = String::from_utf8_lossy(&log);
                 let last: Vec<&str> = log.lines().rev().take(5).collect();
                 let last: Vec<String> = last.into_iter().rev().map(output::clean).collect();
                 bail!("{} did not start on {}: {}", name(index), self.addresses[index], last.join(" | "));
@@ -133,11 +136,11 @@ fn address(index: usize, port: u16) -> String {
     format!("127.0.0.{}:{port}", index + 2)
 }
 
-/// 9999 if it is free on all addresses, else the next port that is.
-fn free_port(count: usize) -> anyhow::Result<u16> {
+/// The first port from `first` on that is free on all addresses.
+fn free_port(count: usize, first: u16) -> anyhow::Result<u16> {
     let is_free = |port: &u16| (0..count).all(|index| TcpListener::bind(address(index, *port)).is_ok());
-    let found = (PORT..PORT.saturating_add(200)).find(is_free);
-    found.ok_or_else(|| anyhow!("no port from {PORT} on is free on {count} loopback addresses"))
+    let found = (first..first.saturating_add(200)).find(is_free);
+    found.ok_or_else(|| anyhow!("no port from {first} on is free on {count} loopback addresses"))
 }
 
 /// brambled beside this program, else on PATH.
@@ -150,4 +153,26 @@ fn program() -> anyhow::Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|folder| folder.join("brambled")).find(|path| path.is_file());
     found.ok_or_else(|| anyhow!("brambled is neither beside {} nor on PATH; build or install it", own.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_that_is_taken_on_one_address_is_used_on_none() {
+        // The port of the first address is chosen by the system; all others follow from it.
+        let taken = TcpListener::bind(address(2, 0)).expect("loopback can be bound");
+        let port = taken.local_addr().expect("a bound listener has an address").port();
+        let next = free_port(4, port).expect("one of 200 ports is free");
+        assert!(next > port, "{next}");
+        assert_eq!(free_port(2, next).map_err(|error| error.to_string()), Ok(next));
+    }
+
+    #[test]
+    fn daemons_are_named_from_pi1_and_listen_from_127_0_0_2_on() {
+        let all: Vec<(String, String)> = (0..4).map(|index| (name(index), address(index, PORT))).collect();
+        assert_eq!(all[0], ("pi1".into(), "127.0.0.2:9999".into()));
+        assert_eq!(all[3], ("pi4".into(), "127.0.0.5:9999".into()));
+    }
 }

@@ -13,58 +13,85 @@ use shared::{
 use self::daemons::Daemons;
 use super::{
     Failure, dashboard,
-    failure::INTERRUPTED,
     generate::{assign_and_tell, complete, object, open},
-    options, output, profile,
+    interrupts::Interrupts,
+    options::{self, DEMO_NODES_MAX},
+    output, profile,
 };
 
 /// The model that comes with Bramble.
 const MODEL: &str = "bard-q8_0.gguf";
 
+/// Daemons without anything said.
+const NODES: u16 = 4;
+
 /// Runs the command.
 pub(super) async fn run(mut options: options::Demo) -> Result<u8, Failure> {
     let model = model(options.model.as_deref())?;
-    let layout = options.assignment.topology.unwrap_or(Layout::tensor_parallel(options.nodes));
+    let layout = layout(options.nodes, options.assignment.topology)?;
     options.assignment.topology = Some(layout);
-    let refused = |error: shared::topology::SpecError| Failure::Usage {
-        message: error.to_string(),
-        next: "console demo --topology tpN, or --nodes N",
-    };
-    check_built(layout).map_err(refused)?;
-    let wanted = options.assignment.wanted(layout.node_count(), &model.to_string_lossy());
     let folder = model.parent().map(Path::to_path_buf).unwrap_or_default();
-    let daemons = Daemons::start(layout.node_count(), &folder).await?;
-    let request = options.sampling.request(options.prompt.clone(), 0);
+    let mut interrupts = Interrupts::listen()?;
+    // Whatever ends it from here on: dropping the daemons ends them and removes their folder.
+    let daemons = interrupts.end(Daemons::start(layout.node_count(), &folder)).await?;
     if !options.once && dashboard::has_terminal() {
+        let wanted = options.assignment.wanted(layout.node_count(), &model.to_string_lossy());
+        let request = options.sampling.request(options.prompt.clone(), 0);
         return dashboard::show(daemons.addresses().to_vec(), Some(wanted), options.prompt, request).await;
     }
+    let result = once(&options, &model, daemons.addresses(), &mut interrupts).await;
+    daemons.stop().await;
+    result
+}
+
+/// The layout of the demo; with `--nodes` and `--topology` they must agree.
+fn layout(nodes: Option<u16>, topology: Option<Layout>) -> Result<Layout, Failure> {
+    let next = "console demo --topology tpN, or --nodes N";
+    let layout = topology.unwrap_or(Layout::tensor_parallel(nodes.unwrap_or(NODES)));
+    check_built(layout).map_err(|error| Failure::Usage { message: error.to_string(), next })?;
+    let count = layout.node_count();
+    if nodes.is_some_and(|nodes| usize::from(nodes) != count) {
+        let message = format!("topology {layout} needs {count} nodes, --nodes says otherwise");
+        return Err(Failure::Usage { message, next });
+    }
+    if count > usize::from(DEMO_NODES_MAX) {
+        let message = format!("topology {layout} needs {count} nodes, the demo starts at most {DEMO_NODES_MAX}");
+        return Err(Failure::Usage { message, next });
+    }
+    Ok(layout)
+}
+
+/// One text and its profile, on running daemons.
+async fn once(
+    options: &options::Demo,
+    model: &Path,
+    addresses: &[String],
+    interrupts: &mut Interrupts,
+) -> Result<u8, Failure> {
+    let wanted = options.assignment.wanted(addresses.len(), &model.to_string_lossy());
+    let request = options.sampling.request(options.prompt.clone(), 0);
     let seed = request.sampling.seed;
-    let sessions = open(daemons.addresses()).await?;
-    let assigned = assign_and_tell(&sessions, &wanted).await?;
+    let sessions = interrupts.end(open(addresses)).await?;
+    let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
     if !options.json {
-        output::line(&format!(
-            "{} nodes on {}, {} on {layout}, seed {seed}",
-            layout.node_count(),
-            daemons.addresses().join(" "),
-            wanted.model
-        ));
+        let (count, nodes) = (addresses.len(), addresses.join(" "));
+        output::line(&format!("{count} nodes on {nodes}, {} on {}, seed {seed}", wanted.model, wanted.layout));
         output::text(&format!("\n{}", options.prompt));
     }
-    let completion = complete(&sessions[0], request, !options.json).await?;
+    let completion = complete(&sessions[0], request, !options.json, interrupts).await?;
     if options.json {
         let mut object = object(&completion, &assigned, seed, false);
-        object["nodes"] = json!(daemons.addresses());
+        object["nodes"] = json!(addresses);
         output::line(&object.to_string());
     } else {
-        let file = GgufFile::open(&model).map_err(anyhow::Error::from)?;
+        let file = GgufFile::open(model).map_err(anyhow::Error::from)?;
         let shape = Shape::read(&file).map_err(anyhow::Error::from)?;
         let (layers, embedding) = (shape.block_count as u64, shape.embedding_length as u64);
         output::line("\n");
         let lines = profile::lines(&completion.finished, &assigned.topology, layers, embedding);
         lines.iter().for_each(|line| output::line(line));
     }
-    daemons.stop().await;
-    Ok(if completion.interrupted { INTERRUPTED } else { 0 })
+    Ok(completion.interrupted.unwrap_or(0))
 }
 
 /// The model file: the one named, or the demo model beside the program, in its source tree or where packages put it.
@@ -75,11 +102,38 @@ fn model(named: Option<&Path>) -> Result<PathBuf, Failure> {
     }
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     let beside = program.ancestors().skip(1).take(4).map(|folder| folder.join("packaging/demo").join(MODEL));
-    let packaged = [PathBuf::from("/usr/share/bramble").join(MODEL)];
+    let prefix = program.ancestors().nth(2).unwrap_or(Path::new("/usr"));
+    let packaged = [prefix.join("share/bramble").join(MODEL), Path::new("/usr/share/bramble").join(MODEL)];
     let found = beside.chain(packaged).find(|path| path.is_file());
     Ok(found.ok_or_else(|| {
         anyhow!(
             "the demo model {MODEL} is not beside this program nor in /usr/share/bramble; name one with --model FILE"
         )
     })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_demo_has_four_nodes_unless_nodes_or_topology_say_otherwise_and_they_agree() {
+        let topology = |text: &str| Some(text.parse::<Layout>().expect("a topology"));
+        let count = |nodes, topology| layout(nodes, topology).map(Layout::node_count).map_err(|error| error.code());
+        assert_eq!(count(None, None), Ok(4));
+        assert_eq!(count(Some(2), None), Ok(2));
+        assert_eq!(count(None, topology("tp3")), Ok(3));
+        assert_eq!(count(Some(3), topology("tp3")), Ok(3));
+        assert_eq!(count(Some(4), topology("tp3")), Err(2));
+        assert_eq!(count(None, topology("tp9")), Err(2));
+        assert_eq!(count(None, topology("pp2-tp2")), Err(2));
+    }
+
+    #[test]
+    fn the_demo_model_is_found_from_the_build_and_a_missing_file_is_named() {
+        let found = model(None).expect("it is in the source tree");
+        assert!(found.ends_with("packaging/demo/bard-q8_0.gguf"), "{}", found.display());
+        let error = model(Some(Path::new("no/such.gguf"))).expect_err("there is none");
+        assert!(error.to_string().contains("no/such.gguf"), "{error}");
+    }
 }

@@ -46,7 +46,8 @@ pub(super) struct Pulse {
     pub(super) inputs: Sender<Input>,
 }
 
-/// What is known of a peer.
+/// What is known of a peer; pure, so that its judgement can be tested.
+#[derive(Debug)]
 struct Peer {
     heard: Instant,
     moved: Instant,
@@ -54,14 +55,37 @@ struct Peer {
     drain: PeerDrain,
 }
 
+impl Peer {
+    fn new(now: Instant) -> Self {
+        Self { heard: now, moved: now, progress: 0, drain: PeerDrain { draining: false, busy: false } }
+    }
+
+    /// Takes a beat in; returns what is new about its draining.
+    fn hear(&mut self, beat: &Beat, now: Instant) -> Option<PeerDrain> {
+        self.heard = now;
+        // A rank that has no work, or that waits for another, does not stall.
+        if beat.progress != self.progress || !beat.busy || beat.waiting {
+            (self.progress, self.moved) = (beat.progress, now);
+        }
+        let drain = PeerDrain { draining: beat.draining, busy: beat.busy };
+        (std::mem::replace(&mut self.drain, drain) != drain).then_some(drain)
+    }
+
+    /// Whether it counts as lost, and how.
+    fn lost(&self, liveness: &Liveness, now: Instant) -> Option<Loss> {
+        if now.duration_since(self.heard) > liveness.silent {
+            return Some(Loss::Silent);
+        }
+        (now.duration_since(self.moved) > liveness.stall).then_some(Loss::Stalled)
+    }
+}
+
 /// Beats with one peer until it is lost or the topology ends.
 pub(super) async fn run(pulse: Pulse, rank: Rank, stream: TcpStream) {
     let (mut reader, mut writer) = split(stream);
     let mut ticks = interval(pulse.liveness.heartbeat);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let now = Instant::now();
-    let drain = PeerDrain { draining: false, busy: false };
-    let mut peer = Peer { heard: now, moved: now, progress: 0, drain };
+    let mut peer = Peer::new(Instant::now());
     let lost = loop {
         // Reading comes first: after this process was stopped itself, beats that wait count before silence does.
         tokio::select! {
@@ -91,13 +115,7 @@ async fn beat(pulse: &Pulse, writer: &mut MessageWriter, peer: &Peer) -> Result<
         Ok(Err(_)) => return Err(Loss::Reset),
         Err(_) => return Err(Loss::Silent),
     }
-    if peer.heard.elapsed() > pulse.liveness.silent {
-        return Err(Loss::Silent);
-    }
-    if peer.moved.elapsed() > pulse.liveness.stall {
-        return Err(Loss::Stalled);
-    }
-    Ok(())
+    peer.lost(&pulse.liveness, Instant::now()).map_or(Ok(()), Err)
 }
 
 fn own_beat(pulse: &Pulse, leaving: bool) -> Beat {
@@ -121,16 +139,51 @@ async fn hear(pulse: &Pulse, peer: &mut Peer, rank: Rank, beat: Result<Option<Be
     if beat.leaving {
         return Some(Loss::Left);
     }
-    peer.heard = Instant::now();
-    // A rank that has no work, or that waits for another, does not stall.
-    if beat.progress != peer.progress || !beat.busy || beat.waiting {
-        (peer.progress, peer.moved) = (beat.progress, peer.heard);
-    }
-    let drain = PeerDrain { draining: beat.draining, busy: beat.busy };
-    if drain != peer.drain {
-        peer.drain = drain;
+    if let Some(drain) = peer.hear(&beat, Instant::now()) {
         let event = Event::PeerDrains(pulse.epoch, rank, drain);
         let _ = pulse.inputs.send(Input::Event(event)).await;
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIVENESS: Liveness = Liveness {
+        heartbeat: Duration::from_millis(250),
+        silent: Duration::from_secs(2),
+        stall: Duration::from_secs(10),
+    };
+
+    fn beat(progress: u64, busy: bool, waiting: bool) -> Beat {
+        Beat { progress, busy, waiting, draining: false, leaving: false }
+    }
+
+    #[test]
+    fn a_peer_is_silent_after_its_time_and_stalled_only_if_it_computes_without_progress() {
+        let start = Instant::now();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let judge = |beat: Beat| {
+            let mut peer = Peer::new(start);
+            (0..=30).for_each(|second| drop(peer.hear(&beat, at(second))));
+            (peer.lost(&LIVENESS, at(31)), peer.lost(&LIVENESS, at(33)))
+        };
+        assert_eq!(judge(beat(7, true, false)), (Some(Loss::Stalled), Some(Loss::Silent)));
+        assert_eq!(judge(beat(7, true, true)).0, None, "it waits for another rank");
+        assert_eq!(judge(beat(7, false, false)).0, None, "it has nothing to do");
+        let mut peer = Peer::new(start);
+        (0..=30).for_each(|second| drop(peer.hear(&beat(second, true, false), at(second))));
+        assert_eq!(peer.lost(&LIVENESS, at(31)), None, "it moves");
+    }
+
+    #[test]
+    fn a_change_of_draining_is_told_once() {
+        let now = Instant::now();
+        let mut peer = Peer::new(now);
+        assert_eq!(peer.hear(&beat(0, false, false), now), None);
+        let draining = Beat { draining: true, ..beat(0, false, false) };
+        assert_eq!(peer.hear(&draining, now), Some(PeerDrain { draining: true, busy: false }));
+        assert_eq!(peer.hear(&draining, now), None);
+    }
 }

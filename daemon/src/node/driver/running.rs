@@ -165,7 +165,11 @@ fn setup(around: &Surroundings, place: &Place, loaded: Loaded, group: Group, abo
     let options = PoolOptions { threads, cores, spin: member.spin };
     let (shard, cache) = (loaded.shard, loaded.cache);
     // Pool and model are made on the engine's thread, which pins itself first.
-    let model = Box::new(move || Model::new(shard, cache, Compute { kernels, pool: Pool::new(options) }));
+    let model = Box::new(move || {
+        let pool = Pool::new(options);
+        pool.pin_caller();
+        Model::new(shard, cache, Compute { kernels, pool })
+    });
     Setup { node: around.name.clone(), rank: place.rank, limits, model, group, tokenizer: loaded.tokenizer, abort }
 }
 

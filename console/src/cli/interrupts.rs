@@ -1,0 +1,57 @@
+//! Signals that ask a command to end: SIGINT, SIGTERM and SIGHUP. Taken once for the whole command, so that none ends the
+//! process before its daemons, folders and requests are put away.
+use std::future::Future;
+
+use anyhow::Context;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc::{Receiver, channel},
+};
+
+use super::Failure;
+
+/// Signals in the order of their arrival, as exit codes: 128 and the signal's number.
+#[derive(Debug)]
+pub(super) struct Interrupts {
+    codes: Receiver<u8>,
+}
+
+impl Interrupts {
+    /// Takes the signals from now on.
+    pub(super) fn listen() -> Result<Self, Failure> {
+        let (sender, codes) = channel(4);
+        for (kind, code) in
+            [(SignalKind::interrupt(), 130), (SignalKind::terminate(), 143), (SignalKind::hangup(), 129)]
+        {
+            let mut signals = signal(kind).context("cannot listen for signals")?;
+            let sender = sender.clone();
+            tokio::spawn(async move { while signals.recv().await.is_some() && sender.send(code).await.is_ok() {} });
+        }
+        Ok(Self { codes })
+    }
+
+    /// Signals that a test sends.
+    #[cfg(test)]
+    pub(super) fn from(codes: Receiver<u8>) -> Self {
+        Self { codes }
+    }
+
+    /// The next signal's exit code.
+    pub(super) async fn next(&mut self) -> u8 {
+        match self.codes.recv().await {
+            Some(code) => code,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Runs `work`, and drops it where it stands when a signal comes.
+    pub(super) async fn end<T, E: Into<Failure>>(
+        &mut self,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, Failure> {
+        tokio::select! {
+            result = work => result.map_err(Into::into),
+            code = self.next() => Err(Failure::Interrupted { code }),
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Command lines, exit codes and JSON, against nodes that do what their script says.
+use clap::CommandFactory;
+use serde_json::Value;
+use shared::{
+    ids::{Epoch, ModelIdentity},
+    protocol::{
+        error::{Fault, FaultKind, Loss},
+        message::{FinishReason, TokenLogprob},
+    },
+    sampling::SamplingParameters,
+    topology::{Exchange, KvFormat, Layout, Member, Topology},
+};
+use tokio::sync::mpsc::channel;
+
+use super::{
+    generate::{Completion, complete, object},
+    interrupts::Interrupts,
+    *,
+};
+use crate::client::{
+    assign::Assigned,
+    fake_node::{FakeNode, Generation, Script, TOKENS, finished},
+    session::Session,
+};
+
+#[test]
+fn the_command_line_is_consistent() {
+    Arguments::command().debug_assert();
+}
+
+#[test]
+fn what_cannot_be_is_a_usage_error_with_a_message_for_people_and_programs() {
+    for (line, part) in [
+        ("console generate --nodes a --topology 4tp --prompt x --model m", "tp4"),
+        ("console generate --nodes , --prompt x --model m", "ADDRESS"),
+        ("console generate --nodes a --prompt x --model m --temperature nan", "from 0 to 100"),
+        ("console generate --nodes a --prompt x --model m --top-p 2", "from 0 to 1"),
+        ("console generate --nodes a --prompt x --model m --max-tokens 0", "max-tokens"),
+        ("console generate --nodes a --prompt x --model m --logprobs 21", "logprobs"),
+        ("console generate --nodes a --prompt x --model m --kv f8", "f32 or f16"),
+        ("console generate --nodes a --prompt x --model m --exchange q4", "f32 or q80"),
+        ("console generate --nodes a --prompt x --model m --context 0", "context"),
+        ("console generate --nodes a --prompt x --prompt-file y --model m", "cannot be used with"),
+        ("console generate --nodes a --model m", "--prompt"),
+        ("console generate --nodes a --prompt x", "--model"),
+        ("console generate --nodes a --prompt x --model m --stop=", "1 to 256 bytes"),
+        ("console demo --nodes 0", "0"),
+        ("console demo --nodes 9", "9"),
+        ("console tokenize --model m", "--text"),
+        ("console paint", "paint"),
+    ] {
+        let error = Arguments::try_parse_from(line.split(' ')).expect_err(line);
+        assert_eq!(error.exit_code(), 2, "{line}");
+        let object = usage_failure(&error).json();
+        assert_eq!(object["error"]["code"], "usage");
+        let message = object["error"]["message"].as_str().expect("a message");
+        assert!(
+            message.contains(part) && !message.starts_with("error") && !message.contains('\n'),
+            "{line}: {message}"
+        );
+    }
+}
+
+/// Runs a command line to its end; the exit code and the failure's object.
+async fn execute_line(line: &str) -> (u8, Value) {
+    let arguments = Arguments::try_parse_from(line.split(' ')).expect("the line is right");
+    match execute(arguments).await {
+        Ok(code) => (code, Value::Null),
+        Err(failure) => (failure.code(), failure.json()["error"].clone()),
+    }
+}
+
+async fn generate_on(script: Script) -> (u8, Value) {
+    let nodes = [FakeNode::start("pi1", Script::default()).await, FakeNode::start("pi2", script.clone()).await];
+    // The head is the one that generates.
+    let order = format!("{},{}", nodes[1].address, nodes[0].address);
+    execute_line(&format!("console generate --json --seed 1 --nodes {order} --model m --prompt x")).await
+}
+
+#[tokio::test]
+async fn generate_exits_with_0_1_3_4_or_5_and_names_the_node() {
+    assert_eq!(generate_on(Script::default()).await, (0, Value::Null));
+
+    let failing = |kind| Script { generation: Generation::Fails(Fault::new("pi9", kind)), ..Script::default() };
+    let (code, error) = generate_on(failing(FaultKind::Internal { reason: "r".into() })).await;
+    assert_eq!((code, &error["code"]), (1, &"internal".into()));
+    let (code, error) = generate_on(failing(FaultKind::NodeLost { how: Loss::Reset })).await;
+    assert_eq!((code, &error["code"], &error["node"]), (5, &"node_lost".into(), &"pi9".into()));
+    let (code, error) = generate_on(failing(FaultKind::PromptTooLong { tokens: 9, context: 8 })).await;
+    assert_eq!((code, &error["code"]), (4, &"prompt_too_long".into()));
+
+    let closes = Script { generation: Generation::Closes, ..Script::default() };
+    let (code, error) = generate_on(closes).await;
+    assert_eq!((code, &error["code"], &error["node"]), (5, &"session_lost".into(), &"pi2".into()));
+    let refuses = Script { prepare: Some(FaultKind::Draining), ..Script::default() };
+    let (code, error) = generate_on(refuses).await;
+    assert_eq!((code, &error["code"], &error["node"]), (4, &"draining".into(), &"pi2".into()));
+    assert!(error["next"].as_str().is_some_and(|next| !next.is_empty()));
+
+    let (code, error) = execute_line("console generate --json --nodes 127.0.0.1:1 --model m --prompt x").await;
+    assert_eq!((code, &error["code"], &error["node"]), (3, &"node_unreachable".into(), &"127.0.0.1:1".into()));
+}
+
+#[tokio::test]
+async fn status_exits_with_3_if_a_node_is_away() {
+    let node = FakeNode::start("pi1", Script::default()).await;
+    assert_eq!(execute_line(&format!("console status --json --nodes {}", node.address)).await.0, 0);
+    assert_eq!(execute_line(&format!("console status --nodes {},127.0.0.1:1", node.address)).await.0, 3);
+}
+
+#[tokio::test]
+async fn the_dashboard_without_a_terminal_is_a_usage_error() {
+    // The test runner may have one.
+    if !dashboard::has_terminal() {
+        assert_eq!(execute_line("console --nodes 127.0.0.1:1").await.0, 2);
+    }
+}
+
+#[tokio::test]
+async fn a_signal_cancels_on_the_head_and_keeps_what_came_and_a_second_one_does_not_wait() {
+    let script = Script { generation: Generation::UntilCancelled, ..Script::default() };
+    let node = FakeNode::start("pi1", script).await;
+    let session = Session::open(&node.address).await.expect("it answers");
+    let sampling = SamplingParameters::default();
+    let request = shared::protocol::message::Generate { prompt: "x".into(), max_tokens: 9, sampling, stop: Vec::new() };
+
+    let (signal, codes) = channel(4);
+    let mut interrupts = Interrupts::from(codes);
+    let running = complete(&session, request.clone(), false, &mut interrupts);
+    let interrupting = async {
+        node.await_asked("generate").await;
+        signal.send(130).await.expect("somebody listens");
+    };
+    let (completion, ()) = tokio::join!(running, interrupting);
+    let completion = completion.expect("the head ends it");
+    assert_eq!((completion.interrupted, completion.finished.reason), (Some(130), FinishReason::Cancelled));
+    assert_eq!(completion.text, "O Romeo");
+
+    let mute = FakeNode::start("pi2", Script { is_mute: true, ..Script::default() }).await;
+    let session = Session::open(&mute.address).await.expect("it answers");
+    for _ in 0..2 {
+        signal.send(130).await.expect("somebody listens");
+    }
+    let ended = complete(&session, request, false, &mut interrupts).await;
+    assert!(matches!(ended, Err(Failure::Interrupted { code: 130 })), "{ended:?}");
+}
+
+#[tokio::test]
+async fn a_signal_during_an_assignment_ends_the_command() {
+    let (signal, codes) = channel(4);
+    let mut interrupts = Interrupts::from(codes);
+    signal.send(143).await.expect("somebody listens");
+    let never = std::future::pending::<Result<(), Failure>>();
+    assert_eq!(interrupts.end(never).await.map_err(|failure| failure.code()), Err(143));
+    let done = std::future::ready(Ok::<_, Failure>(7));
+    assert_eq!(interrupts.end(done).await.map_err(|failure| failure.code()), Ok(7));
+}
+
+fn assigned() -> Assigned {
+    let member = |name: &str| Member {
+        name: name.into(),
+        address: format!("{name}:9999"),
+        weight: 1,
+        cores: Vec::new(),
+        threads: 1,
+        spin: false,
+    };
+    let topology = Topology {
+        layout: Layout::tensor_parallel(2),
+        members: vec![member("pi1"), member("pi2")],
+        model: "m.gguf".into(),
+        identity: ModelIdentity([0; 32]),
+        kv: KvFormat::F16,
+        exchange: Exchange::F32,
+        context_length: 512,
+        slots: 4,
+    };
+    Assigned { epoch: Epoch(7), topology, reused: false }
+}
+
+#[test]
+fn the_object_of_a_generation_has_exactly_the_fields_of_the_contract() {
+    let logprobs = vec![TokenLogprob { id: 10, text: "O ".into(), logprob: -0.5 }];
+    let completion = Completion {
+        text: "O Romeo".into(),
+        prompt_token_ids: vec![1, 2],
+        token_ids: TOKENS.map(|(id, _)| id).to_vec(),
+        logprobs: vec![logprobs; 3],
+        finished: finished(FinishReason::Length),
+        interrupted: None,
+    };
+    let full = object(&completion, &assigned(), 42, true);
+    let keys = |value: &Value| -> Vec<String> {
+        let mut keys: Vec<String> = value.as_object().expect("an object").keys().cloned().collect();
+        keys.sort();
+        keys
+    };
+    let wanted = [
+        "epoch",
+        "finish_reason",
+        "logprobs",
+        "prompt_token_ids",
+        "ranks",
+        "seed",
+        "text",
+        "timings",
+        "token_ids",
+        "topology",
+    ];
+    assert_eq!(keys(&full), wanted);
+    let timings = [
+        "compute_ms",
+        "decode_tokens_per_second",
+        "network_fraction",
+        "prefill_tokens_per_second",
+        "tpot_ms",
+        "ttft_ms",
+        "wait_ms",
+        "wire_ms",
+    ];
+    assert_eq!(keys(&full["timings"]), timings);
+    assert_eq!(full["timings"]["ttft_ms"], 11.0);
+    assert_eq!(full["timings"]["tpot_ms"], 10.0);
+    assert_eq!(full["timings"]["network_fraction"], 0.4);
+    assert_eq!((&full["topology"], &full["epoch"], &full["seed"]), (&"tp2".into(), &7.into(), &42.into()));
+    assert_eq!(full["finish_reason"], "length");
+    assert_eq!((&full["ranks"][1]["node"], &full["ranks"][1]["compute_ms"]), (&"pi2".into(), &12.0.into()));
+    assert_eq!(full["ranks"][0]["decode"]["bytes_sent"], 24_576);
+    assert_eq!(keys(&full["logprobs"][2][0]), ["id", "logprob", "text"]);
+    assert!(object(&completion, &assigned(), 42, false).get("logprobs").is_none());
+}
+
+#[test]
+fn the_profile_shows_each_rank_against_the_formula() {
+    let lines = profile::lines(&finished(FinishReason::Length), &assigned().topology, 6, 256);
+    let rows: Vec<&String> = lines.iter().filter(|line| line.starts_with("decode")).collect();
+    assert_eq!(rows.len(), 2);
+    for (row, node) in rows.iter().zip(["pi1", "pi2"]) {
+        // 12 all-reduces of 256 values to one peer: 12 * (1024 + 48) bytes; 24 messages in 2 steps were sent.
+        let words: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(words[1], node);
+        assert!(row.contains("40.0%") && row.contains("12.0 KiB") && row.contains("12.6 KiB"), "{row}");
+        assert_eq!(&words[words.len() - 2..], ["12.0", "12"], "{row}");
+    }
+}

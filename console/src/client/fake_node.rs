@@ -1,0 +1,281 @@
+//! A node for tests: a task that speaks the protocol and does what its script says. It computes nothing.
+use std::sync::{Arc, Mutex, PoisonError};
+
+use shared::{
+    ids::{Epoch, ModelIdentity},
+    latency::RequestTimes,
+    protocol::{
+        connection::{MessageReader, MessageWriter, receive_hello, send_welcome, split},
+        error::{Fault, FaultKind},
+        handshake::{Identity, Welcome},
+        message::{
+            FinishReason, Finished, ModelCard, Prepare, Request, RequestBody, Response, ResponseBody, TokenEvent,
+            TokenLogprob,
+        },
+    },
+    telemetry::{LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals},
+    units::{Bytes, Nanoseconds},
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinHandle,
+};
+
+/// How a node treats a generation.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Generation {
+    /// So many tokens, then the end.
+    #[default]
+    Tokens,
+    /// Tokens, then nothing until it is cancelled.
+    UntilCancelled,
+    /// Tokens, then the connection closes.
+    Closes,
+    /// Tokens, then a fault.
+    Fails(Fault),
+}
+
+/// What a node does; all by itself it does everything right.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Script {
+    /// The epoch that it has seen.
+    pub(crate) epoch: u64,
+    /// Turns the console away at the door.
+    pub(crate) welcome: Option<FaultKind>,
+    /// Says no to a prepare.
+    pub(crate) prepare: Option<FaultKind>,
+    /// Says no to a commit.
+    pub(crate) commit: Option<FaultKind>,
+    /// Takes requests and never answers.
+    pub(crate) is_mute: bool,
+    /// What it does with a generation.
+    pub(crate) generation: Generation,
+}
+
+/// Tokens that a generation begins with.
+pub(crate) const TOKENS: [(u32, &str); 3] = [(10, "O "), (11, "Rom"), (12, "eo")];
+
+/// A running fake node.
+#[derive(Debug)]
+pub(crate) struct FakeNode {
+    /// `ADDRESS:PORT` of it.
+    pub(crate) address: String,
+    state: Arc<State>,
+    task: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct State {
+    name: String,
+    script: Script,
+    report: Mutex<NodeReport>,
+    prepared: Mutex<Option<Prepare>>,
+    asked: watch::Sender<Vec<&'static str>>,
+}
+
+/// A report of a node that holds nothing.
+pub(crate) fn idle_report(name: &str) -> NodeReport {
+    NodeReport {
+        name: name.into(),
+        build: "0".into(),
+        kernels: "scalar".into(),
+        state: NodeState::Idle,
+        epoch: Epoch(0),
+        topology: None,
+        fault: None,
+        load: None,
+        shard: Bytes(0),
+        memory_resident: Bytes(1 << 20),
+        memory_available: Bytes(1 << 30),
+        memory_total: Bytes(1 << 32),
+        requests: 0,
+        tokens: 0,
+        layers: Vec::new(),
+    }
+}
+
+impl FakeNode {
+    /// Starts a node on a free loopback port.
+    pub(crate) async fn start(name: &str, script: Script) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
+        let address = listener.local_addr().expect("a bound listener has an address").to_string();
+        let report = NodeReport { epoch: Epoch(script.epoch), ..idle_report(name) };
+        let (report, prepared, asked) = (Mutex::new(report), Mutex::default(), watch::Sender::new(Vec::new()));
+        let state = Arc::new(State { name: name.into(), script, report, prepared, asked });
+        let accepting = Arc::clone(&state);
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(Arc::clone(&accepting).session(stream));
+            }
+        });
+        Self { address, state, task }
+    }
+
+    /// What was asked of it, in order, reports left out.
+    pub(crate) fn asked(&self) -> Vec<&'static str> {
+        self.state.asked.borrow().iter().copied().filter(|what| *what != "report").collect()
+    }
+
+    /// Waits until something was asked of it.
+    pub(crate) async fn await_asked(&self, what: &'static str) {
+        let mut asked = self.state.asked.subscribe();
+        asked.wait_for(|asked| asked.contains(&what)).await.expect("the node runs");
+    }
+
+    /// The topology that it runs was lost.
+    pub(crate) fn forget(&self) {
+        *lock(&self.state.report) = NodeReport { epoch: Epoch(41), ..idle_report(&self.state.name) };
+    }
+}
+
+impl Drop for FakeNode {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl State {
+    fn identity(&self) -> Identity {
+        let machine = format!("machine of {}", self.name);
+        Identity { name: self.name.clone(), build: "0".into(), numeric: 1, machine, cores: vec![0, 1, 2, 3] }
+    }
+
+    async fn session(self: Arc<Self>, mut stream: TcpStream) -> Option<()> {
+        receive_hello(&mut stream).await.ok()?;
+        if let Some(kind) = self.script.welcome.clone() {
+            send_welcome(&mut stream, &Welcome::Refused(Fault::new(&self.name, kind))).await.ok()?;
+            return None;
+        }
+        send_welcome(&mut stream, &Welcome::Accepted(self.identity())).await.ok()?;
+        let (reader, writer) = split(stream);
+        self.serve(reader, writer).await
+    }
+
+    async fn serve(&self, mut reader: MessageReader, mut writer: MessageWriter) -> Option<()> {
+        while let Some(Request { id, body }) = reader.receive::<Request>().await.ok()? {
+            let name = name_of(&body);
+            self.asked.send_modify(|asked| asked.push(name));
+            if self.script.is_mute {
+                continue;
+            }
+            for body in self.answers(body) {
+                writer.send(&Response { id, body }).await.ok()?;
+            }
+            if name == "generate" && matches!(self.script.generation, Generation::Closes) {
+                return None;
+            }
+        }
+        None
+    }
+
+    fn answers(&self, body: RequestBody) -> Vec<ResponseBody> {
+        let no = |kind: &FaultKind| vec![ResponseBody::Failed(Fault::new(&self.name, kind.clone()))];
+        match body {
+            RequestBody::Report | RequestBody::Watch { .. } => {
+                vec![ResponseBody::Report(Box::new(lock(&self.report).clone()))]
+            }
+            RequestBody::Identify { model } => vec![ResponseBody::Model(card(model))],
+            RequestBody::Prepare(prepare) => {
+                let seen = lock(&self.report).epoch;
+                if prepare.seen != seen {
+                    return no(&FaultKind::EpochMoved { expected: prepare.seen, actual: seen });
+                }
+                if let Some(kind) = &self.script.prepare {
+                    return no(kind);
+                }
+                lock(&self.report).epoch = prepare.epoch;
+                *lock(&self.prepared) = Some(*prepare);
+                let half = LoadProgress { done: Bytes(1), total: Bytes(2) };
+                vec![ResponseBody::Loading(half), ResponseBody::Prepared]
+            }
+            RequestBody::Commit { .. } => match (&self.script.commit, lock(&self.prepared).take()) {
+                (Some(kind), _) => no(kind),
+                (None, None) => no(&FaultKind::NotPrepared { epoch: Epoch(0) }),
+                (None, Some(prepare)) => {
+                    let mut report = lock(&self.report);
+                    report.state = NodeState::Ready;
+                    report.topology = Some((prepare.topology.clone(), prepare.topology.hash(), prepare.rank));
+                    vec![ResponseBody::Committed]
+                }
+            },
+            RequestBody::Abort { .. } => {
+                lock(&self.prepared).take();
+                vec![ResponseBody::Aborted]
+            }
+            RequestBody::Generate(_) => self.generation(),
+            RequestBody::Cancel => vec![ResponseBody::Finished(finished(FinishReason::Cancelled))],
+        }
+    }
+
+    fn generation(&self) -> Vec<ResponseBody> {
+        let logprobs = vec![TokenLogprob { id: 10, text: "O ".into(), logprob: -0.5 }];
+        let token =
+            |(id, text): (u32, &str)| TokenEvent { id: Some(id), text: text.into(), logprobs: logprobs.clone() };
+        let mut answers = vec![ResponseBody::Started { prompt_token_ids: vec![1, 2] }];
+        answers.extend(TOKENS.map(|pair| ResponseBody::Token(token(pair))));
+        match &self.script.generation {
+            Generation::Tokens => {
+                // Text that was held back comes without a token.
+                let rest = TokenEvent { id: None, text: "!".into(), logprobs: Vec::new() };
+                answers.push(ResponseBody::Token(rest));
+                answers.push(ResponseBody::Finished(finished(FinishReason::Length)));
+            }
+            Generation::UntilCancelled | Generation::Closes => {}
+            Generation::Fails(fault) => answers.push(ResponseBody::Failed(fault.clone())),
+        }
+        answers
+    }
+}
+
+fn name_of(body: &RequestBody) -> &'static str {
+    match body {
+        RequestBody::Report => "report",
+        RequestBody::Watch { .. } => "watch",
+        RequestBody::Identify { .. } => "identify",
+        RequestBody::Prepare(_) => "prepare",
+        RequestBody::Commit { .. } => "commit",
+        RequestBody::Abort { .. } => "abort",
+        RequestBody::Generate(_) => "generate",
+        RequestBody::Cancel => "cancel",
+    }
+}
+
+fn card(model: String) -> ModelCard {
+    ModelCard {
+        model,
+        identity: ModelIdentity([7; 32]),
+        size: Bytes(1 << 20),
+        context_length: 512,
+        block_count: 6,
+        embedding_length: 256,
+        head_count: 8,
+    }
+}
+
+/// The end of a generation of [`TOKENS`] on two ranks.
+pub(crate) fn finished(reason: FinishReason) -> Finished {
+    let ms = |ms: u64| Nanoseconds(ms * 1_000_000);
+    let times = RequestTimes {
+        dispatched: ms(1),
+        first_token: ms(11),
+        last_token: ms(31),
+        prompt_tokens: 2,
+        sampled_tokens: 3,
+    };
+    let decode = PhaseTotals {
+        steps: 2,
+        tokens: 2,
+        compute: ms(12),
+        wait: ms(5),
+        wire: ms(3),
+        bytes_sent: 24_576,
+        messages_sent: 24,
+    };
+    let totals = RankTotals { prefill: PhaseTotals::default(), decode };
+    Finished { reason, times, ranks: vec![totals; 2], sampling_rounds: 0 }
+}

@@ -1,0 +1,289 @@
+//! Sessions, assignments and generations against nodes that do what their script says.
+use shared::{
+    ids::Epoch,
+    protocol::{
+        error::{FaultClass, FaultKind, Loss},
+        message::FinishReason,
+    },
+    sampling::SamplingParameters,
+    topology::{Exchange, KvFormat, Layout},
+    units::Bytes,
+};
+use tokio::{io::AsyncWriteExt, net::TcpListener, sync::mpsc::channel};
+
+use super::{
+    assign::{Assigned, SLOTS_DEFAULT, assign},
+    fake_node::{FakeNode, Generation, Script, TOKENS},
+    *,
+};
+
+async fn open(nodes: &[FakeNode]) -> Vec<Arc<Session>> {
+    let mut sessions = Vec::new();
+    for node in nodes {
+        sessions.push(Arc::new(Session::open(&node.address).await.expect("the node answers")));
+    }
+    sessions
+}
+
+async fn start(scripts: Vec<Script>) -> Vec<FakeNode> {
+    let mut nodes = Vec::new();
+    for (index, script) in scripts.into_iter().enumerate() {
+        nodes.push(FakeNode::start(&format!("pi{}", index + 1), script).await);
+    }
+    nodes
+}
+
+fn wanted(ranks: u16) -> Wanted {
+    let (kv, exchange) = (KvFormat::F16, Exchange::F32);
+    let layout = Layout::tensor_parallel(ranks);
+    Wanted { layout, model: "m.gguf".into(), kv, exchange, context_length: None, slots: SLOTS_DEFAULT }
+}
+
+fn request() -> Generate {
+    let sampling = SamplingParameters::default();
+    Generate { prompt: "ROMEO:".into(), max_tokens: 3, sampling, stop: Vec::new() }
+}
+
+/// Assigns on all nodes, and returns what it told.
+async fn assigns(nodes: &[FakeNode]) -> (Result<Assigned, Fault>, Vec<AssignEvent>) {
+    let told = Mutex::new(Vec::new());
+    let tell = |event| told.lock().expect("nobody panicked").push(event);
+    let result = assign(&open(nodes).await, &wanted(nodes.len() as u16), &tell).await;
+    (result, told.into_inner().expect("nobody panicked"))
+}
+
+#[tokio::test]
+async fn an_assignment_prepares_and_commits_on_all_nodes_one_epoch_above_the_highest_and_is_used_again() {
+    let nodes = start(vec![Script { epoch: 4, ..Script::default() }, Script::default()]).await;
+    let (assigned, told) = assigns(&nodes).await;
+    let assigned = assigned.expect("both nodes agree");
+    assert_eq!((assigned.epoch, assigned.reused), (Epoch(5), false));
+    assert!(told.iter().any(|event| matches!(event, AssignEvent::Loading { node: 1, .. })), "{told:?}");
+    assert_eq!(told.last(), Some(&AssignEvent::Committing));
+    assert_eq!(nodes[0].asked(), ["identify", "prepare", "commit"]);
+    assert_eq!(nodes[1].asked(), ["prepare", "commit"]);
+
+    let (again, told) = assigns(&nodes).await;
+    let again = again.expect("it runs");
+    assert_eq!((again.epoch, again.reused, told), (Epoch(5), true, Vec::new()));
+    assert_eq!(nodes[1].asked(), ["prepare", "commit"]);
+
+    nodes[1].forget();
+    let (anew, _) = assigns(&nodes).await;
+    assert_eq!(anew.map(|anew| (anew.epoch, anew.reused)), Ok((Epoch(42), false)));
+}
+
+#[tokio::test]
+async fn a_node_that_says_no_fails_the_assignment_by_its_name_and_all_are_told_to_forget_it() {
+    let short = FaultKind::MemoryShort { needed: Bytes(2), available: Bytes(1) };
+    let nodes = start(vec![Script::default(), Script { prepare: Some(short.clone()), ..Script::default() }]).await;
+    assert_eq!(assigns(&nodes).await.0, Err(Fault::new("pi2", short)));
+    for node in &nodes {
+        node.await_asked("abort").await;
+        assert!(!node.asked().contains(&"commit"));
+    }
+
+    let failed = FaultKind::LinksFailed { reason: "refused".into() };
+    let nodes = start(vec![Script::default(), Script { commit: Some(failed.clone()), ..Script::default() }]).await;
+    assert_eq!(assigns(&nodes).await.0, Err(Fault::new("pi2", failed)));
+    nodes[0].await_asked("abort").await;
+}
+
+#[tokio::test]
+async fn a_topology_that_cannot_be_is_refused_before_anything_is_prepared() {
+    let nodes = start(vec![Script::default()]).await;
+    let session = open(&nodes).await.remove(0);
+    let twice = [Arc::clone(&session), session];
+    let fault = assign(&twice, &wanted(2), &|_| ()).await.expect_err("one node holds one shard");
+    assert!(matches!(fault.kind, FaultKind::TopologyInvalid { .. }), "{fault}");
+    let fault = assign(&twice, &wanted(3), &|_| ()).await.expect_err("three ranks need three nodes");
+    assert!(fault.to_string().contains("tp3 needs 3 nodes"), "{fault}");
+    assert!(!nodes[0].asked().contains(&"prepare"));
+}
+
+/// Generates on a node with this script, and returns the text and the last event.
+async fn generates(generation: Generation, cancels: bool) -> (String, GenerateEvent) {
+    let nodes = start(vec![Script { generation, ..Script::default() }]).await;
+    let session = open(&nodes).await.remove(0);
+    let cancel = CancellationToken::new();
+    let (events, mut received) = channel(64);
+    let (running, stop) = (Arc::clone(&session), cancel.clone());
+    tokio::spawn(async move { generate::generate(&running, request(), &stop, &events).await });
+    let mut text = String::new();
+    while let Some(event) = received.recv().await {
+        match event {
+            GenerateEvent::Started { prompt_token_ids } => assert_eq!(prompt_token_ids, [1, 2]),
+            GenerateEvent::Token(token) => {
+                text.push_str(&token.text);
+                if cancels && token.id == Some(TOKENS[2].0) {
+                    cancel.cancel();
+                }
+            }
+            last => return (text, last),
+        }
+    }
+    panic!("a generation has an end");
+}
+
+#[tokio::test]
+async fn a_generation_streams_its_text_and_ends() {
+    let (text, last) = generates(Generation::Tokens, false).await;
+    assert_eq!(text, "O Romeo!");
+    assert!(matches!(&last, GenerateEvent::Finished(end) if end.reason == FinishReason::Length), "{last:?}");
+}
+
+#[tokio::test]
+async fn a_cancelled_generation_ends_on_the_head_with_what_came() {
+    let (text, last) = generates(Generation::UntilCancelled, true).await;
+    assert_eq!(text, "O Romeo");
+    assert!(matches!(&last, GenerateEvent::Finished(end) if end.reason == FinishReason::Cancelled), "{last:?}");
+}
+
+#[tokio::test]
+async fn a_generation_that_breaks_names_the_node_and_counts_as_lost() {
+    let lost = Fault::new("pi3", FaultKind::NodeLost { how: Loss::Reset });
+    assert_eq!(generates(Generation::Fails(lost.clone()), false).await.1, GenerateEvent::Failed(lost));
+    let (text, last) = generates(Generation::Closes, false).await;
+    assert_eq!(text, "O Romeo");
+    let GenerateEvent::Failed(fault) = last else { panic!("{last:?}") };
+    assert_eq!((fault.node.as_str(), fault.kind.class()), ("pi1", FaultClass::Lost));
+}
+
+#[tokio::test]
+async fn a_silent_head_is_asked_and_waited_for_while_it_answers_and_lost_when_it_does_not() {
+    let busy = Script { generation: Generation::UntilCancelled, ..Script::default() };
+    let nodes = start(vec![busy, Script { is_mute: true, ..Script::default() }]).await;
+    let sessions = open(&nodes).await;
+    let cancel = CancellationToken::new();
+    let (events, mut received) = channel(64);
+    let generating = generate::generate(&sessions[0], request(), &cancel, &events);
+    let asking = async {
+        nodes[0].await_asked("report").await;
+        cancel.cancel();
+    };
+    tokio::join!(generating, asking);
+    let mut last = None;
+    while let Ok(event) = received.try_recv() {
+        last = Some(event);
+    }
+    assert!(matches!(last, Some(GenerateEvent::Finished(_))), "{last:?}");
+
+    generate::generate(&sessions[1], request(), &CancellationToken::new(), &events).await;
+    let lost = Fault::new("pi2", FaultKind::NodeLost { how: Loss::Silent });
+    assert_eq!(received.try_recv(), Ok(GenerateEvent::Failed(lost)));
+}
+
+#[tokio::test]
+async fn a_node_that_never_answers_is_a_timeout_that_says_what_was_waited_for() {
+    let nodes = start(vec![Script { is_mute: true, ..Script::default() }]).await;
+    let fault = assigns(&nodes).await.0.expect_err("it is mute");
+    assert_eq!(fault.node, "pi1");
+    assert!(matches!(&fault.kind, FaultKind::Timeout { what, .. } if what == "a report"), "{fault}");
+}
+
+#[tokio::test]
+async fn whoever_cannot_be_spoken_to_is_named_with_the_reason() {
+    let closed = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
+    let address = closed.local_addr().expect("it has an address").to_string();
+    drop(closed);
+    let fault = Session::open(&address).await.expect_err("nobody listens");
+    assert_eq!((fault.kind.class(), fault.node.as_str()), (FaultClass::Unreachable, address.as_str()));
+
+    let nodes = start(vec![Script { welcome: Some(FaultKind::Draining), ..Script::default() }]).await;
+    let fault = Session::open(&nodes[0].address).await.expect_err("it refuses");
+    assert_eq!(fault, Fault::new("pi1", FaultKind::Draining));
+
+    let newer = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
+    let address = newer.local_addr().expect("it has an address").to_string();
+    tokio::spawn(async move {
+        let (mut stream, _) = newer.accept().await.expect("the console dials");
+        stream.write_all(b"BRAMBLE\n\x07\0\x09\0\0\0\0\0").await.expect("the console reads");
+        // Open until the console has read it.
+        let _ = tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut Vec::new()).await;
+    });
+    let fault = Session::open(&address).await.expect_err("it is newer");
+    assert!(matches!(fault.kind, FaultKind::WireVersion { lowest: 7, highest: 9, .. }), "{fault}");
+    assert_eq!(fault.kind.class(), FaultClass::Refused);
+}
+
+#[tokio::test]
+async fn requests_after_the_end_of_a_session_fail_at_once_with_its_reason() {
+    let nodes = start(vec![Script { generation: Generation::Closes, ..Script::default() }]).await;
+    let session = open(&nodes).await.remove(0);
+    let mut reply = session.ask(RequestBody::Generate(Box::new(request()))).await.expect("it listens");
+    let first = loop {
+        if let Err(fault) = reply.received().await {
+            break fault;
+        }
+    };
+    assert!(matches!(first.kind, FaultKind::SessionLost { .. }), "{first}");
+    assert!(session.is_broken());
+    assert_eq!(session.ask(RequestBody::Report).await.err(), Some(first));
+}
+
+#[tokio::test]
+async fn the_client_connects_assigns_generates_and_dials_again() {
+    let nodes = start(vec![Script::default(), Script::default()]).await;
+    let addresses: Vec<String> = nodes.iter().map(|node| node.address.clone()).collect();
+    let (events, mut received) = channel(256);
+    let client = Client::start(&addresses, 1000, events);
+    let (mut connected, mut reported) = (0, 0);
+    while connected < 2 || reported < 2 {
+        match received.recv().await.expect("the client runs") {
+            ClientEvent::Connected { .. } => connected += 1,
+            ClientEvent::Report { .. } => reported += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    client.assign(wanted(2));
+    loop {
+        match received.recv().await.expect("the client runs") {
+            ClientEvent::Assign(AssignEvent::Running { epoch, reused, .. }) => {
+                assert_eq!((epoch, reused), (Epoch(1), false));
+                break;
+            }
+            ClientEvent::Assign(AssignEvent::Failed(fault)) => panic!("{fault}"),
+            _ => {}
+        }
+    }
+    client.generate(request());
+    let mut text = String::new();
+    loop {
+        match received.recv().await.expect("the client runs") {
+            ClientEvent::Generate(GenerateEvent::Token(token)) => text.push_str(&token.text),
+            ClientEvent::Generate(GenerateEvent::Finished(_)) => break,
+            ClientEvent::Generate(GenerateEvent::Failed(fault)) => panic!("{fault}"),
+            _ => {}
+        }
+    }
+    assert_eq!(text, "O Romeo!");
+}
+
+#[tokio::test]
+async fn a_broken_session_is_told_and_opened_again() {
+    let nodes = start(vec![Script { generation: Generation::Closes, ..Script::default() }]).await;
+    let (events, mut received) = channel(256);
+    let client = Client::start(&[nodes[0].address.clone()], 1000, events);
+    let mut steps = Vec::new();
+    while steps.len() < 3 {
+        match received.recv().await.expect("the client runs") {
+            ClientEvent::Connected { .. } if steps.is_empty() => {
+                steps.push("connected");
+                client.generate(request());
+            }
+            ClientEvent::Connected { .. } => steps.push("connected"),
+            ClientEvent::Disconnected { .. } => steps.push("disconnected"),
+            _ => {}
+        }
+    }
+    assert_eq!(steps, ["connected", "disconnected", "connected"]);
+}
+
+#[test]
+fn the_port_is_added_where_it_is_missing() {
+    assert_eq!(with_port("127.0.0.1"), "127.0.0.1:9999");
+    assert_eq!(with_port("pi1:7"), "pi1:7");
+    assert_eq!(with_port("[::1]:7"), "[::1]:7");
+    assert_eq!(with_port("[::1]"), "[::1]:9999");
+    assert_eq!(with_port("fe80::1:7"), "[fe80::1:7]:9999");
+}

@@ -1,0 +1,160 @@
+//! Messages and frames cut at every byte and mutated: no panic, and no allocation by a number that was read.
+use daemon::engine::plan::{Limits, Opened, Plan, PlanEntry, Sequences};
+use harness::random::Random;
+use serde::de::DeserializeOwned;
+use shared::{
+    ids::{Epoch, ModelIdentity, Rank, RequestId, Slot, TopologyHash},
+    latency::RequestTimes,
+    protocol::{
+        frame::{FrameHeader, HEADER_BYTES},
+        handshake::{self, Between, Hello, Identity, PREAMBLE_BYTES, Preamble, Purpose, Welcome},
+        message::{
+            self, Beat, FinishReason, Finished, Generate, Prepare, Request, RequestBody, Response, ResponseBody,
+            TokenEvent, TokenLogprob,
+        },
+    },
+    sampling::SamplingParameters,
+    telemetry::RankTotals,
+    topology::{Exchange, KvFormat, Layout, Member, Topology},
+};
+
+use crate::peak_of;
+
+/// A list element of a few bytes on the wire is a structure of a hundred in memory: what is taken grows with the bytes
+/// that came, never with a number in them. Texts of errors add a length of their own.
+const SPREAD: usize = 128;
+/// Mutants of each message.
+const MUTANTS: usize = 10_000;
+
+fn topology() -> Topology {
+    let member = |index: u16| Member {
+        name: format!("pi{index}"),
+        address: format!("127.0.0.{index}:9999"),
+        weight: 1,
+        cores: vec![0, 1],
+        threads: 2,
+        spin: true,
+    };
+    Topology {
+        layout: Layout::tensor_parallel(4),
+        members: (0..4).map(member).collect(),
+        model: "bard-q8_0.gguf".into(),
+        identity: ModelIdentity([7; 32]),
+        kv: KvFormat::F16,
+        exchange: Exchange::Q80,
+        context_length: 512,
+        slots: 4,
+    }
+}
+
+fn identity() -> Identity {
+    let (name, build, machine) = ("pi1".into(), "0.1.0".into(), "m".into());
+    Identity { name, build, numeric: 1, machine, cores: vec![0, 1, 2, 3] }
+}
+
+/// Decodes every cut and many mutants; what comes out is dropped.
+#[track_caller]
+fn check(name: &str, bytes: &[u8], decode: impl Fn(&[u8])) {
+    let mut random = Random::named(1, name);
+    let try_one = |bytes: &[u8]| {
+        let ((), peak) = peak_of(|| decode(bytes));
+        let most = SPREAD * bytes.len() + 512;
+        assert!(peak <= most, "{name}: {peak} bytes for a message of {}: {bytes:?}", bytes.len());
+    };
+    (0..=bytes.len()).for_each(|end| try_one(&bytes[..end]));
+    for _ in 0..MUTANTS {
+        let mut mutant = bytes.to_vec();
+        for _ in 0..=random.below(3) {
+            let at = random.below(mutant.len());
+            match random.below(4) {
+                0 => mutant[at] = 0xff,
+                1 => mutant[at] = random.next_u64() as u8,
+                2 => mutant[at] ^= 1 << random.below(8),
+                _ => {
+                    let end = (at + 5).min(mutant.len());
+                    mutant[at..end].copy_from_slice(&[0xff, 0xff, 0xff, 0xff, 0x0f][..end - at]);
+                }
+            }
+        }
+        try_one(&mutant);
+    }
+}
+
+fn decoded<T: DeserializeOwned>(bytes: &[u8]) {
+    drop(message::decode::<T>(bytes));
+}
+
+#[test]
+fn requests_and_responses_survive_cuts_and_mutants() {
+    let id = RequestId(3);
+    let prepare = Prepare { seen: Epoch(3), epoch: Epoch(4), topology: topology(), rank: Rank(1) };
+    let sampling = SamplingParameters { logit_bias: vec![(3, 1.0); 4], ..SamplingParameters::default() };
+    let generate = Generate { prompt: "ROMEO:".into(), max_tokens: 5, sampling, stop: vec!["\n".into(); 3] };
+    for body in [RequestBody::Prepare(Box::new(prepare)), RequestBody::Generate(Box::new(generate))] {
+        check("request", &message::encode(&Request { id, body }), decoded::<Request>);
+    }
+    let logprob = TokenLogprob { id: 7, text: "x".into(), logprob: -1.0 };
+    let token = TokenEvent { id: Some(7), text: "x".into(), logprobs: vec![logprob; 5] };
+    let times = RequestTimes::default();
+    let ranks = vec![RankTotals::default(); 4];
+    let finished = Finished { reason: FinishReason::Stop, times, ranks, sampling_rounds: 0 };
+    for body in [ResponseBody::Token(token), ResponseBody::Finished(finished)] {
+        check("response", &message::encode(&Response { id, body }), decoded::<Response>);
+    }
+    let beat = Beat { progress: 5, busy: true, waiting: false, draining: false, leaving: false };
+    check("beat", &message::encode(&beat), decoded::<Beat>);
+}
+
+#[test]
+fn handshakes_and_frame_headers_survive_cuts_and_mutants() {
+    let between = Between { epoch: Epoch(4), hash: TopologyHash(5), from: Rank(0), to: Rank(1) };
+    let hello = Hello { identity: identity(), purpose: Purpose::Data(between) };
+    check("hello", &handshake::encode(&hello)[4..], |bytes| drop(handshake::decode::<Hello>(bytes)));
+    let welcome = handshake::encode(&Welcome::Accepted(identity()));
+    check("welcome", &welcome[4..], |bytes| drop(handshake::decode::<Welcome>(bytes)));
+    check("preamble", &Preamble::OWN.encode(), |bytes| {
+        if let Some(bytes) = bytes.first_chunk::<PREAMBLE_BYTES>() {
+            drop(Preamble::decode(*bytes).map(Preamble::agree));
+        }
+    });
+    check("frame header", &[1; HEADER_BYTES], |bytes| {
+        if let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() {
+            let _ = FrameHeader::decode(bytes);
+        }
+    });
+}
+
+#[test]
+fn plans_survive_cuts_and_mutants_and_what_is_applied_is_within_the_limits() {
+    let limits = Limits { slots: 4, blocks: 16, context_length: 512, vocabulary_length: 2048 };
+    let opened = Opened { slot: Slot(1), sampling: SamplingParameters::default(), prompt: vec![1, 2, 3, 4] };
+    let entry = |position: u32| PlanEntry { slot: Slot(1), position, token: position + 1, wants_logits: position == 3 };
+    let plan = Plan {
+        continues: false,
+        is_prefill: true,
+        opened: vec![opened],
+        closed: Vec::new(),
+        blocks: vec![(Slot(1), 0)],
+        entries: (0..4).map(entry).collect(),
+    };
+    check("plan", &plan.encode(), |bytes| drop(Plan::decode(bytes)));
+    let mut random = Random::new(2);
+    let bytes = plan.encode();
+    for _ in 0..MUTANTS {
+        let mut mutant = bytes.clone();
+        let at = random.below(mutant.len());
+        mutant[at] = random.next_u64() as u8;
+        let mut sequences = Sequences::new(limits);
+        if let Ok(plan) = Plan::decode(&mutant)
+            && sequences.apply(&plan).is_ok()
+        {
+            let (tokens, blocks) = sequences.batch();
+            for token in tokens {
+                assert!((token.token as usize) < limits.vocabulary_length);
+                assert!((token.position as usize) < limits.context_length);
+                let block = blocks[token.slot.index()][token.position as usize / 32];
+                assert!((block as usize) < limits.blocks);
+            }
+        }
+    }
+}

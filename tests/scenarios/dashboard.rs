@@ -1,0 +1,83 @@
+//! The real dashboard in a real terminal against real daemons.
+use std::process::Command;
+
+use harness::{
+    programs::{Cluster, programs, wait_until},
+    terminal::Terminal,
+};
+use nix::sys::signal::Signal;
+
+fn dashboard(cluster: &Cluster, columns: u16, rows: u16) -> Terminal {
+    let mut command = Command::new(programs().join("console"));
+    command.args(["--nodes", &cluster.nodes(), "--model", "bard-q8_0.gguf", "--max-tokens", "400", "--seed", "3"]);
+    command.env_remove("BRAMBLE_LOG_DIR");
+    Terminal::run(command, columns, rows)
+}
+
+#[test]
+fn four_nodes_stream_text_show_latencies_and_escape_cancels() {
+    let cluster = Cluster::of(4);
+    for (columns, rows) in [(80, 24), (120, 40)] {
+        let mut terminal = dashboard(&cluster, columns, rows);
+        (1..=4).for_each(|node| terminal.wait_for(&format!("pi{node}")));
+        terminal.wait_for("Ready. Type a prompt");
+        terminal.keys("ROMEO:\r");
+        terminal.wait_for("tokens/s");
+        // Latencies of the first layer move: three different pictures of its line.
+        let mut seen = std::collections::BTreeSet::new();
+        wait_until("latencies move", || {
+            let screen = terminal.screen();
+            seen.extend(screen.lines().find(|line| line.trim_start().starts_with("0 ")).map(str::to_owned));
+            seen.len() >= 3
+        });
+        terminal.keys("\x1b");
+        terminal.wait_for("cancelled");
+        wait_until("the head is free", || cluster.status(0)["state"] == "ready");
+        terminal.keys("\x1b");
+        terminal.wait_for("q quit");
+        terminal.keys("q");
+        assert_eq!(terminal.ended(), Some(0));
+        terminal.assert_restored();
+    }
+}
+
+#[test]
+fn a_dead_node_is_shown_fails_the_request_by_name_and_the_dashboard_lives_on() {
+    let mut cluster = Cluster::of(3);
+    let mut terminal = dashboard(&cluster, 120, 40);
+    terminal.wait_for("Ready. Type a prompt");
+    terminal.keys("ROMEO:\r");
+    wait_until("tokens come", || cluster.status(0)["tokens"].as_u64() > Some(3));
+    cluster.signal(1, Signal::SIGKILL);
+    cluster.wait(1);
+    terminal.wait_for("pi2: was lost");
+    cluster.start(1);
+    terminal.wait_for("3 of 3 connected");
+    terminal.keys("\x1b");
+    terminal.keys("r");
+    terminal.wait_for("epoch 2");
+    terminal.signal(Signal::SIGTERM);
+    assert_eq!(terminal.ended(), Some(143));
+    terminal.assert_restored();
+}
+
+#[test]
+fn the_terminal_is_restored_after_signals() {
+    let cluster = Cluster::of(1);
+    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130), (Signal::SIGHUP, 129)] {
+        let mut terminal = dashboard(&cluster, 80, 24);
+        terminal.wait_for("pi1");
+        terminal.signal(signal);
+        assert_eq!(terminal.ended(), Some(code), "{signal}");
+        terminal.assert_restored();
+    }
+}
+
+#[test]
+fn the_terminal_is_restored_after_a_panic() {
+    let command = Command::new(env!("CARGO_BIN_EXE_panicking"));
+    let mut terminal = Terminal::run(command, 80, 24);
+    assert_ne!(terminal.ended(), Some(0));
+    terminal.assert_restored();
+    wait_until("the message is readable", || terminal.screen().contains("this panic is part of a test"));
+}

@@ -1,0 +1,88 @@
+//! `console demo`: one text without a terminal, the dashboard with one, and no process left behind.
+use std::process::Command;
+
+use harness::{
+    programs::{console, finish, programs, spawn_console, wait_until},
+    terminal::Terminal,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+/// brambled processes whose parent is `pid`, or that were started by a demo with this folder.
+fn daemons_of(pid: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").expect("/proc is there").flatten() {
+        let Some(child) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        // pid (comm) state ppid …
+        let Some((name, rest)) = stat.rsplit_once(')') else { continue };
+        let parent = rest.split_whitespace().nth(1).and_then(|parent| parent.parse::<u32>().ok());
+        if parent == Some(pid) && name.ends_with("brambled") {
+            found.push(child);
+        }
+    }
+    found
+}
+
+fn is_running(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
+}
+
+#[test]
+fn without_a_terminal_the_demo_prints_a_text_and_a_profile_and_exits_with_0() {
+    let ended = console(&["demo"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    for part in
+        ["4 nodes", "tp4", "ROMEO:", "prefill", "decode", "pi4", "compute", "waiting", "wire", "formula", "tokens/s"]
+    {
+        assert!(ended.out.contains(part), "{part:?} is not in {}", ended.out);
+    }
+}
+
+#[test]
+fn once_takes_prompt_length_nodes_and_layout() {
+    let run = ["demo", "--once", "--json", "--nodes", "3", "--max-tokens", "5", "--prompt", "JULIET:", "--seed", "1"];
+    let object = console(&run).completion();
+    assert_eq!(object["token_ids"].as_array().map(Vec::len), Some(5));
+    assert_eq!((object["topology"].as_str(), object["ranks"].as_array().map(Vec::len)), (Some("tp3"), Some(3)));
+    let refused = console(&["demo", "--once", "--topology", "pp2-tp2"]);
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.err.contains("tp4"), "the nearest layout that works: {}", refused.err);
+    let missing = console(&["demo", "--once", "--model", "nowhere.gguf", "--json"]);
+    assert_eq!(missing.code, Some(1));
+    assert!(missing.err.contains("nowhere.gguf"));
+}
+
+#[test]
+fn no_daemon_outlives_a_demo_that_is_killed() {
+    for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+        let child = spawn_console(&["demo", "--once", "--max-tokens", "400"]);
+        let mut daemons = Vec::new();
+        wait_until("four daemons run", || {
+            daemons = daemons_of(child.id());
+            daemons.len() == 4
+        });
+        kill(Pid::from_raw(child.id().cast_signed()), signal).expect("the console runs");
+        finish(child);
+        wait_until("none is left", || !daemons.iter().any(|pid| is_running(*pid)));
+    }
+}
+
+#[test]
+fn with_a_terminal_the_demo_opens_the_dashboard_and_quitting_ends_all() {
+    let mut command = Command::new(programs().join("console"));
+    command.arg("demo").env_remove("BRAMBLE_LOG_DIR");
+    let mut terminal = Terminal::run(command, 80, 24);
+    terminal.wait_for("Ready. Type a prompt");
+    let daemons = daemons_of(terminal.pid().as_raw().cast_unsigned());
+    assert_eq!(daemons.len(), 4);
+    terminal.keys("\r");
+    terminal.wait_for("as long as asked for");
+    terminal.keys("\x03");
+    assert_eq!(terminal.ended(), Some(130));
+    terminal.assert_restored();
+    wait_until("none is left", || !daemons.iter().any(|pid| is_running(*pid)));
+}

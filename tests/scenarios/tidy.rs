@@ -1,0 +1,99 @@
+//! The house rules as a test: file length, headers, who may import whom, where unsafe may be, nothing left open.
+use std::{fs, path::Path};
+
+use harness::programs::root;
+
+/// Longest source file in lines.
+const LINES_MAX: usize = 500;
+/// Longest header in lines.
+const HEADER_MAX: usize = 8;
+
+/// What a room must not contain. The first entry is where it begins; entries of `except` lie in it and may.
+struct Rule {
+    room: &'static str,
+    except: &'static [&'static str],
+    words: &'static [&'static str],
+}
+
+const RULES: &[Rule] = &[
+    Rule { room: "console/src/state", except: &[], words: &["ratatui", "crossterm", "tokio", "Instant::now"] },
+    Rule { room: "console/src/update.rs", except: &[], words: &["ratatui", "crossterm", "tokio", "Instant::now"] },
+    Rule { room: "console/src/view", except: &[], words: &["tokio", "crate::client", "&mut State"] },
+    Rule {
+        room: "daemon/src/node",
+        except: &["daemon/src/node/driver"],
+        words: &["tokio", "std::net", "std::thread", "Instant::now"],
+    },
+    Rule { room: "daemon/src/engine", except: &[], words: &["tokio", "async "] },
+    Rule { room: "daemon/src/model", except: &[], words: &["tokio", "async ", "std::net", "avx", "neon", "direct("] },
+    Rule { room: "daemon/src/collective", except: &[], words: &["tokio", "async "] },
+    Rule { room: "daemon/src/kernels", except: &[], words: &["tokio", "async "] },
+    Rule {
+        room: "shared/src",
+        except: &["shared/src/protocol/connection.rs"],
+        words: &["tokio", "std::thread", "Instant::now"],
+    },
+    Rule { room: "shared/src", except: &[], words: &["daemon::", "console::"] },
+    Rule { room: "daemon/src", except: &[], words: &["console::"] },
+    Rule { room: "console/src", except: &[], words: &["daemon::"] },
+];
+
+/// Files that may hold unsafe code.
+const UNSAFE: &[&str] =
+    &["daemon/src/kernels/avx2/", "daemon/src/kernels/pool.rs", "shared/src/gguf/file.rs", "tests/allocations/main.rs"];
+
+/// All Rust files below a folder, as paths from the repository's root.
+fn sources(folder: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).expect("the folder can be read").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|kind| kind == "rs") {
+            let below = path.strip_prefix(root()).expect("a file of the repository");
+            found.push(below.to_string_lossy().into_owned());
+        }
+    }
+}
+
+/// A file's code without comments, as far as rules look at it.
+fn code(text: &str) -> String {
+    let is_code = |line: &&str| !line.trim_start().starts_with("//");
+    text.lines().filter(is_code).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn every_file_keeps_the_rules_of_the_house() {
+    let mut files = Vec::new();
+    for folder in ["shared", "daemon", "console", "tests"] {
+        sources(&root().join(folder), &mut files);
+    }
+    assert!(files.len() > 60, "only {} files were found", files.len());
+    let mut broken = Vec::new();
+    for file in &files {
+        let text = fs::read_to_string(root().join(file)).expect("the file can be read");
+        let code = code(&text);
+        if text.lines().count() > LINES_MAX {
+            broken.push(format!("{file}: more than {LINES_MAX} lines"));
+        }
+        let header = text.lines().take_while(|line| line.starts_with("//!")).count();
+        if !(1..=HEADER_MAX).contains(&header) {
+            broken.push(format!("{file}: a header of {header} lines"));
+        }
+        let may_be_unsafe = UNSAFE.iter().any(|place| file.starts_with(place)) || file == "tests/scenarios/tidy.rs";
+        if !may_be_unsafe && code.contains("unsafe ") {
+            broken.push(format!("{file}: unsafe code"));
+        }
+        for open in ["TO\u{44}O", "FIX\u{4d}E", "todo\u{21}", "unimplemented\u{21}", "#[ign\u{6f}re"] {
+            if text.contains(open) {
+                broken.push(format!("{file}: {open}"));
+            }
+        }
+        for rule in RULES {
+            let applies = file.starts_with(rule.room) && !rule.except.iter().any(|except| file.starts_with(except));
+            for word in rule.words.iter().filter(|word| applies && code.contains(**word)) {
+                broken.push(format!("{file}: {word:?} has no place in {}", rule.room));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}

@@ -1,0 +1,47 @@
+//! How long a console waits until it hears that a node was lost: `loss_time [REPEATS]`. Four daemons, default liveness,
+//! the demo model; kill -9 and SIGSTOP of rank 2 during a generation.
+use std::time::Instant;
+
+use harness::programs::{Cluster, demo_models, finish, spawn_console, wait_until};
+use nix::sys::signal::Signal;
+
+/// As shipped, written out because the harness would set them long.
+const LIVENESS: &str = "heartbeat_ms = 250\nsilent_ms = 2000\n";
+
+fn main() {
+    let repeats: usize = std::env::args().nth(1).and_then(|count| count.parse().ok()).unwrap_or(5).max(1);
+    for (signal, name) in [(Signal::SIGKILL, "kill -9"), (Signal::SIGSTOP, "SIGSTOP")] {
+        let mut times: Vec<u128> = (0..repeats).map(|_| lose(signal)).collect();
+        times.sort_unstable();
+        println!(
+            "{name}: error after {} ms (median of {repeats}), {} ms at most",
+            times[repeats / 2],
+            times[repeats - 1]
+        );
+    }
+}
+
+/// Milliseconds from the signal to the end of the console.
+fn lose(signal: Signal) -> u128 {
+    let cluster = Cluster::with(4, &demo_models(), LIVENESS);
+    let nodes = cluster.nodes();
+    let child = spawn_console(&[
+        "generate",
+        "--nodes",
+        &nodes,
+        "--model",
+        "bard-q8_0.gguf",
+        "--prompt",
+        "ROMEO:",
+        "--max-tokens",
+        "500",
+        "--json",
+    ]);
+    wait_until("tokens come", || cluster.status(0)["tokens"].as_u64() > Some(3));
+    cluster.signal(2, signal);
+    let begun = Instant::now();
+    let ended = finish(child);
+    let time = begun.elapsed().as_millis();
+    ended.assert_error(5, "node_lost", &["pi3"]);
+    time
+}
