@@ -1,6 +1,7 @@
 //! Kernels for AVX2, FMA and F16C.
 #![expect(unsafe_code, reason = "vector instructions; chosen only after the machine was asked for them")]
 mod dot;
+mod super_block;
 mod vector;
 
 use std::sync::OnceLock;
@@ -39,9 +40,9 @@ const fn table() -> Kernels {
             entry!(dot::q4_0, |row: &[u8], skip: usize, x: ActivationRow<'_>| -> f32),
             entry!(dot::q5_0, |row: &[u8], skip: usize, x: ActivationRow<'_>| -> f32),
             entry!(dot::q5_1, |row: &[u8], skip: usize, x: ActivationRow<'_>| -> f32),
-            entry!(dot::q4_k, |row: &[u8], skip: usize, x: ActivationRow<'_>| -> f32),
-            entry!(dot::q5_k, |row: &[u8], skip: usize, x: ActivationRow<'_>| -> f32),
-            entry!(dot::q6_k, |row: &[u8], skip: usize, x: ActivationRow<'_>| -> f32),
+            entry!(super_block::q4_k, |row: &[u8], skip: usize, x: ActivationRow<'_>| -> f32),
+            entry!(super_block::q5_k, |row: &[u8], skip: usize, x: ActivationRow<'_>| -> f32),
+            entry!(super_block::q6_k, |row: &[u8], skip: usize, x: ActivationRow<'_>| -> f32),
         ],
         // The scalar text of these, compiled for AVX2, is already vector code.
         quantize: entry!(vector::quantize, |v: &[f32], q: &mut [i8], s: &mut [f32], m: &mut [i16]|),

@@ -4,8 +4,6 @@ mod unpack;
 use half::{bf16, f16};
 use shared::gguf::BlockFormat;
 
-#[cfg(target_arch = "x86_64")]
-pub(super) use unpack::min_of;
 use unpack::{Unpack, q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0};
 
 use super::{ActivationRow, GROUP, Kernels, LEVELS};
