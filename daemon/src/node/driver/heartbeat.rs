@@ -166,14 +166,18 @@ mod tests {
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let judge = |beat: Beat| {
             let mut peer = Peer::new(start);
-            (0..=30).for_each(|second| drop(peer.hear(&beat, at(second))));
+            for second in 0..=30 {
+                peer.hear(&beat, at(second));
+            }
             (peer.lost(&LIVENESS, at(31)), peer.lost(&LIVENESS, at(33)))
         };
         assert_eq!(judge(beat(7, true, false)), (Some(Loss::Stalled), Some(Loss::Silent)));
         assert_eq!(judge(beat(7, true, true)).0, None, "it waits for another rank");
         assert_eq!(judge(beat(7, false, false)).0, None, "it has nothing to do");
         let mut peer = Peer::new(start);
-        (0..=30).for_each(|second| drop(peer.hear(&beat(second, true, false), at(second))));
+        for second in 0..=30 {
+            peer.hear(&beat(second, true, false), at(second));
+        }
         assert_eq!(peer.lost(&LIVENESS, at(31)), None, "it moves");
     }
 
