@@ -27,7 +27,7 @@ pub enum Failure {
         code: u8,
     },
     /// Something on this machine.
-    #[error("{0:#}")]
+    #[error("{}", chain(.0))]
     Other(#[from] anyhow::Error),
 }
 
@@ -72,6 +72,14 @@ impl Failure {
     }
 }
 
+/// An error and its causes; a cause that the message before it quotes already is not said twice.
+fn chain(error: &anyhow::Error) -> String {
+    error.chain().skip(1).fold(error.to_string(), |text, cause| {
+        let cause = cause.to_string();
+        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use shared::protocol::error::{FaultKind, Loss};
@@ -96,5 +104,11 @@ mod tests {
         assert_eq!(object["error"]["node"], "pi2");
         assert!(object["error"]["message"].as_str().is_some_and(|message| message.contains("pi2")));
         assert!(object["error"]["next"].as_str().is_some_and(|next| !next.is_empty()));
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let error = anyhow::anyhow!("no such file").context("cannot open m.gguf: no such file").context("no tokenizer");
+        assert_eq!(Failure::from(error).to_string(), "no tokenizer: cannot open m.gguf: no such file");
     }
 }

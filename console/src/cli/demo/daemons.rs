@@ -2,7 +2,7 @@
 //! closes, whatever happens to the console, and are killed and waited for when it ends in order.
 use std::{
     fs::File,
-    net::TcpListener,
+    net::{Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
     process::Stdio,
     time::{Duration, Instant},
@@ -17,6 +17,8 @@ use crate::{cli::output, client::session::Session};
 
 /// All daemons must answer within this.
 const START: Duration = Duration::from_secs(20);
+/// A loopback address that no daemon of a demo listens on.
+const CLAIM: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 254);
 /// Daemons get this long to drain before they are killed.
 const DRAIN: Duration = Duration::from_secs(2);
 
@@ -26,6 +28,8 @@ pub(super) struct Daemons {
     addresses: Vec<String>,
     children: Vec<Child>,
     folder: TempDir,
+    /// Keeps other demos off the port until all daemons are gone.
+    _claim: TcpListener,
 }
 
 impl Daemons {
@@ -33,12 +37,12 @@ impl Daemons {
     pub(super) async fn start(count: usize, models: &Path) -> anyhow::Result<Self> {
         let program = program()?;
         let folder = tempfile::Builder::new().prefix("bramble-demo-").tempdir().context("cannot make a folder")?;
-        let port = free_port(count, PORT)?;
+        let (port, claim) = claim_port(count, PORT)?;
         if port != PORT {
             output::note(&format!("port {PORT} is taken: the daemons use port {port}"));
         }
         let addresses = (0..count).map(|index| address(index, port)).collect();
-        let mut daemons = Self { addresses, children: Vec::new(), folder };
+        let mut daemons = Self { addresses, children: Vec::new(), folder, _claim: claim };
         for index in 0..count {
             daemons.spawn(&program, index, models)?;
         }
@@ -136,10 +140,15 @@ fn address(index: usize, port: u16) -> String {
     format!("127.0.0.{}:{port}", index + 2)
 }
 
-/// The first port from `first` on that is free on all addresses.
-fn free_port(count: usize, first: u16) -> anyhow::Result<u16> {
-    let is_free = |port: &u16| (0..count).all(|index| TcpListener::bind(address(index, *port)).is_ok());
-    let found = (first..first.saturating_add(200)).find(is_free);
+/// The first port from `first` on that is free on all addresses, and what keeps it: two demos that start at the same time
+/// both find a port free before either has its daemons on it, but only one can listen on this address.
+fn claim_port(count: usize, first: u16) -> anyhow::Result<(u16, TcpListener)> {
+    let claim = |port: u16| {
+        let claim = TcpListener::bind((CLAIM, port)).ok()?;
+        let is_free = (0..count).all(|index| TcpListener::bind(address(index, port)).is_ok());
+        is_free.then_some((port, claim))
+    };
+    let found = (first..first.saturating_add(200)).find_map(claim);
     found.ok_or_else(|| anyhow!("no port from {first} on is free on {count} loopback addresses"))
 }
 
@@ -164,9 +173,18 @@ mod tests {
         // The port of the first address is chosen by the system; all others follow from it.
         let taken = TcpListener::bind(address(2, 0)).expect("loopback can be bound");
         let port = taken.local_addr().expect("a bound listener has an address").port();
-        let next = free_port(4, port).expect("one of 200 ports is free");
+        let (next, _claim) = claim_port(4, port).expect("one of 200 ports is free");
         assert!(next > port, "{next}");
-        assert_eq!(free_port(2, next).map_err(|error| error.to_string()), Ok(next));
+    }
+
+    #[test]
+    fn demos_that_start_at_the_same_time_get_different_ports() {
+        let claims: Vec<_> = (0..8).map(|_| std::thread::spawn(|| claim_port(2, 21_000))).collect();
+        let claims: Vec<_> = claims.into_iter().map(|claim| claim.join().expect("no panic").expect("a port")).collect();
+        let mut ports: Vec<u16> = claims.iter().map(|(port, _)| *port).collect();
+        ports.sort_unstable();
+        ports.dedup();
+        assert_eq!(ports.len(), 8, "{ports:?}");
     }
 
     #[test]
