@@ -100,6 +100,22 @@ fn a_draining_rank_waits_for_the_heads_request_and_exits_with_0() {
 }
 
 #[test]
+fn all_nodes_that_are_told_to_end_at_once_end_with_0() {
+    let mut cluster = Cluster::of(3);
+    generates_again(&cluster);
+    (0..3).for_each(|index| cluster.signal(index, Signal::SIGTERM));
+    (0..3).for_each(|index| assert_eq!(cluster.wait(index), Some(0), "pi{}", index + 1));
+    // And one that is left behind in a broken topology ends as well.
+    (0..3).for_each(|index| cluster.start(index));
+    generates_again(&cluster);
+    cluster.signal(0, Signal::SIGKILL);
+    cluster.wait(0);
+    wait_until("it noticed", || cluster.status(1)["state"] == "faulted");
+    cluster.signal(1, Signal::SIGTERM);
+    assert_eq!(cluster.wait(1), Some(0));
+}
+
+#[test]
 fn a_drain_that_takes_too_long_fails_the_request_by_name_and_exits_with_0() {
     let mut cluster = Cluster::with(2, &harness::programs::demo_models(), "drain_ms = 1\n");
     let ended = disturb(&mut cluster, "400", |cluster| cluster.signal(0, Signal::SIGTERM));

@@ -105,7 +105,10 @@ pub(super) async fn run(pulse: Pulse, rank: Rank, stream: TcpStream) {
     // The driver may be gone when the daemon ends; then nobody needs to know.
     let _ = pulse.inputs.send(Input::Event(Event::PeerLost(pulse.epoch, rank, lost))).await;
     // The socket stays open until the topology ends: peers must not take this node for the lost one.
-    pulse.stop.cancelled().await;
+    tokio::select! {
+        () = pulse.stop.cancelled() => {}
+        () = pulse.leave.cancelled() => {}
+    }
 }
 
 async fn beat(pulse: &Pulse, writer: &mut MessageWriter, peer: &Peer) -> Result<(), Loss> {

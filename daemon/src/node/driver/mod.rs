@@ -184,7 +184,10 @@ impl Driver {
             Event::Engine(epoch, Progress::Broken { rank, reason }) => {
                 tracing::warn!(%epoch, ?rank, reason, "the engine cannot go on");
             }
-            Event::PeerLost(epoch, rank, how) => tracing::warn!(%epoch, %rank, "a rank was lost: {how}"),
+            // Ranks of an earlier assignment end as a matter of course.
+            Event::PeerLost(epoch, rank, how) if *epoch == self.node.epoch() => {
+                tracing::warn!(%epoch, %rank, "a rank was lost: {how}");
+            }
             _ => {}
         }
         let before = self.node.state();

@@ -7,6 +7,7 @@ use std::{
         mpsc,
     },
     thread,
+    time::Duration,
 };
 
 use shared::{
@@ -31,6 +32,9 @@ use crate::{
     model::Model,
     node::event::{EngineCommand, Event},
 };
+
+/// Longest wait for all goodbyes.
+const GOODBYE: Duration = Duration::from_secs(1);
 
 /// Which assignment runs, and this node's place in it.
 #[derive(Clone, Debug)]
@@ -127,7 +131,8 @@ impl Running {
     pub(super) async fn stop(self, goodbye: bool) {
         if goodbye {
             self.leave.cancel();
-            self.beats.wait().await;
+            // Each goodbye has its own deadline; this one is for what nobody thought of.
+            let _ = tokio::time::timeout(GOODBYE, self.beats.wait()).await;
         }
         self.command(EngineCommand::Stop);
         self.abort.raise();
