@@ -2,23 +2,28 @@
 use std::process::Command;
 
 use harness::{
-    programs::{Cluster, programs, wait_until},
+    programs::{Cluster, DEEP, deep_models, programs, wait_until},
     terminal::Terminal,
 };
 use nix::sys::signal::Signal;
 
 fn dashboard(cluster: &Cluster, columns: u16, rows: u16) -> Terminal {
+    with_model(cluster, &["--model", "bard-q8_0.gguf", "--max-tokens", "400", "--seed", "3"], columns, rows)
+}
+
+fn with_model(cluster: &Cluster, model: &[&str], columns: u16, rows: u16) -> Terminal {
     let mut command = Command::new(programs().join("console"));
-    command.args(["--nodes", &cluster.nodes(), "--model", "bard-q8_0.gguf", "--max-tokens", "400", "--seed", "3"]);
-    command.env_remove("BRAMBLE_LOG_DIR");
+    command.args(["--nodes", &cluster.nodes()]).args(model).env_remove("BRAMBLE_LOG_DIR");
     Terminal::run(command, columns, rows)
 }
 
 #[test]
 fn four_nodes_stream_text_show_latencies_and_escape_cancels() {
-    let cluster = Cluster::of(4);
+    let folder = deep_models();
+    let cluster = Cluster::with(4, folder.path(), "");
     for (columns, rows) in [(80, 24), (120, 40)] {
-        let mut terminal = dashboard(&cluster, columns, rows);
+        let model = ["--model", DEEP, "--context", "8192", "--max-tokens", "8000", "--temperature", "0"];
+        let mut terminal = with_model(&cluster, &model, columns, rows);
         (1..=4).for_each(|node| terminal.wait_for(&format!("pi{node}")));
         terminal.wait_for("Ready. Type a prompt");
         terminal.keys("ROMEO:\r");
@@ -43,8 +48,10 @@ fn four_nodes_stream_text_show_latencies_and_escape_cancels() {
 
 #[test]
 fn a_dead_node_is_shown_fails_the_request_by_name_and_the_dashboard_lives_on() {
-    let mut cluster = Cluster::of(3);
-    let mut terminal = dashboard(&cluster, 120, 40);
+    let folder = deep_models();
+    let mut cluster = Cluster::with(3, folder.path(), "");
+    let model = ["--model", DEEP, "--max-tokens", "4000", "--temperature", "0"];
+    let mut terminal = with_model(&cluster, &model, 120, 40);
     terminal.wait_for("Ready. Type a prompt");
     terminal.keys("ROMEO:\r");
     wait_until("tokens come", || cluster.status(0)["tokens"].as_u64() > Some(3));

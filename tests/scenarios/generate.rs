@@ -1,6 +1,6 @@
 //! A text from one daemon or several: the same ids, the fields of --json, cancel, limits.
 use harness::{
-    programs::{Cluster, finish, folder_with, spawn_console, wait_until},
+    programs::{Cluster, deep_models, finish, folder_with, wait_until},
     tiny_model::TinyModel,
 };
 use nix::{
@@ -145,25 +145,9 @@ fn stop_strings_end_the_text_before_them() {
 
 #[test]
 fn an_interrupted_console_cancels_on_the_head_and_exits_with_130() {
-    let cluster = Cluster::of(2);
-    let nodes = cluster.nodes();
-    let child = spawn_console(&[
-        "generate",
-        "--nodes",
-        &nodes,
-        "--model",
-        "bard-q8_0.gguf",
-        "--prompt",
-        "ROMEO:",
-        "--max-tokens",
-        "400",
-        "--temperature",
-        "0.8",
-        "--seed",
-        "1",
-        "--json",
-    ]);
-    wait_until("the request runs", || cluster.status(0)["state"] == "serving");
+    let models = deep_models();
+    let cluster = Cluster::with(2, models.path(), "");
+    let child = cluster.start_generation("4000");
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).expect("the console runs");
     let ended = finish(child);
     assert_eq!(ended.code, Some(130), "{}", ended.err);

@@ -1,41 +1,25 @@
 //! Nodes that die, hang, drain and come back while a request runs.
-use harness::programs::{Cluster, Ended, finish, spawn_console, wait_until};
+use harness::programs::{Cluster, DEEP, Ended, deep_models, finish, wait_until};
 use nix::sys::signal::Signal;
 
 /// Starts a long generation on all nodes, does something while it runs, and returns how it ended.
 fn disturb(cluster: &mut Cluster, max_tokens: &str, disturbance: impl FnOnce(&mut Cluster)) -> Ended {
-    let nodes = cluster.nodes();
-    let child = spawn_console(&[
-        "generate",
-        "--nodes",
-        &nodes,
-        "--model",
-        "bard-q8_0.gguf",
-        "--prompt",
-        "ROMEO:",
-        "--max-tokens",
-        max_tokens,
-        "--temperature",
-        "0.8",
-        "--seed",
-        "5",
-        "--json",
-    ]);
-    wait_until("tokens come", || cluster.status(0)["tokens"].as_u64() > Some(3));
+    let child = cluster.start_generation(max_tokens);
     disturbance(cluster);
     finish(child)
 }
 
 fn generates_again(cluster: &Cluster) {
     let count = cluster.addresses.len();
-    let run = &["--prompt", "ROMEO:", "--max-tokens", "4", "--temperature", "0"];
+    let run = &["--model", DEEP, "--prompt", "ab", "--max-tokens", "4", "--temperature", "0"];
     assert_eq!(cluster.generate(count, run).completion()["finish_reason"], "length");
 }
 
 #[test]
 fn a_killed_rank_ends_the_request_by_its_name_and_the_next_one_works_after_its_restart() {
-    let mut cluster = Cluster::of(4);
-    let ended = disturb(&mut cluster, "400", |cluster| {
+    let models = deep_models();
+    let mut cluster = Cluster::with(4, models.path(), "");
+    let ended = disturb(&mut cluster, "4000", |cluster| {
         cluster.signal(2, Signal::SIGKILL);
         assert_eq!(cluster.wait(2), None);
     });
@@ -55,8 +39,9 @@ fn a_killed_rank_ends_the_request_by_its_name_and_the_next_one_works_after_its_r
 
 #[test]
 fn a_killed_head_ends_the_request_as_lost() {
-    let mut cluster = Cluster::of(2);
-    let ended = disturb(&mut cluster, "400", |cluster| {
+    let models = deep_models();
+    let mut cluster = Cluster::with(2, models.path(), "");
+    let ended = disturb(&mut cluster, "4000", |cluster| {
         cluster.signal(0, Signal::SIGKILL);
         assert_eq!(cluster.wait(0), None);
     });
@@ -67,8 +52,9 @@ fn a_killed_head_ends_the_request_as_lost() {
 
 #[test]
 fn a_stopped_rank_is_silent_and_is_lost_by_name() {
-    let mut cluster = Cluster::with(3, &harness::programs::demo_models(), "heartbeat_ms = 50\nsilent_ms = 1500\n");
-    let ended = disturb(&mut cluster, "400", |cluster| cluster.signal(1, Signal::SIGSTOP));
+    let models = deep_models();
+    let mut cluster = Cluster::with(3, models.path(), "heartbeat_ms = 50\nsilent_ms = 1500\n");
+    let ended = disturb(&mut cluster, "4000", |cluster| cluster.signal(1, Signal::SIGSTOP));
     ended.assert_error(5, "node_lost", &["pi2", "heartbeat"]);
     cluster.signal(1, Signal::SIGCONT);
     wait_until("it notices that the others went on", || cluster.status(1)["state"] == "faulted");
@@ -77,7 +63,8 @@ fn a_stopped_rank_is_silent_and_is_lost_by_name() {
 
 #[test]
 fn a_draining_head_finishes_its_request_and_exits_with_0() {
-    let mut cluster = Cluster::of(2);
+    let models = deep_models();
+    let mut cluster = Cluster::with(2, models.path(), "");
     let ended = disturb(&mut cluster, "60", |cluster| {
         cluster.signal(0, Signal::SIGTERM);
         wait_until("it drains", || cluster.log(0).contains("-> draining"));
@@ -90,7 +77,8 @@ fn a_draining_head_finishes_its_request_and_exits_with_0() {
 
 #[test]
 fn a_draining_rank_waits_for_the_heads_request_and_exits_with_0() {
-    let mut cluster = Cluster::of(2);
+    let models = deep_models();
+    let mut cluster = Cluster::with(2, models.path(), "");
     let ended = disturb(&mut cluster, "60", |cluster| cluster.signal(1, Signal::SIGTERM));
     assert_eq!(ended.completion()["finish_reason"], "length");
     assert_eq!(cluster.wait(1), Some(0));
@@ -101,7 +89,8 @@ fn a_draining_rank_waits_for_the_heads_request_and_exits_with_0() {
 
 #[test]
 fn all_nodes_that_are_told_to_end_at_once_end_with_0() {
-    let mut cluster = Cluster::of(3);
+    let models = deep_models();
+    let mut cluster = Cluster::with(3, models.path(), "");
     generates_again(&cluster);
     (0..3).for_each(|index| cluster.signal(index, Signal::SIGTERM));
     (0..3).for_each(|index| assert_eq!(cluster.wait(index), Some(0), "pi{}", index + 1));
@@ -117,8 +106,9 @@ fn all_nodes_that_are_told_to_end_at_once_end_with_0() {
 
 #[test]
 fn a_drain_that_takes_too_long_fails_the_request_by_name_and_exits_with_0() {
-    let mut cluster = Cluster::with(2, &harness::programs::demo_models(), "drain_ms = 1\n");
-    let ended = disturb(&mut cluster, "400", |cluster| cluster.signal(0, Signal::SIGTERM));
+    let models = deep_models();
+    let mut cluster = Cluster::with(2, models.path(), "drain_ms = 1\n");
+    let ended = disturb(&mut cluster, "4000", |cluster| cluster.signal(0, Signal::SIGTERM));
     ended.assert_error(5, "drain_ended", &["pi1"]);
     assert_eq!(cluster.wait(0), Some(0));
 }

@@ -13,7 +13,10 @@ use std::{
 };
 
 use serde_json::Value;
+use shared::gguf::{Architecture, BlockFormat};
 use tempfile::TempDir;
+
+use crate::tiny_model::TinyModel;
 
 /// Everything that a test waits for must come within this; only a test that fails waits as long.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -45,6 +48,17 @@ pub fn programs() -> &'static Path {
 /// The folder with the demo model.
 pub fn demo_models() -> PathBuf {
     root().join("packaging/demo")
+}
+
+/// File name of the slow model.
+pub const DEEP: &str = "deep.gguf";
+
+/// A folder with a model of many thin layers: small, and each of its tokens takes milliseconds for its all-reduces, so that
+/// a test can do something while it runs.
+pub fn deep_models() -> TempDir {
+    let mut model = TinyModel::new(Architecture::Llama);
+    (model.block_count, model.context_length) = (96, 8192);
+    folder_with(&[(DEEP, &model.with_format(BlockFormat::Q8_0).bytes())])
 }
 
 /// A loopback network of its own for each cluster of this process: 127.x.y.*, and a port that is free there.
@@ -193,6 +207,30 @@ impl Cluster {
         }
         arguments.extend(more);
         console(&arguments)
+    }
+
+    /// Starts a `console generate --json` of the slow model on all nodes and returns when tokens come.
+    ///
+    /// # Panics
+    /// None come.
+    pub fn start_generation(&self, max_tokens: &str) -> Child {
+        let nodes = self.nodes();
+        let child = spawn_console(&[
+            "generate",
+            "--nodes",
+            &nodes,
+            "--model",
+            DEEP,
+            "--prompt",
+            "ab",
+            "--max-tokens",
+            max_tokens,
+            "--temperature",
+            "0",
+            "--json",
+        ]);
+        wait_until("tokens come", || self.status(0)["tokens"].as_u64() > Some(3));
+        child
     }
 
     /// A node's state, as `console status --json` says.

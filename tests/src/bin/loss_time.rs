@@ -1,8 +1,8 @@
 //! How long a console waits until it hears that a node was lost: `loss_time [REPEATS]`. Four daemons, default liveness,
-//! the demo model; kill -9 and SIGSTOP of rank 2 during a generation.
+//! a model of 96 thin layers; kill -9 and SIGSTOP of rank 2 during a generation.
 use std::time::Instant;
 
-use harness::programs::{Cluster, demo_models, finish, spawn_console, wait_until};
+use harness::programs::{Cluster, deep_models, finish};
 use nix::sys::signal::Signal;
 
 /// As shipped, written out because the harness would set them long.
@@ -23,21 +23,9 @@ fn main() {
 
 /// Milliseconds from the signal to the end of the console.
 fn lose(signal: Signal) -> u128 {
-    let cluster = Cluster::with(4, &demo_models(), LIVENESS);
-    let nodes = cluster.nodes();
-    let child = spawn_console(&[
-        "generate",
-        "--nodes",
-        &nodes,
-        "--model",
-        "bard-q8_0.gguf",
-        "--prompt",
-        "ROMEO:",
-        "--max-tokens",
-        "500",
-        "--json",
-    ]);
-    wait_until("tokens come", || cluster.status(0)["tokens"].as_u64() > Some(3));
+    let models = deep_models();
+    let cluster = Cluster::with(4, models.path(), LIVENESS);
+    let child = cluster.start_generation("4000");
     cluster.signal(2, signal);
     let begun = Instant::now();
     let ended = finish(child);
