@@ -74,7 +74,7 @@ fn no_daemon_outlives_a_demo_that_is_killed() {
 #[test]
 fn with_a_terminal_the_demo_opens_the_dashboard_and_quitting_ends_all() {
     let mut command = Command::new(programs().join("console"));
-    command.arg("demo").env_remove("BRAMBLE_LOG_DIR");
+    command.args(["demo", "--temperature", "0", "--max-tokens", "16"]).env_remove("BRAMBLE_LOG_DIR");
     let mut terminal = Terminal::run(command, 80, 24);
     terminal.wait_for("Ready. Type a prompt");
     let daemons = daemons_of(terminal.pid().as_raw().cast_unsigned());
