@@ -13,8 +13,8 @@ impl Noise {
 
     /// Noise of a token.
     pub(super) fn of(self, id: u32) -> f64 {
-        // 53 bits, never 0 and never 1.
-        let uniform = ((self.hash(id) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
+        // 52 bits and a half fit into an f64: never 0 and never 1, whose noise would be infinite.
+        let uniform = ((self.hash(id) >> 12) as f64 + 0.5) / (1_u64 << 52) as f64;
         -(-uniform.ln()).ln()
     }
 
@@ -34,7 +34,7 @@ impl Noise {
     }
 }
 
-/// exp(-n) of the range of u64, rounded up and widened by the 11 bits that the uniform number drops.
+/// exp(-n) of the range of u64, rounded up and widened by the 12 bits that the uniform number drops.
 const TOP_SHARE: [u64; 38] = top_shares();
 
 const fn top_shares() -> [u64; 38] {
@@ -43,7 +43,7 @@ const fn top_shares() -> [u64; 38] {
     let mut n = 1;
     while n < shares.len() {
         share /= std::f64::consts::E;
-        shares[n] = (share * 1.000_001 * u64::MAX as f64) as u64 + 4096;
+        shares[n] = (share * 1.000_001 * u64::MAX as f64) as u64 + 8192;
         n += 1;
     }
     shares
@@ -75,6 +75,14 @@ mod tests {
             }
         }
         assert!(above > 1000);
+    }
+
+    #[test]
+    fn the_ends_of_the_range_give_finite_noise() {
+        for bits in [0, u64::MAX] {
+            let uniform = ((bits >> 12) as f64 + 0.5) / (1_u64 << 52) as f64;
+            assert!(uniform > 0.0 && uniform < 1.0 && (-(-uniform.ln()).ln()).is_finite());
+        }
     }
 
     #[test]
