@@ -157,6 +157,8 @@ impl Driver {
                 _ = ticks.tick() => self.tick().await,
             }
         }
+        // Nobody reads on: an engine that waits for room in the queue must not hold up its own end.
+        drop(inputs);
         if let Some(running) = self.running.take() {
             running.stop(true).await;
         }
