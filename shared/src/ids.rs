@@ -22,14 +22,6 @@ id!(
     Rank(u16)
 );
 id!(
-    /// Position of a stage (consecutive layers) in a replica.
-    StageIndex(u16)
-);
-id!(
-    /// Position of a replica in a topology.
-    ReplicaIndex(u16)
-);
-id!(
     /// A layer of the model, counted over the whole model.
     LayerIndex(u32)
 );

@@ -7,7 +7,6 @@ use crate::kernels::Kernels;
 /// The KV cache of one rank.
 #[derive(Debug)]
 pub struct KvCache {
-    format: KvFormat,
     head_count_kv: usize,
     head_length: usize,
     layers: Vec<LayerCache>,
@@ -36,7 +35,7 @@ impl KvCache {
             KvFormat::F32 => LayerCache::F32 { keys: vec![0.0; length], values: vec![0.0; length] },
             KvFormat::F16 => LayerCache::F16 { keys: vec![0; length], values: vec![0; length] },
         };
-        Self { format, head_count_kv, head_length, layers: (0..layers).map(layer).collect() }
+        Self { head_count_kv, head_length, layers: (0..layers).map(layer).collect() }
     }
 
     /// Bytes of such a cache.
@@ -77,11 +76,6 @@ impl KvCache {
             LayerCache::F32 { keys, values } => (HeadBlock::F32(&keys[range.clone()]), HeadBlock::F32(&values[range])),
             LayerCache::F16 { keys, values } => (HeadBlock::F16(&keys[range.clone()]), HeadBlock::F16(&values[range])),
         }
-    }
-
-    /// How values are stored.
-    pub fn format(&self) -> KvFormat {
-        self.format
     }
 
     fn begin(&self, block: u32, head: usize) -> usize {

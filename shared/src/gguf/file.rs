@@ -173,11 +173,6 @@ impl GgufFile {
     pub fn file_bytes(&self) -> u64 {
         self.splits.iter().map(|split| split.bytes.all().len() as u64).sum()
     }
-
-    /// Number of files.
-    pub fn split_count(&self) -> usize {
-        self.splits.len()
-    }
 }
 
 impl Split {
