@@ -10,9 +10,12 @@ use shared::{
         message::{FinishReason, Finished, TokenEvent},
     },
     sampling::SamplingParameters,
-    telemetry::{LayerSync, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals, SyncKind},
-    topology::{Exchange, KvFormat, Layout, Member, Topology},
-    units::{Bytes, Nanoseconds},
+    telemetry::{
+        Health, LayerSync, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals, SyncKind,
+        health::{Clock, LoadByOthers, MemoryUse, NetworkLink, ThrottleBits},
+    },
+    topology::{Exchange, Exclusions, KvFormat, Layout, Member, Topology},
+    units::{Bytes, Celsius, Megahertz, Nanoseconds},
 };
 
 use crate::{
@@ -230,6 +233,8 @@ pub(crate) fn topology() -> Topology {
 pub(crate) fn idle(node: usize) -> NodeReport {
     NodeReport {
         name: name(node),
+        instance: 1,
+        supervised: true,
         build: "0.1.0".to_owned(),
         kernels: "avx2".to_owned(),
         state: NodeState::Idle,
@@ -239,11 +244,12 @@ pub(crate) fn idle(node: usize) -> NodeReport {
         load: None,
         shard: Bytes(0),
         memory_resident: Bytes(11 << 20),
-        memory_available: Bytes(3 << 30),
-        memory_total: Bytes(4 << 30),
+        health: health(),
         requests: 0,
         tokens: 0,
         layers: Vec::new(),
+        lateness: Vec::new(),
+        exclusions: Exclusions::default(),
     }
 }
 
@@ -261,6 +267,27 @@ pub(crate) fn running(node: usize, state: NodeState, with_layers: bool) -> NodeR
         requests: u32::from(state == NodeState::Serving && node == 0),
         layers,
         ..idle(node)
+    }
+}
+
+/// A Raspberry Pi 5 that is well.
+pub(crate) fn health() -> Health {
+    let clock = Clock {
+        governor: "ondemand".into(),
+        driver: "cpufreq-dt".into(),
+        current: Megahertz(2400),
+        limit: Megahertz(2400),
+        hardware: Megahertz(2400),
+    };
+    let (swap_total, swap_used, swap_rate) = (Bytes(512 << 20), Bytes(0), Bytes(0));
+    let memory = MemoryUse { total: Bytes(4 << 30), available: Bytes(3 << 30), swap_total, swap_used, swap_rate };
+    Health {
+        temperature: Some(Celsius(61.3)),
+        clock: Some(clock),
+        firmware: Some(ThrottleBits(0)),
+        memory: Some(memory),
+        link: Some(NetworkLink { interface: "eth0".into(), mbit: Some(1000), is_wireless: false }),
+        load: Some(LoadByOthers { others: 0.1, cores: 4 }),
     }
 }
 

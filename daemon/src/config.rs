@@ -13,7 +13,7 @@ const STATE_DEFAULT: &str = "/var/lib/bramble";
 
 /// brambled holds one shard of a GGUF model and computes it in step with the other nodes of its topology.
 /// An operator assigns topologies from `console`.
-#[derive(Debug, Default, Parser)]
+#[derive(Clone, Debug, Default, Parser)]
 #[command(name = "brambled", version, after_help = "Example: brambled --listen 192.168.1.11:9999 --models /srv/models")]
 pub struct Arguments {
     /// Address and port to listen on [default: 127.0.0.1:9999]
@@ -34,6 +34,15 @@ pub struct Arguments {
     /// TOML file with the same settings and more
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Write the process id here once the port is open; removed at the end
+    #[arg(long, value_name = "FILE")]
+    pid_file: Option<PathBuf>,
+    /// Something starts brambled again when it ends with code 75 (systemd's unit does): lets consoles restart it
+    #[arg(long)]
+    supervised: bool,
+    /// Read the machine's health below this folder instead of / (for tests)
+    #[arg(long, value_name = "DIR", hide = true)]
+    health_root: Option<PathBuf>,
     /// End when standard input closes
     #[arg(long)]
     pub exit_with_parent: bool,
@@ -79,6 +88,12 @@ pub struct Config {
     pub models: Vec<PathBuf>,
     /// State folder.
     pub state: PathBuf,
+    /// File for the process id.
+    pub pid_file: Option<PathBuf>,
+    /// Whether something starts the daemon again when it ends to be restarted.
+    pub supervised: bool,
+    /// Where /proc and /sys are.
+    pub health_root: PathBuf,
     /// Compute threads, if they are not left to the assignment.
     pub threads: Option<u16>,
     /// Folder for log files; `None`: standard error only.
@@ -143,6 +158,10 @@ impl Config {
             name,
             models,
             state,
+            pid_file: arguments.pid_file,
+            // systemd gives every service an id of its invocation.
+            supervised: arguments.supervised || std::env::var_os("INVOCATION_ID").is_some(),
+            health_root: arguments.health_root.unwrap_or_else(|| "/".into()),
             threads,
             log_dir: file.log_dir,
             memory_max: file.memory_max_mib.map(|mib| mib.saturating_mul(1 << 20)),

@@ -6,7 +6,7 @@ use daemon::{
     config::{Arguments, Config},
     kernels::Kernels,
     node::driver::state::StateFolder,
-    serve,
+    serve::{self, PidFile},
 };
 use tracing_subscriber::{EnvFilter, Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -22,22 +22,22 @@ fn main() -> ExitCode {
 
 fn run() -> anyhow::Result<i32> {
     let arguments = Arguments::parse();
-    let exit_with_parent = arguments.exit_with_parent;
-    let config = Config::load(arguments)?;
+    let config = Config::load(arguments.clone())?;
     let _log_guard = log(&config);
     let forced = std::env::var("BRAMBLE_KERNELS").ok();
     let kernels = Kernels::choose(forced.as_deref())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let code = runtime.block_on(async {
         let listener = serve::bind(config.listen).await?;
-        let (state, epoch) = StateFolder::open(&config.state)?;
+        let _pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
+        let (state, kept) = StateFolder::open(&config.state)?;
         tracing::info!(
-            name = config.name, listen = %config.listen, %epoch, kernels = kernels.name, "brambled {}", env!("CARGO_PKG_VERSION")
+            name = config.name, listen = %config.listen, epoch = %kept.epoch, kernels = kernels.name, "brambled {}", env!("CARGO_PKG_VERSION")
         );
         if !config.listen.ip().is_loopback() {
             tracing::warn!("links are not authenticated yet: everyone who reaches {} may use this node", config.listen);
         }
-        serve::serve(config, listener, kernels, (state, epoch), exit_with_parent).await
+        serve::serve(config, arguments, listener, kernels, (state, kept)).await
     })?;
     // Blocking tasks (a read of standard input, an engine that still computes) must not hold up the exit.
     runtime.shutdown_background();

@@ -48,6 +48,28 @@ impl fmt::Display for Nanoseconds {
     }
 }
 
+/// A temperature in degrees Celsius; shown with one decimal (`61.3 °C`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize)]
+pub struct Celsius(pub f32);
+
+impl fmt::Display for Celsius {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{:.1} °C", self.0))
+    }
+}
+
+/// A clock in MHz; shown in GHz from 1000 on (`600 MHz`, `2.40 GHz`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Megahertz(pub u32);
+
+impl fmt::Display for Megahertz {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gigahertz = f64::from(self.0) / 1e3;
+        let text = if self.0 < 1000 { format!("{} MHz", self.0) } else { format!("{gigahertz:.2} GHz") };
+        f.pad(&text)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,5 +81,7 @@ mod tests {
         assert_eq!(Bytes(3 << 30).to_string(), "3.0 GiB");
         assert_eq!(Nanoseconds(812_000).to_string(), "812 us");
         assert_eq!(Nanoseconds(1_200_000).to_string(), "1.20 ms");
+        assert_eq!(Celsius(61.25).to_string(), "61.2 °C");
+        assert_eq!((Megahertz(600).to_string(), Megahertz(2400).to_string()), ("600 MHz".into(), "2.40 GHz".into()));
     }
 }

@@ -52,7 +52,7 @@ fn object(address: &str, answer: &Result<NodeReport, Fault>) -> serde_json::Valu
         "address": address, "name": report.name, "state": report.state.name(), "epoch": report.epoch.0,
         "topology": topology, "fault": report.fault.as_ref().map(ToString::to_string), "load": load,
         "shard_bytes": report.shard.0, "memory_resident": report.memory_resident.0,
-        "memory_available": report.memory_available.0, "memory_total": report.memory_total.0,
+        "health": report.health,
         "requests": report.requests, "tokens": report.tokens, "kernels": report.kernels, "build": report.build,
     })
 }
@@ -84,7 +84,7 @@ fn print(nodes: &[String], answers: &[(usize, Result<NodeReport, Fault>)]) {
                     report.epoch,
                     report.shard,
                     report.memory_resident,
-                    report.memory_available,
+                    report.health.memory.unwrap_or_default().available,
                     output::clean(&report.kernels)
                 ));
                 if let Some(fault) = &report.fault {

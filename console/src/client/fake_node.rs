@@ -13,7 +13,8 @@ use shared::{
             TokenLogprob,
         },
     },
-    telemetry::{LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals},
+    telemetry::{Health, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals},
+    topology::Exclusions,
     units::{Bytes, Nanoseconds},
 };
 use tokio::{
@@ -78,6 +79,8 @@ struct State {
 pub(crate) fn idle_report(name: &str) -> NodeReport {
     NodeReport {
         name: name.into(),
+        instance: 1,
+        supervised: true,
         build: "0".into(),
         kernels: "scalar".into(),
         state: NodeState::Idle,
@@ -87,11 +90,12 @@ pub(crate) fn idle_report(name: &str) -> NodeReport {
         load: None,
         shard: Bytes(0),
         memory_resident: Bytes(1 << 20),
-        memory_available: Bytes(1 << 30),
-        memory_total: Bytes(1 << 32),
+        health: Health::default(),
         requests: 0,
         tokens: 0,
         layers: Vec::new(),
+        lateness: Vec::new(),
+        exclusions: Exclusions::default(),
     }
 }
 
@@ -166,7 +170,8 @@ impl State {
             for body in self.answers(body) {
                 writer.send(&Response { id, body }).await.ok()?;
             }
-            if name == "generate" && matches!(self.script.generation, Generation::Closes) {
+            let closes = name == "generate" && matches!(self.script.generation, Generation::Closes);
+            if closes || name == "restart" {
                 return None;
             }
         }
@@ -208,6 +213,15 @@ impl State {
                 vec![ResponseBody::Aborted]
             }
             RequestBody::Generate(_) => self.generation(),
+            RequestBody::Restart => {
+                let mut report = lock(&self.report);
+                (report.instance, report.state, report.topology) = (report.instance + 1, NodeState::Idle, None);
+                vec![ResponseBody::Restarting]
+            }
+            RequestBody::Exclude(list) => {
+                lock(&self.report).exclusions.merge(&list);
+                vec![ResponseBody::Excluded]
+            }
             RequestBody::Cancel => vec![ResponseBody::Finished(finished(FinishReason::Cancelled))],
         }
     }
@@ -242,6 +256,8 @@ fn name_of(body: &RequestBody) -> &'static str {
         RequestBody::Abort { .. } => "abort",
         RequestBody::Generate(_) => "generate",
         RequestBody::Cancel => "cancel",
+        RequestBody::Restart => "restart",
+        RequestBody::Exclude(_) => "exclude",
     }
 }
 

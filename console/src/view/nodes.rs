@@ -104,7 +104,7 @@ fn figures(node: &Node, report: &NodeReport) -> String {
     let cells = [
         shard(node, Some(report)),
         fit_right(&report.memory_resident.to_string(), MEMORY),
-        fit_right(&report.memory_available.to_string(), MEMORY),
+        fit_right(&report.health.memory.unwrap_or_default().available.to_string(), MEMORY),
         fit_right(&report.requests.to_string(), REQUESTS),
     ];
     cells.join(" ")

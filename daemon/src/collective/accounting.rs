@@ -17,6 +17,9 @@ use shared::{
 /// Records that the ring holds: about three seconds of a fast small model.
 const RING_LENGTH: usize = 8192;
 
+/// Words of a record in the ring.
+const WORDS: usize = 6;
+
 /// One collective between its send and its last arrival.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
@@ -24,6 +27,8 @@ pub struct Span {
     pub compute: Nanoseconds,
     /// Longest computing that a peer's frame reported, and whose.
     pub slowest: (Nanoseconds, Rank),
+    /// The rank whose part came last, and how long it was the only one missing.
+    pub last: (Rank, Nanoseconds),
     /// The own send.
     pub sent: Instant,
     /// The last arrival; computing is counted from here on.
@@ -89,8 +94,8 @@ impl Accounting {
     pub fn close_layer(&mut self, layer: LayerIndex, kind: SyncKind, span: Span) {
         let (wait, wire) = self.close(span);
         let slowest = if wait.0 > 0 { span.slowest.1 } else { self.own };
-        let (compute, tokens) = (span.compute, self.tokens);
-        self.ring.push(SyncRecord { layer, kind, tokens, compute, wait, wire, slowest });
+        let (compute, tokens, (last, late)) = (span.compute, self.tokens, span.last);
+        self.ring.push(SyncRecord { layer, kind, tokens, compute, wait, wire, slowest, last, late });
     }
 
     /// The end of a step's own computing that no collective closes (a lone rank, the last sampling).
@@ -121,7 +126,7 @@ pub struct SyncRing {
 struct RingSlot {
     /// Twice the record's number plus two when whole, odd while being written.
     stamp: AtomicU64,
-    words: [AtomicU64; 5],
+    words: [AtomicU64; WORDS],
 }
 
 impl Default for SyncRing {
@@ -151,7 +156,7 @@ impl SyncRing {
         for number in begin..end {
             let slot = &self.slots[number as usize % RING_LENGTH];
             let before = slot.stamp.load(Ordering::Acquire);
-            let words: [u64; 5] = std::array::from_fn(|index| slot.words[index].load(Ordering::Relaxed));
+            let words: [u64; WORDS] = std::array::from_fn(|index| slot.words[index].load(Ordering::Relaxed));
             fence(Ordering::Acquire);
             if before == 2 * number + 2 && slot.stamp.load(Ordering::Relaxed) == before {
                 visit(unpack(words));
@@ -161,13 +166,14 @@ impl SyncRing {
     }
 }
 
-fn pack(record: &SyncRecord) -> [u64; 5] {
+fn pack(record: &SyncRecord) -> [u64; WORDS] {
     let kind = u64::from(record.kind == SyncKind::FeedForward);
     let place = u64::from(record.layer.0) << 32 | u64::from(record.slowest.0) << 8 | kind;
-    [place, u64::from(record.tokens), record.compute.0, record.wait.0, record.wire.0]
+    let tokens = u64::from(record.last.0) << 32 | u64::from(record.tokens);
+    [place, tokens, record.compute.0, record.wait.0, record.wire.0, record.late.0]
 }
 
-fn unpack(words: [u64; 5]) -> SyncRecord {
+fn unpack(words: [u64; WORDS]) -> SyncRecord {
     SyncRecord {
         layer: LayerIndex((words[0] >> 32) as u32),
         kind: if words[0] & 1 == 1 { SyncKind::FeedForward } else { SyncKind::Attention },
@@ -176,6 +182,8 @@ fn unpack(words: [u64; 5]) -> SyncRecord {
         wait: Nanoseconds(words[3]),
         wire: Nanoseconds(words[4]),
         slowest: Rank((words[0] >> 8) as u16),
+        last: Rank((words[1] >> 32) as u16),
+        late: Nanoseconds(words[5]),
     }
 }
 
@@ -194,6 +202,8 @@ mod tests {
             wait: Nanoseconds(2),
             wire: Nanoseconds(3),
             slowest: Rank(4),
+            last: Rank(5),
+            late: Nanoseconds(6),
         }
     }
 
@@ -220,6 +230,7 @@ mod tests {
         let span = |compute, slowest, exchange| Span {
             compute: Nanoseconds(compute),
             slowest: (Nanoseconds(slowest), Rank(2)),
+            last: (Rank(2), Nanoseconds(0)),
             sent,
             arrived: sent + Duration::from_nanos(exchange),
         };

@@ -74,7 +74,7 @@ impl Group {
         let compute = self.accounting.compute_so_far();
         let sent = Instant::now();
         links.wait_for(links.others())?;
-        let arrived = Instant::now();
+        let (arrived, last) = (Instant::now(), links.last_arrival());
         let (own, world) = (links.own(), links.world());
         let mut slowest = (Nanoseconds(0), own);
         for rank in (0..world).map(|rank| Rank(rank as u16)).filter(|rank| *rank != own) {
@@ -85,7 +85,7 @@ impl Group {
         for rank in links.others() {
             links.consume(rank)?;
         }
-        self.accounting.close(Span { compute, slowest, sent, arrived });
+        self.accounting.close(Span { compute, slowest, last, sent, arrived });
         Ok(())
     }
 
@@ -151,9 +151,9 @@ impl Collective for Group {
             return Ok(());
         };
         links.wait_for(links.others())?;
-        let arrived = Instant::now();
+        let (arrived, last) = (Instant::now(), links.last_arrival());
         let slowest = self.reduce(partial)?;
-        self.accounting.close_layer(layer, kind, Span { compute, slowest, sent, arrived });
+        self.accounting.close_layer(layer, kind, Span { compute, slowest, last, sent, arrived });
         hidden.iter_mut().zip(&self.sum).for_each(|(hidden, sum)| *hidden += sum);
         self.sequence += 1;
         if let Some(links) = self.links.as_mut() {

@@ -1,6 +1,6 @@
 //! Data links of one rank: non-blocking sockets, one coalesced write a message, frames in order, buffers allocated once.
 //! Every wait makes progress in both directions with all peers, so that full socket buffers never block two ranks.
-use std::{io, net::TcpStream, os::fd::AsFd, sync::Arc};
+use std::{io, net::TcpStream, os::fd::AsFd, sync::Arc, time::Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use shared::{
@@ -9,6 +9,7 @@ use shared::{
         frame::{FrameHeader, FrameKind, HEADER_BYTES},
         seal::Seal,
     },
+    units::Nanoseconds,
 };
 
 use super::{Abort, CollectiveError};
@@ -29,6 +30,15 @@ pub struct Links {
     peers: Vec<Option<Peer>>,
     abort: Arc<Abort>,
     spin: bool,
+    arrivals: Arrivals,
+}
+
+/// The two latest arrivals of a wait; the own send counts as the first.
+#[derive(Clone, Copy, Debug)]
+struct Arrivals {
+    last: Rank,
+    at: Instant,
+    before: Instant,
 }
 
 #[derive(Debug)]
@@ -64,7 +74,9 @@ impl Links {
             Ok(Peer { stream, seal_out, seal_in, out: Vec::new(), sent: 0, input, filled: 0, front: None })
         };
         let peers = streams.into_iter().map(|stream| stream.map(peer).transpose()).collect::<io::Result<Vec<_>>>()?;
-        Ok(Self { own, epoch, hash, peers, abort, spin })
+        let now = Instant::now();
+        let arrivals = Arrivals { last: own, at: now, before: now };
+        Ok(Self { own, epoch, hash, peers, abort, spin, arrivals })
     }
 
     /// This rank.
@@ -118,10 +130,19 @@ impl Links {
     /// # Errors
     /// A peer is lost or sent a broken header, or the wait was aborted.
     pub fn wait_for(&mut self, from: impl Iterator<Item = Rank> + Clone) -> Result<(), CollectiveError> {
+        let now = Instant::now();
+        self.arrivals = Arrivals { last: self.own, at: now, before: now };
         self.wait(|peers| {
             let has_front = |rank: Rank| peers[rank.index()].as_ref().is_none_or(|peer| peer.front.is_some());
             from.clone().all(has_front) && peers.iter().flatten().all(Peer::is_flushed)
         })
+    }
+
+    /// The rank whose frame came last in the latest [`Self::wait_for`], and how long only that one was missing; the own
+    /// rank if all were there before.
+    pub fn last_arrival(&self) -> (Rank, Nanoseconds) {
+        let Arrivals { last, at, before } = self.arrivals;
+        (last, Nanoseconds(at.duration_since(before).as_nanos() as u64))
     }
 
     /// The frame in front from `rank`, if it is what this rank expects.
@@ -188,7 +209,13 @@ impl Links {
                 let Some(peer) = peer else { continue };
                 let rank = Rank(rank as u16);
                 peer.write(rank)?;
-                peer.read(rank)?;
+                if peer.front.is_none() {
+                    peer.read(rank)?;
+                    if peer.front.is_some() {
+                        let (now, before) = (Instant::now(), self.arrivals.at);
+                        self.arrivals = Arrivals { last: rank, at: now, before };
+                    }
+                }
             }
             if is_done(&self.peers) {
                 continue;

@@ -29,7 +29,7 @@ pub fn follow(stepper: &mut Stepper) -> Result<(), EngineError> {
         let arrived = Instant::now();
         let (header, payload) = links.front_any(HEAD);
         let slowest = (Nanoseconds(header.compute_ns), HEAD);
-        let span = Span { compute, slowest, sent, arrived };
+        let span = Span { compute, slowest, last: (HEAD, Nanoseconds(0)), sent, arrived };
         match header.kind {
             FrameKind::Plan => {
                 let plan = Plan::decode(payload)?;

@@ -1,14 +1,12 @@
 //! Memory of the machine and of this process.
-use shared::units::Bytes;
+use shared::{telemetry::health::MemoryUse, units::Bytes};
 use sysinfo::{MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System};
 
 /// Memory as it is now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
     /// Of the machine.
-    pub total: Bytes,
-    /// What the machine could still give without swapping.
-    pub available: Bytes,
+    pub machine: MemoryUse,
     /// Resident in this process, file pages included.
     pub resident: Bytes,
 }
@@ -21,9 +19,10 @@ pub fn read() -> Memory {
     let kind = ProcessRefreshKind::nothing().with_memory();
     system.refresh_processes_specifics(ProcessesToUpdate::Some(&[own]), true, kind);
     let resident = system.process(own).map_or(0, sysinfo::Process::memory);
-    Memory {
+    let machine = MemoryUse {
         total: Bytes(system.total_memory()),
         available: Bytes(system.available_memory()),
-        resident: Bytes(resident),
-    }
+        ..MemoryUse::default()
+    };
+    Memory { machine, resident: Bytes(resident) }
 }

@@ -36,6 +36,7 @@ impl Node {
         }
         let invalid = |reason: String| FaultKind::TopologyInvalid { reason };
         prepare.topology.check().map_err(|error| invalid(error.to_string()))?;
+        self.check_members(&prepare.topology)?;
         let member = prepare.topology.members.get(prepare.rank.index());
         match member {
             Some(member) if member.name == self.name => Ok(()),

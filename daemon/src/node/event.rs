@@ -8,6 +8,7 @@ use shared::{
         message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent},
     },
     telemetry::LoadProgress,
+    topology::Exclusions,
     units::Bytes,
 };
 
@@ -47,6 +48,15 @@ pub enum Event {
     PeerLost(Epoch, Rank, Loss),
     /// A rank wants to leave, or the head says that it takes no new work.
     PeerDrains(Epoch, Rank, PeerDrain),
+    /// A list of exclusions is on the disk, or not.
+    ExclusionsKept {
+        /// The session that sent it.
+        session: SessionId,
+        /// The request.
+        id: RequestId,
+        /// Whether it could be written.
+        result: Result<(), Fault>,
+    },
     /// Time passes.
     Tick {
         /// Since the daemon started.
@@ -135,6 +145,15 @@ pub enum Effect {
         id: RequestId,
         /// The file's name.
         model: String,
+    },
+    /// Write the list of exclusions to the disk.
+    KeepExclusions {
+        /// The session.
+        session: SessionId,
+        /// The request.
+        id: RequestId,
+        /// The list.
+        list: Exclusions,
     },
     /// Load the shard of an assignment.
     Load(Box<Prepare>),

@@ -8,7 +8,7 @@ use shared::{
         message::{REPORT_INTERVAL_MS_MIN, Request, RequestBody, ResponseBody},
     },
     telemetry::{LoadProgress, NodeState},
-    topology::Topology,
+    topology::{Exclusions, Topology},
     units::Bytes,
 };
 
@@ -19,6 +19,9 @@ use super::{
 
 /// Most requests that run and wait on a head.
 pub const QUEUE_MAX: usize = 64;
+
+/// Exit code of a daemon that wants to be started again (`EX_TEMPFAIL` of sysexits.h).
+pub const RESTART_CODE: i32 = 75;
 
 /// What bounds a node's patience.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,12 +83,31 @@ pub struct Node {
     /// Since when it drains.
     pub(super) draining: Option<Duration>,
     pub(super) exited: bool,
+    /// Whether something starts the daemon again after [`RESTART_CODE`].
+    pub(super) supervised: bool,
+    /// What it ends with.
+    pub(super) exit_code: i32,
     pub(super) tokens: u64,
+    pub(super) exclusions: Exclusions,
+}
+
+/// What a node is started with.
+#[derive(Clone, Debug)]
+pub struct Beginning {
+    /// Its name.
+    pub name: String,
+    /// Highest epoch seen before.
+    pub epoch: Epoch,
+    /// Nodes that were out at its last end.
+    pub exclusions: Exclusions,
+    /// Whether something starts the daemon again after [`RESTART_CODE`].
+    pub supervised: bool,
 }
 
 impl Node {
-    /// An idle node that has seen `epoch` before.
-    pub fn new(name: String, epoch: Epoch, patience: Patience) -> Self {
+    /// An idle node.
+    pub fn new(beginning: Beginning, patience: Patience) -> Self {
+        let Beginning { name, epoch, exclusions, supervised } = beginning;
         Self {
             name,
             epoch,
@@ -96,7 +118,10 @@ impl Node {
             running: None,
             draining: None,
             exited: false,
+            supervised,
+            exit_code: 0,
             tokens: 0,
+            exclusions,
         }
     }
 
@@ -163,6 +188,16 @@ impl Node {
         self.tokens
     }
 
+    /// Nodes that are out, or were.
+    pub fn exclusions(&self) -> &Exclusions {
+        &self.exclusions
+    }
+
+    /// Settings were read anew.
+    pub fn set_patience(&mut self, patience: Patience) {
+        self.patience = patience;
+    }
+
     /// Whether links of this assignment may come in: it is prepared, connecting or running here.
     pub fn expects_links(&self, epoch: Epoch, hash: TopologyHash) -> bool {
         let open = self.open.as_ref().filter(|open| !matches!(open.phase, Phase::Loading(_) | Phase::Persisting));
@@ -183,6 +218,10 @@ impl Node {
             Event::Engine(epoch, progress) => self.engine(epoch, progress),
             Event::PeerLost(epoch, rank, how) => self.peer_lost(epoch, rank, how),
             Event::PeerDrains(epoch, rank, drain) => self.peer_drains(epoch, rank, drain),
+            Event::ExclusionsKept { session, id, result } => {
+                let body = result.map_or_else(ResponseBody::Failed, |()| ResponseBody::Excluded);
+                vec![Effect::Respond { session, id, body }]
+            }
             Event::Tick { now } => self.tick(now),
             Event::Terminate { now } => self.terminate(now),
         }
@@ -220,6 +259,8 @@ impl Node {
                 Ok(()) => self.generate(session, id, *generate),
                 Err(kind) => self.refuse(session, id, kind),
             },
+            RequestBody::Restart => self.restart(session, id),
+            RequestBody::Exclude(list) => self.exclude(session, id, &list),
             RequestBody::Cancel => {
                 let key = self.running.as_ref().and_then(|running| running.requests.key(session, id));
                 key.map(|key| Effect::Command(EngineCommand::Cancel(key))).into_iter().collect()
@@ -240,7 +281,7 @@ impl Node {
         }
     }
 
-    fn terminate(&mut self, now: Duration) -> Vec<Effect> {
+    pub(super) fn terminate(&mut self, now: Duration) -> Vec<Effect> {
         self.now = now;
         if self.draining.is_some() {
             return self.drain_ended();
@@ -288,6 +329,6 @@ impl Node {
     }
 
     fn exit(&mut self) -> Vec<Effect> {
-        if std::mem::replace(&mut self.exited, true) { Vec::new() } else { vec![Effect::Exit(0)] }
+        if std::mem::replace(&mut self.exited, true) { Vec::new() } else { vec![Effect::Exit(self.exit_code)] }
     }
 }

@@ -4,6 +4,7 @@ mod assign;
 pub mod driver;
 pub mod event;
 pub mod machine;
+mod operate;
 mod requests;
 mod serving;
 #[cfg(test)]

@@ -27,6 +27,8 @@ impl Node {
         if running.peer_drains.is_some() {
             return Err(FaultKind::Draining);
         }
+        // Its topology is about to be assigned anew: what runs may finish, nothing new begins.
+        self.check_members(&running.assignment.topology)?;
         if running.requests.len() >= QUEUE_MAX {
             return Err(FaultKind::QueueFull { limit: QUEUE_MAX as u32 });
         }

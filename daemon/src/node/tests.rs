@@ -9,13 +9,13 @@ use shared::{
     },
     sampling::SamplingParameters,
     telemetry::NodeState,
-    topology::{Exchange, KvFormat, Layout, Member, Topology},
+    topology::{Exchange, Exclusions, KvFormat, Layout, Member, Topology},
     units::Bytes,
 };
 
 use super::{
     event::{Effect, EngineCommand, Event, PeerDrain, Progress, SessionId},
-    machine::{Node, Patience, QUEUE_MAX},
+    machine::{Beginning, Node, Patience, QUEUE_MAX},
 };
 use crate::engine::RequestKey;
 
@@ -24,7 +24,8 @@ const OTHER: SessionId = SessionId(2);
 
 fn node() -> Node {
     let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
-    Node::new("pi1".into(), Epoch(3), patience)
+    let (name, epoch, exclusions) = ("pi1".into(), Epoch(3), Exclusions::default());
+    Node::new(Beginning { name, epoch, exclusions, supervised: true }, patience)
 }
 
 fn topology(world: u16) -> Topology {

@@ -1,7 +1,10 @@
 //! Listens on 9999: one task per connection, handshake first, then a console's session or a rank's socket handed on.
 //! Turns signals into a drain. Decides nothing about assignments or requests.
+mod pid_file;
 mod port;
 mod session;
+
+pub use pid_file::PidFile;
 
 use std::{
     net::SocketAddr,
@@ -10,10 +13,7 @@ use std::{
 };
 
 use anyhow::Context;
-use shared::{
-    ids::Epoch,
-    protocol::{BUILD, NUMERIC_VERSION, handshake::Identity},
-};
+use shared::protocol::{BUILD, NUMERIC_VERSION, handshake::Identity};
 use tokio::{
     io::AsyncReadExt,
     net::TcpListener,
@@ -23,12 +23,15 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    config::Config,
+    config::{Arguments, Config},
     health::machine,
     kernels::Kernels,
     node::{
         Event,
-        driver::{Driver, Input, state::StateFolder},
+        driver::{
+            Driver, Input,
+            state::{Kept, StateFolder},
+        },
     },
 };
 
@@ -47,16 +50,16 @@ pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     })
 }
 
-/// Serves until the node exits; returns the exit code.
+/// Serves until the node exits; returns the exit code. SIGHUP reads the settings anew from `arguments`.
 ///
 /// # Errors
 /// Signals cannot be listened for.
 pub async fn serve(
     config: Config,
+    arguments: Arguments,
     listener: TcpListener,
     kernels: &'static Kernels,
-    state: (StateFolder, Epoch),
-    exit_with_parent: bool,
+    state: (StateFolder, Kept),
 ) -> anyhow::Result<i32> {
     let identity = Identity {
         name: config.name.clone(),
@@ -67,10 +70,11 @@ pub async fn serve(
     };
     let started = Instant::now();
     let (driver, inputs, receiver) = Driver::new(Arc::new(config), identity.clone(), kernels, state);
-    listen_for_signals(inputs.clone(), started)?;
-    if exit_with_parent {
+    listen_for_signals(&inputs, started)?;
+    if arguments.exit_with_parent {
         tokio::spawn(watch_parent());
     }
+    listen_for_reloads(inputs.clone(), arguments)?;
     let sessions = TaskTracker::new();
     let accepting = tokio::spawn(accept(listener, inputs, identity, sessions.clone()));
     let code = driver.run(receiver).await;
@@ -102,7 +106,7 @@ async fn accept(listener: TcpListener, inputs: Sender<Input>, identity: Identity
     }
 }
 
-fn listen_for_signals(inputs: Sender<Input>, started: Instant) -> anyhow::Result<()> {
+fn listen_for_signals(inputs: &Sender<Input>, started: Instant) -> anyhow::Result<()> {
     for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
         let mut signals = signal(kind).context("cannot listen for signals")?;
         let inputs = inputs.clone();
@@ -114,9 +118,22 @@ fn listen_for_signals(inputs: Sender<Input>, started: Instant) -> anyhow::Result
             }
         });
     }
-    // A reload has nothing to read anew yet; without a listener the signal would end the daemon.
+    Ok(())
+}
+
+/// SIGHUP: settings that are refused leave the old ones in force.
+fn listen_for_reloads(inputs: Sender<Input>, arguments: Arguments) -> anyhow::Result<()> {
     let mut hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
-    tokio::spawn(async move { while hangups.recv().await.is_some() {} });
+    tokio::spawn(async move {
+        while hangups.recv().await.is_some() {
+            let arguments = arguments.clone();
+            match tokio::task::spawn_blocking(move || Config::load(arguments)).await {
+                Ok(Ok(config)) => drop(inputs.send(Input::Reloaded(Box::new(config))).await),
+                Ok(Err(error)) => tracing::error!("settings are not read anew: {error:#}"),
+                Err(error) => tracing::error!("settings are not read anew: {error}"),
+            }
+        }
+    });
     Ok(())
 }
 

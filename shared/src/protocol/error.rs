@@ -150,6 +150,15 @@ pub enum FaultKind {
     /// Our own bug, reported.
     #[error("internal fault: {reason}")]
     Internal { reason: String },
+    /// An operator took a member out.
+    #[error("knows that {by} took {member} out: {reason}")]
+    Excluded { member: String, reason: String, by: String },
+    /// Nothing would start the daemon again.
+    #[error("has nothing that would start it again")]
+    Unsupervised,
+    /// A restarted node did not come back.
+    #[error("did not come back within {seconds} s")]
+    NotBack { seconds: u32 },
 }
 
 impl Fault {
@@ -194,6 +203,9 @@ impl FaultKind {
             Self::SlowReader => "slow_reader",
             Self::DrainEnded => "drain_ended",
             Self::Internal { .. } => "internal",
+            Self::Excluded { .. } => "excluded",
+            Self::Unsupervised => "unsupervised",
+            Self::NotBack { .. } => "not_back",
         }
     }
 
@@ -202,7 +214,9 @@ impl FaultKind {
         match self {
             Self::Unreachable { .. } | Self::NotBramble { .. } => FaultClass::Unreachable,
             Self::SessionLost { .. } | Self::NodeLost { .. } | Self::SlowReader | Self::DrainEnded => FaultClass::Lost,
-            Self::Internal { .. } | Self::Timeout { .. } | Self::LinksFailed { .. } => FaultClass::Failed,
+            Self::Internal { .. } | Self::Timeout { .. } | Self::LinksFailed { .. } | Self::NotBack { .. } => {
+                FaultClass::Failed
+            }
             _ => FaultClass::Refused,
         }
     }
@@ -240,6 +254,9 @@ impl FaultKind {
             Self::NodeLost { .. } => "restart the node, then send the request again: the topology is assigned anew",
             Self::SlowReader => "read the stream faster, or ask for fewer tokens",
             Self::Internal { .. } => "report it with the node's log",
+            Self::Excluded { .. } => "take it in again with console include NODE, or assign without it",
+            Self::Unsupervised => "run brambled under systemd, or with --supervised under whatever restarts it",
+            Self::NotBack { .. } => "look at its log (journalctl -u brambled), start it, then go on with the restart",
         }
     }
 }

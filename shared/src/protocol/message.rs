@@ -7,7 +7,7 @@ use crate::{
     protocol::error::{Fault, FaultKind},
     sampling::SamplingParameters,
     telemetry::{LoadProgress, NodeReport, RankTotals},
-    topology::Topology,
+    topology::{Exclusions, Topology},
     units::Bytes,
 };
 
@@ -66,6 +66,10 @@ pub enum RequestBody {
     Generate(Box<Generate>),
     /// Cancel the `Generate` with the same id.
     Cancel,
+    /// Drain, then end so that the supervisor starts the daemon again. Answered by `Restarting`.
+    Restart,
+    /// What an operator said about nodes to be out or in. Answered by `Excluded` once it is on disk.
+    Exclude(Exclusions),
 }
 
 /// The first phase of an assignment.
@@ -129,6 +133,10 @@ pub enum ResponseBody {
     Finished(Finished),
     /// The request failed.
     Failed(Fault),
+    /// The node drains and will end.
+    Restarting,
+    /// The list is kept.
+    Excluded,
 }
 
 /// A model file on a node.

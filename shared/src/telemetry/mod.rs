@@ -1,6 +1,8 @@
 //! What a node reports about itself and about where time goes. Plain values; nothing is measured here.
+pub mod health;
 pub mod node;
 pub mod sync;
 
+pub use health::{Health, Warning};
 pub use node::{LoadProgress, NodeReport, NodeState};
-pub use sync::{LayerSync, PhaseTotals, RankTotals, SyncKind, SyncRecord};
+pub use sync::{Lateness, LayerSync, PhaseTotals, RankTotals, SyncKind, SyncRecord};

@@ -4,8 +4,11 @@ use serde::{Deserialize, Serialize};
 use crate::{
     ids::{Epoch, Rank, TopologyHash},
     protocol::error::Fault,
-    telemetry::sync::LayerSync,
-    topology::Topology,
+    telemetry::{
+        health::Health,
+        sync::{Lateness, LayerSync},
+    },
+    topology::{Exclusions, Topology},
     units::Bytes,
 };
 
@@ -61,6 +64,10 @@ pub struct LoadProgress {
 pub struct NodeReport {
     /// The node's name.
     pub name: String,
+    /// Another number at every start of the daemon.
+    pub instance: u64,
+    /// Whether something starts the daemon again when it ends to be restarted.
+    pub supervised: bool,
     /// Build of the daemon.
     pub build: String,
     /// Kernel table in use.
@@ -79,14 +86,16 @@ pub struct NodeReport {
     pub shard: Bytes,
     /// Resident memory of the daemon.
     pub memory_resident: Bytes,
-    /// Memory that the machine could still give.
-    pub memory_available: Bytes,
-    /// Memory of the machine.
-    pub memory_total: Bytes,
+    /// Health of the machine, read once a second.
+    pub health: Health,
     /// Requests running and queued here (a head's own count; 0 on other ranks).
     pub requests: u32,
     /// Tokens sampled since start (a head's own count).
     pub tokens: u64,
     /// All-reduces by layer since the last report.
     pub layers: Vec<LayerSync>,
+    /// Who was late in them, as this rank saw it.
+    pub lateness: Vec<Lateness>,
+    /// Nodes that an operator took out, as far as this node has heard.
+    pub exclusions: Exclusions,
 }

@@ -33,6 +33,21 @@ pub struct SyncRecord {
     pub wire: Nanoseconds,
     /// The rank that computed longest; own rank if nobody was waited for.
     pub slowest: Rank,
+    /// The rank whose part arrived last; own rank if none arrived after the own send.
+    pub last: Rank,
+    /// How long that part was the only one missing.
+    pub late: Nanoseconds,
+}
+
+/// What one rank's lateness cost another since the last report, in all all-reduces together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lateness {
+    /// The rank that was late.
+    pub rank: Rank,
+    /// How often its part was the last.
+    pub count: u32,
+    /// How long its part was the only one missing, summed.
+    pub time: Nanoseconds,
 }
 
 /// Sums over the collectives of a phase (prefill or decode) on one rank.

@@ -1,6 +1,8 @@
 //! Which nodes hold what: the layout as people write it, the topology as nodes agree on it, and the cuts of a model.
+pub mod exclusion;
 pub mod shard;
 pub mod spec;
 
+pub use exclusion::{Exclusion, ExclusionError, Exclusions};
 pub use shard::{CutError, ShardPlan, cut};
 pub use spec::{Exchange, KvFormat, Layout, Member, SpecError, Topology};

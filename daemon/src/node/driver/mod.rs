@@ -1,31 +1,30 @@
 //! Does what the node says: sessions, loads, links, the engine, heartbeats, the disk. The only room of `node` with
 //! sockets, clocks and threads; decides nothing itself.
+mod assigning;
 mod heartbeat;
 mod linking;
 mod loading;
 mod report;
 mod running;
 pub mod state;
+mod supervisor;
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    io,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use shared::{
-    ids::{Epoch, RequestId},
+    ids::RequestId,
     protocol::{
-        NUMERIC_VERSION,
-        connection::send_welcome,
         error::{Fault, FaultKind},
-        handshake::{Between, Identity, Purpose, Welcome},
-        message::{Prepare, Response, ResponseBody},
+        handshake::{Identity, Purpose},
+        message::{Response, ResponseBody},
     },
-    telemetry::{LoadProgress, NodeState},
+    telemetry::NodeState,
+    topology::Exclusions,
 };
 use tokio::{
     net::TcpStream,
@@ -35,13 +34,16 @@ use tokio::{
 };
 
 use self::{
-    linking::{Arrival, Linking, OpenLinks},
-    loading::Loaded,
-    report::Watcher,
-    running::{Place, Running, Surroundings},
-    state::StateFolder,
+    assigning::{LinkOutcome, LoadOutcome, Open},
+    report::{Constants, Watcher},
+    running::{Running, Surroundings},
+    state::{Kept, StateFolder},
+    supervisor::Supervisor,
 };
-use super::{Effect, Event, Node, Progress, SessionId, machine::Patience};
+use super::{
+    Effect, Event, Node, Progress, SessionId,
+    machine::{Beginning, Patience},
+};
 use crate::{config::Config, health::memory, kernels::Kernels};
 
 /// Responses that may wait for a session's socket; a reader that is further behind is cut off.
@@ -71,30 +73,14 @@ pub enum Input {
         /// Who dialled.
         identity: Identity,
     },
+    /// Settings were read anew.
+    Reloaded(Box<Config>),
     /// A load ended.
     #[doc(hidden)]
     Loaded(LoadOutcome),
     /// Links are open, or not.
     #[doc(hidden)]
     Linked(LinkOutcome),
-}
-
-/// A finished load.
-#[derive(Debug)]
-pub struct LoadOutcome(Epoch, Result<Box<Loaded>, FaultKind>);
-
-/// Opened links.
-#[derive(Debug)]
-pub struct LinkOutcome(Epoch, Result<OpenLinks, FaultKind>);
-
-/// An assignment between its load and its start.
-#[derive(Debug)]
-struct Open {
-    place: Place,
-    loaded: Option<Box<Loaded>>,
-    cancelled: Arc<AtomicBool>,
-    arrivals: Sender<Arrival>,
-    arrived: Option<Receiver<Arrival>>,
 }
 
 /// The driver of one node.
@@ -110,6 +96,8 @@ pub struct Driver {
     open: Option<Open>,
     running: Option<Running>,
     memory: (Instant, memory::Memory),
+    supervisor: Supervisor,
+    instance: u64,
     started: Instant,
     draining: bool,
     exit: Option<i32>,
@@ -121,13 +109,14 @@ impl Driver {
         config: Arc<Config>,
         identity: Identity,
         kernels: &'static Kernels,
-        (state, epoch): (StateFolder, Epoch),
+        (state, kept): (StateFolder, Kept),
     ) -> (Self, Sender<Input>, Receiver<Input>) {
         let (inputs, receiver) = channel(INPUTS_MAX);
-        let patience = Patience { lease: config.lease, drain: config.drain };
+        let (epoch, exclusions, supervised) = (kept.epoch, kept.exclusions, config.supervised);
+        let beginning = Beginning { name: config.name.clone(), epoch, exclusions, supervised };
         let (name, threads, liveness) = (config.name.clone(), config.threads, config.liveness);
         let driver = Self {
-            node: Node::new(name.clone(), epoch, patience),
+            node: Node::new(beginning, patience(&config)),
             around: Surroundings { name, kernels, threads, liveness, inputs: inputs.clone() },
             config,
             identity,
@@ -137,6 +126,8 @@ impl Driver {
             open: None,
             running: None,
             memory: (Instant::now(), memory::read()),
+            supervisor: Supervisor::from_environment(),
+            instance: instance(),
             started: Instant::now(),
             draining: false,
             exit: None,
@@ -148,6 +139,7 @@ impl Driver {
     pub async fn run(mut self, mut inputs: Receiver<Input>) -> i32 {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        self.supervisor.ready(&self.status());
         while self.exit.is_none() {
             tokio::select! {
                 input = inputs.recv() => match input {
@@ -157,6 +149,7 @@ impl Driver {
                 _ = ticks.tick() => self.tick().await,
             }
         }
+        self.supervisor.stopping();
         // Nobody reads on: an engine that waits for room in the queue must not hold up its own end.
         drop(inputs);
         if let Some(running) = self.running.take() {
@@ -171,6 +164,7 @@ impl Driver {
             Input::SessionOpened(session, responses) => {
                 self.sessions.insert(session, responses);
             }
+            Input::Reloaded(config) => self.reloaded(*config),
             Input::Link { stream, purpose, identity } => self.link(stream, purpose, &identity),
             Input::Loaded(LoadOutcome(epoch, result)) => self.loaded(epoch, result).await,
             Input::Linked(LinkOutcome(epoch, result)) => self.linked(epoch, result).await,
@@ -199,13 +193,48 @@ impl Driver {
         if before != after && !(is_request(before) && is_request(after)) {
             tracing::info!(epoch = %self.node.epoch(), "{} -> {}", before.name(), after.name());
         }
+        if before != after {
+            self.supervisor.status(&self.status());
+        }
         for effect in effects {
             Box::pin(self.perform(effect)).await;
         }
     }
 
+    /// What `systemctl status` shows.
+    fn status(&self) -> String {
+        let state = self.node.state().name();
+        match self.node.topology() {
+            Some((topology, _, rank)) => {
+                format!("{state}: rank {rank} of {} with {}, {}", topology.layout, topology.model, self.node.shard())
+            }
+            None => format!("{state}: no shard"),
+        }
+    }
+
+    /// Takes over what may change while it runs; says what may not.
+    fn reloaded(&mut self, config: Config) {
+        let fixed =
+            |config: &Config| (config.listen, config.name.clone(), config.state.clone(), config.log_dir.clone());
+        if fixed(&config) != fixed(&self.config) {
+            tracing::warn!("listen, name, state and log_dir keep their old values until a restart");
+        }
+        let (listen, name) = (self.config.listen, self.config.name.clone());
+        let (state, log_dir) = (self.config.state.clone(), self.config.log_dir.clone());
+        let config = Config { listen, name, state, log_dir, ..config };
+        self.node.set_patience(patience(&config));
+        (self.around.threads, self.around.liveness) = (config.threads, config.liveness);
+        self.config = Arc::new(config);
+        tracing::info!("settings are read anew; threads and liveness count from the next assignment on");
+        self.supervisor.ready(&self.status());
+    }
+
     async fn tick(&mut self) {
         self.event(Event::Tick { now: self.started.elapsed() }).await;
+        let stall = self.around.liveness.stall;
+        if self.running.as_mut().is_none_or(|running| !running.is_stalled(stall)) {
+            self.supervisor.alive();
+        }
         if self.memory.0.elapsed() > MEMORY_AGE && !self.watchers.is_empty() {
             self.memory = (Instant::now(), memory::read());
         }
@@ -227,8 +256,13 @@ impl Driver {
 
     fn report(&self, cursor: &mut u64) -> ResponseBody {
         let ring = self.running.as_ref().map(|running| &*running.ring);
-        let who = (&self.node, self.config.name.as_str(), self.around.kernels.name);
-        ResponseBody::Report(Box::new(report::report(who, self.memory.1, ring, cursor)))
+        let constants = Constants {
+            name: &self.config.name,
+            instance: self.instance,
+            supervised: self.config.supervised,
+            kernels: self.around.kernels.name,
+        };
+        ResponseBody::Report(Box::new(report::report(&self.node, constants, self.memory.1, ring, cursor)))
     }
 
     async fn perform(&mut self, effect: Effect) {
@@ -248,12 +282,13 @@ impl Driver {
                 }
             }
             Effect::Persist(epoch, hash) => {
-                let state = self.state.clone();
-                let saved = spawn_blocking(move || state.save(epoch, hash)).await;
-                let result =
-                    saved.map_err(|error| error.to_string()).and_then(|saved| saved.map_err(|e| e.to_string()));
-                let result = result.map_err(|reason| self.fault(FaultKind::StateUnwritable { reason }));
+                let result = self.keep(move |state| state.save(epoch, hash)).await;
                 self.event(Event::Persisted(epoch, result)).await;
+            }
+            Effect::KeepExclusions { session, id, list } => {
+                tell(&list);
+                let result = self.keep(move |state| state.save_exclusions(&list)).await;
+                self.event(Event::ExclusionsKept { session, id, result }).await;
             }
             Effect::Connect(epoch) => self.connect(epoch),
             Effect::Command(command) => {
@@ -279,6 +314,14 @@ impl Driver {
             }
             Effect::Exit(code) => self.exit = Some(code),
         }
+    }
+
+    /// Writes to the state folder, apart from the threads of sockets.
+    async fn keep(&self, save: impl FnOnce(&StateFolder) -> io::Result<()> + Send + 'static) -> Result<(), Fault> {
+        let state = self.state.clone();
+        let saved = spawn_blocking(move || save(&state)).await;
+        let result = saved.map_err(|error| error.to_string()).and_then(|saved| saved.map_err(|e| e.to_string()));
+        result.map_err(|reason| self.fault(FaultKind::StateUnwritable { reason }))
     }
 
     fn fault(&self, kind: FaultKind) -> Fault {
@@ -330,116 +373,20 @@ impl Driver {
             let _ = responses.try_send(Response { id, body });
         });
     }
+}
 
-    fn load(&mut self, prepare: Prepare) {
-        let cancelled = Arc::new(AtomicBool::new(false));
-        let topology = prepare.topology.clone();
-        let (arrivals, arrived) = channel(4 * topology.world());
-        let place = Place { epoch: prepare.epoch, hash: topology.hash(), topology, rank: prepare.rank };
-        let arrived = Some(arrived);
-        self.open = Some(Open { place, loaded: None, cancelled: Arc::clone(&cancelled), arrivals, arrived });
-        let (config, inputs) = (Arc::clone(&self.config), self.around.inputs.clone());
-        spawn_blocking(move || {
-            let epoch = prepare.epoch;
-            let begun = Instant::now();
-            let told = AtomicU64::new(0);
-            let progress = |progress: LoadProgress| {
-                // At most ten a second, and the last.
-                let now = begun.elapsed().as_millis() as u64;
-                let last = told.load(Ordering::Relaxed);
-                if (now >= last + 100 || progress.done == progress.total)
-                    && told.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-                {
-                    // A full queue drops a progress line, nothing else.
-                    let _ = inputs.try_send(Input::Event(Event::LoadProgress(epoch, progress)));
-                }
-                !cancelled.load(Ordering::Acquire)
-            };
-            let result = loading::load((&config.models, config.memory_max), &prepare, &progress).map(Box::new);
-            tracing::info!(%epoch, model = prepare.topology.model, ok = result.is_ok(), ms = begun.elapsed().as_millis() as u64, "load ended");
-            let _ = inputs.blocking_send(Input::Loaded(LoadOutcome(epoch, result)));
-        });
-    }
+fn patience(config: &Config) -> Patience {
+    Patience { lease: config.lease, drain: config.drain }
+}
 
-    async fn loaded(&mut self, epoch: Epoch, result: Result<Box<Loaded>, FaultKind>) {
-        let result = match (self.open.as_mut().filter(|open| open.place.epoch == epoch), result) {
-            (Some(open), Ok(loaded)) => {
-                let bytes = loaded.bytes;
-                open.loaded = Some(loaded);
-                Ok(bytes)
-            }
-            (_, Err(kind)) => Err(self.fault(kind)),
-            (None, Ok(_)) => return,
-        };
-        self.event(Event::Loaded(epoch, result)).await;
-    }
+/// A number that the start before did not have.
+fn instance() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
+}
 
-    /// A rank dialled: it is let in if its assignment is being connected here.
-    fn link(&mut self, mut stream: TcpStream, purpose: Purpose, identity: &Identity) {
-        let (between, is_data) = match purpose {
-            Purpose::Data(between) => (between, true),
-            Purpose::Control(between) => (between, false),
-            Purpose::Console => return,
-        };
-        let verdict = self.check_link(&between, identity);
-        let welcome = match verdict {
-            Ok(_) => Welcome::Accepted(self.identity.clone()),
-            Err(ref kind) => Welcome::Refused(self.fault(kind.clone())),
-        };
-        tokio::spawn(async move {
-            if send_welcome(&mut stream, &welcome).await.is_ok()
-                && let Ok(arrivals) = verdict
-            {
-                // If the assignment ended meanwhile, the socket closes.
-                let _ = arrivals.send(Arrival { from: between.from, is_data, stream }).await;
-            }
-        });
-    }
-
-    fn check_link(&self, between: &Between, identity: &Identity) -> Result<Sender<Arrival>, FaultKind> {
-        let not_prepared = FaultKind::NotPrepared { epoch: between.epoch };
-        let open = self.open.as_ref().filter(|_| self.node.expects_links(between.epoch, between.hash));
-        let open = open.ok_or(not_prepared)?;
-        if identity.numeric != NUMERIC_VERSION {
-            return Err(FaultKind::NumericVersion { theirs: identity.numeric, own: NUMERIC_VERSION });
-        }
-        let member = open.place.topology.members.get(between.from.index());
-        let is_lower = between.from < between.to && between.to == open.place.rank;
-        if !is_lower || member.is_none_or(|member| member.name != identity.name) {
-            let reason = format!("{} dialled as rank {} to rank {}", identity.name, between.from, between.to);
-            return Err(FaultKind::LinksFailed { reason });
-        }
-        Ok(open.arrivals.clone())
-    }
-
-    fn connect(&mut self, epoch: Epoch) {
-        let Some(open) = self.open.as_mut().filter(|open| open.place.epoch == epoch) else { return };
-        let Some(arrived) = open.arrived.take() else { return };
-        let Place { epoch, hash, topology, rank: own } = open.place.clone();
-        let linking = Linking { identity: self.identity.clone(), topology, epoch, hash, own };
-        let inputs = self.around.inputs.clone();
-        tokio::spawn(async move {
-            let result = linking::open(linking, arrived).await;
-            let _ = inputs.send(Input::Linked(LinkOutcome(epoch, result))).await;
-        });
-    }
-
-    async fn linked(&mut self, epoch: Epoch, result: Result<OpenLinks, FaultKind>) {
-        let Some(open) = self.open.take_if(|open| open.place.epoch == epoch) else { return };
-        let started = result.and_then(|links| {
-            let loaded = open.loaded.ok_or(FaultKind::NotPrepared { epoch })?;
-            Running::start(&self.around, open.place, *loaded, links)
-        });
-        let result = match started {
-            Ok(running) => {
-                if self.draining {
-                    running.announce_draining();
-                }
-                self.running = Some(running);
-                Ok(())
-            }
-            Err(kind) => Err(self.fault(kind)),
-        };
-        self.event(Event::Connected(epoch, result)).await;
-    }
+fn tell(list: &Exclusions) {
+    let out: Vec<String> =
+        list.out().map(|entry| format!("{} ({})", entry.node, entry.reason.as_deref().unwrap_or(""))).collect();
+    tracing::info!("nodes that are out: {}", if out.is_empty() { "none".into() } else { out.join(", ") });
 }

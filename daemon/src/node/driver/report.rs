@@ -8,7 +8,7 @@ use shared::{
     ids::{LayerIndex, Rank, RequestId},
     latency::Histogram,
     protocol::BUILD,
-    telemetry::{LayerSync, NodeReport, SyncKind, SyncRecord},
+    telemetry::{Health, Lateness, LayerSync, NodeReport, SyncKind, SyncRecord},
     units::Nanoseconds,
 };
 
@@ -28,17 +28,30 @@ pub(super) struct Watcher {
     pub(super) cursor: u64,
 }
 
+/// What of a report does not change while the daemon runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Constants<'a> {
+    pub(super) name: &'a str,
+    pub(super) instance: u64,
+    pub(super) supervised: bool,
+    pub(super) kernels: &'a str,
+}
+
 /// Composes a report.
 pub(super) fn report(
-    (node, name, kernels): (&Node, &str, &str),
+    node: &Node,
+    constants: Constants<'_>,
     memory: Memory,
     ring: Option<&SyncRing>,
     cursor: &mut u64,
 ) -> NodeReport {
+    let (layers, lateness) = ring.map_or_else(Default::default, |ring| exchanges(ring, cursor));
     NodeReport {
-        name: name.into(),
+        name: constants.name.into(),
+        instance: constants.instance,
+        supervised: constants.supervised,
         build: BUILD.into(),
-        kernels: kernels.into(),
+        kernels: constants.kernels.into(),
         state: node.state(),
         epoch: node.epoch(),
         topology: node.topology(),
@@ -46,11 +59,12 @@ pub(super) fn report(
         load: node.load(),
         shard: node.shard(),
         memory_resident: memory.resident,
-        memory_available: memory.available,
-        memory_total: memory.total,
+        health: Health { memory: Some(memory.machine), ..Health::default() },
         requests: node.request_count(),
         tokens: node.tokens(),
-        layers: ring.map_or(Vec::new(), |ring| layers(ring, cursor)),
+        layers,
+        lateness,
+        exclusions: node.exclusions().clone(),
     }
 }
 
@@ -63,8 +77,10 @@ struct Sums {
     slowest: BTreeMap<Rank, u32>,
 }
 
-fn layers(ring: &SyncRing, cursor: &mut u64) -> Vec<LayerSync> {
+/// The all-reduces since the cursor, by layer and by the rank that was late in them.
+fn exchanges(ring: &SyncRing, cursor: &mut u64) -> (Vec<LayerSync>, Vec<Lateness>) {
     let mut sums: BTreeMap<(LayerIndex, SyncKind), Sums> = BTreeMap::new();
+    let mut lateness: BTreeMap<Rank, Lateness> = BTreeMap::new();
     ring.read_since(cursor, |record: SyncRecord| {
         let sum = sums.entry((record.layer, record.kind)).or_default();
         sum.latency.record(Nanoseconds(record.wait.0 + record.wire.0));
@@ -72,6 +88,12 @@ fn layers(ring: &SyncRing, cursor: &mut u64) -> Vec<LayerSync> {
         sum.wait += record.wait.0;
         sum.wire += record.wire.0;
         *sum.slowest.entry(record.slowest).or_default() += 1;
+        if record.late.0 > 0 {
+            let rank = record.last;
+            let late = lateness.entry(rank).or_insert(Lateness { rank, ..Lateness::default() });
+            late.count += 1;
+            late.time.0 += record.late.0;
+        }
     });
     let layer = |((layer, kind), sum): ((LayerIndex, SyncKind), Sums)| {
         let count = sum.latency.count().max(1);
@@ -90,5 +112,5 @@ fn layers(ring: &SyncRing, cursor: &mut u64) -> Vec<LayerSync> {
             slowest,
         }
     };
-    sums.into_iter().map(layer).collect()
+    (sums.into_iter().map(layer).collect(), lateness.into_values().collect())
 }

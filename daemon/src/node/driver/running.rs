@@ -7,7 +7,7 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use shared::{
@@ -57,6 +57,8 @@ pub(super) struct Running {
     leave: CancellationToken,
     beats: TaskTracker,
     thread: thread::JoinHandle<()>,
+    /// The engine's counter as it was seen last, and since when it stands there with work to do.
+    seen: (u64, Instant),
 }
 
 /// What starting an engine needs from the daemon.
@@ -104,7 +106,18 @@ impl Running {
             }
         }
         beats.close();
-        Ok(Self { epoch: place.epoch, ring, commands, abort, draining, stop, leave, beats, thread })
+        Ok(Self {
+            epoch: place.epoch,
+            ring,
+            commands,
+            abort,
+            draining,
+            stop,
+            leave,
+            beats,
+            thread,
+            seen: (0, Instant::now()),
+        })
     }
 
     /// Tells the engine; one that ended hears nothing, and said so itself.
@@ -120,6 +133,15 @@ impl Running {
     /// Heartbeats say from now on that this node takes no new work.
     pub(super) fn announce_draining(&self) {
         self.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether the engine has work, waits for nobody and has finished nothing for this long.
+    pub(super) fn is_stalled(&mut self, patience: Duration) -> bool {
+        let progress = self.abort.progress();
+        if progress != self.seen.0 || !self.abort.is_busy() || self.abort.is_waiting() {
+            self.seen = (progress, Instant::now());
+        }
+        self.seen.1.elapsed() > patience
     }
 
     /// Whether the engine's thread ended though nobody told it to.

@@ -1,0 +1,164 @@
+//! Carries an assignment out: loads the shard, lets ranks in, opens the links, starts the engine.
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use shared::{
+    ids::Epoch,
+    protocol::{
+        NUMERIC_VERSION,
+        connection::send_welcome,
+        error::FaultKind,
+        handshake::{Between, Identity, Purpose, Welcome},
+        message::Prepare,
+    },
+    telemetry::LoadProgress,
+};
+use tokio::{
+    net::TcpStream,
+    sync::mpsc::{Receiver, Sender, channel},
+    task::spawn_blocking,
+};
+
+use super::{
+    Driver, Event, Input,
+    linking::{self, Arrival, Linking, OpenLinks},
+    loading::{self, Loaded},
+    running::{Place, Running},
+};
+
+/// A finished load.
+#[derive(Debug)]
+pub struct LoadOutcome(pub(super) Epoch, pub(super) Result<Box<Loaded>, FaultKind>);
+
+/// Opened links.
+#[derive(Debug)]
+pub struct LinkOutcome(pub(super) Epoch, pub(super) Result<OpenLinks, FaultKind>);
+
+/// An assignment between its load and its start.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) place: Place,
+    pub(super) loaded: Option<Box<Loaded>>,
+    pub(super) cancelled: Arc<AtomicBool>,
+    pub(super) arrivals: Sender<Arrival>,
+    pub(super) arrived: Option<Receiver<Arrival>>,
+}
+
+impl Driver {
+    pub(super) fn load(&mut self, prepare: Prepare) {
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let topology = prepare.topology.clone();
+        let (arrivals, arrived) = channel(4 * topology.world());
+        let place = Place { epoch: prepare.epoch, hash: topology.hash(), topology, rank: prepare.rank };
+        let arrived = Some(arrived);
+        self.open = Some(Open { place, loaded: None, cancelled: Arc::clone(&cancelled), arrivals, arrived });
+        let (config, inputs) = (Arc::clone(&self.config), self.around.inputs.clone());
+        spawn_blocking(move || {
+            let epoch = prepare.epoch;
+            let begun = Instant::now();
+            let told = AtomicU64::new(0);
+            let progress = |progress: LoadProgress| {
+                // At most ten a second, and the last.
+                let now = begun.elapsed().as_millis() as u64;
+                let last = told.load(Ordering::Relaxed);
+                if (now >= last + 100 || progress.done == progress.total)
+                    && told.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+                {
+                    // A full queue drops a progress line, nothing else.
+                    let _ = inputs.try_send(Input::Event(Event::LoadProgress(epoch, progress)));
+                }
+                !cancelled.load(Ordering::Acquire)
+            };
+            let result = loading::load((&config.models, config.memory_max), &prepare, &progress).map(Box::new);
+            tracing::info!(%epoch, model = prepare.topology.model, ok = result.is_ok(), ms = begun.elapsed().as_millis() as u64, "load ended");
+            let _ = inputs.blocking_send(Input::Loaded(LoadOutcome(epoch, result)));
+        });
+    }
+
+    pub(super) async fn loaded(&mut self, epoch: Epoch, result: Result<Box<Loaded>, FaultKind>) {
+        let result = match (self.open.as_mut().filter(|open| open.place.epoch == epoch), result) {
+            (Some(open), Ok(loaded)) => {
+                let bytes = loaded.bytes;
+                open.loaded = Some(loaded);
+                Ok(bytes)
+            }
+            (_, Err(kind)) => Err(self.fault(kind)),
+            (None, Ok(_)) => return,
+        };
+        self.event(Event::Loaded(epoch, result)).await;
+    }
+
+    /// A rank dialled: it is let in if its assignment is being connected here.
+    pub(super) fn link(&mut self, mut stream: TcpStream, purpose: Purpose, identity: &Identity) {
+        let (between, is_data) = match purpose {
+            Purpose::Data(between) => (between, true),
+            Purpose::Control(between) => (between, false),
+            Purpose::Console => return,
+        };
+        let verdict = self.check_link(&between, identity);
+        let welcome = match verdict {
+            Ok(_) => Welcome::Accepted(self.identity.clone()),
+            Err(ref kind) => Welcome::Refused(self.fault(kind.clone())),
+        };
+        tokio::spawn(async move {
+            if send_welcome(&mut stream, &welcome).await.is_ok()
+                && let Ok(arrivals) = verdict
+            {
+                // If the assignment ended meanwhile, the socket closes.
+                let _ = arrivals.send(Arrival { from: between.from, is_data, stream }).await;
+            }
+        });
+    }
+
+    fn check_link(&self, between: &Between, identity: &Identity) -> Result<Sender<Arrival>, FaultKind> {
+        let not_prepared = FaultKind::NotPrepared { epoch: between.epoch };
+        let open = self.open.as_ref().filter(|_| self.node.expects_links(between.epoch, between.hash));
+        let open = open.ok_or(not_prepared)?;
+        if identity.numeric != NUMERIC_VERSION {
+            return Err(FaultKind::NumericVersion { theirs: identity.numeric, own: NUMERIC_VERSION });
+        }
+        let member = open.place.topology.members.get(between.from.index());
+        let is_lower = between.from < between.to && between.to == open.place.rank;
+        if !is_lower || member.is_none_or(|member| member.name != identity.name) {
+            let reason = format!("{} dialled as rank {} to rank {}", identity.name, between.from, between.to);
+            return Err(FaultKind::LinksFailed { reason });
+        }
+        Ok(open.arrivals.clone())
+    }
+
+    pub(super) fn connect(&mut self, epoch: Epoch) {
+        let Some(open) = self.open.as_mut().filter(|open| open.place.epoch == epoch) else { return };
+        let Some(arrived) = open.arrived.take() else { return };
+        let Place { epoch, hash, topology, rank: own } = open.place.clone();
+        let linking = Linking { identity: self.identity.clone(), topology, epoch, hash, own };
+        let inputs = self.around.inputs.clone();
+        tokio::spawn(async move {
+            let result = linking::open(linking, arrived).await;
+            let _ = inputs.send(Input::Linked(LinkOutcome(epoch, result))).await;
+        });
+    }
+
+    pub(super) async fn linked(&mut self, epoch: Epoch, result: Result<OpenLinks, FaultKind>) {
+        let Some(open) = self.open.take_if(|open| open.place.epoch == epoch) else { return };
+        let started = result.and_then(|links| {
+            let loaded = open.loaded.ok_or(FaultKind::NotPrepared { epoch })?;
+            Running::start(&self.around, open.place, *loaded, links)
+        });
+        let result = match started {
+            Ok(running) => {
+                if self.draining {
+                    running.announce_draining();
+                }
+                self.running = Some(running);
+                Ok(())
+            }
+            Err(kind) => Err(self.fault(kind)),
+        };
+        self.event(Event::Connected(epoch, result)).await;
+    }
+}

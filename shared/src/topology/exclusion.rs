@@ -1,0 +1,166 @@
+//! Nodes that an operator took out: every node keeps the whole list, the higher revision of an entry wins. Pure.
+use serde::{Deserialize, Serialize};
+
+use super::spec::NAME_LENGTH_MAX;
+
+/// Most entries of a list, those of nodes that were taken in again included.
+pub const EXCLUSIONS_MAX: usize = 64;
+/// Longest reason in bytes.
+pub const REASON_LENGTH_MAX: usize = 200;
+/// Longest address in bytes.
+const ADDRESS_LENGTH_MAX: usize = 256;
+
+/// What was said last about one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exclusion {
+    /// The node's name; its address where the name was not known.
+    pub node: String,
+    /// Where it was dialled: a node that is away cannot say its name.
+    pub address: String,
+    /// Why it is out; `None`: it was taken in again.
+    pub reason: Option<String>,
+    /// Who said so (`user@host`).
+    pub by: String,
+    /// Counts up over all entries of a cluster: what was said later wins.
+    pub revision: u64,
+}
+
+impl Exclusion {
+    /// Whether the node is out.
+    pub fn is_out(&self) -> bool {
+        self.reason.is_some()
+    }
+
+    fn is_within_bounds(&self) -> bool {
+        let is_line = |text: &str, most| !text.is_empty() && text.len() <= most && !text.chars().any(char::is_control);
+        is_line(&self.node, NAME_LENGTH_MAX.max(ADDRESS_LENGTH_MAX))
+            && is_line(&self.address, ADDRESS_LENGTH_MAX)
+            && self.reason.as_deref().is_none_or(|reason| is_line(reason, REASON_LENGTH_MAX))
+            && is_line(&self.by, ADDRESS_LENGTH_MAX)
+    }
+}
+
+/// The list of a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Exclusions(pub Vec<Exclusion>);
+
+/// Why a list was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExclusionError {
+    /// Too many entries.
+    #[error("{0} entries, at most {EXCLUSIONS_MAX}")]
+    TooMany(usize),
+    /// An entry with an empty or too long field, or with control characters.
+    #[error("entry {0} has a field that is empty, too long or not one line")]
+    Entry(usize),
+}
+
+impl Exclusions {
+    /// Checks what came from outside.
+    ///
+    /// # Errors
+    /// Too many entries, or one out of bounds.
+    pub fn check(&self) -> Result<(), ExclusionError> {
+        if self.0.len() > EXCLUSIONS_MAX {
+            return Err(ExclusionError::TooMany(self.0.len()));
+        }
+        match self.0.iter().position(|entry| !entry.is_within_bounds()) {
+            Some(index) => Err(ExclusionError::Entry(index)),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes in what another list knows better; returns whether that changed anything. Of more than
+    /// [`EXCLUSIONS_MAX`] entries the oldest goes, one of a node that was taken in again first.
+    pub fn merge(&mut self, other: &Self) -> bool {
+        let mut has_changed = false;
+        for entry in &other.0 {
+            match self.0.iter_mut().find(|own| own.node == entry.node) {
+                Some(own) if own.revision >= entry.revision => continue,
+                Some(own) => *own = entry.clone(),
+                None => self.0.push(entry.clone()),
+            }
+            has_changed = true;
+        }
+        while self.0.len() > EXCLUSIONS_MAX {
+            let oldest = (0..self.0.len()).min_by_key(|index| (self.0[*index].is_out(), self.0[*index].revision));
+            oldest.map(|index| self.0.remove(index));
+        }
+        has_changed
+    }
+
+    /// Says something new about a node: `reason` takes it out, `None` in again.
+    pub fn say(&mut self, node: &str, address: &str, reason: Option<&str>, by: &str) {
+        let revision = self.0.iter().map(|entry| entry.revision).max().unwrap_or(0).saturating_add(1);
+        let (reason, by) = (reason.map(str::to_owned), by.to_owned());
+        let entry = Exclusion { node: node.into(), address: address.into(), reason, by, revision };
+        self.merge(&Self(vec![entry]));
+    }
+
+    /// Why the node with this name, dialled at this address, is out; `None` if it is not.
+    pub fn of(&self, name: &str, address: &str) -> Option<&Exclusion> {
+        self.out().find(|entry| entry.node == name || entry.node == address)
+    }
+
+    /// Why a node that does not answer at this address is out; `None` if it is not.
+    pub fn at(&self, address: &str) -> Option<&Exclusion> {
+        self.out().find(|entry| entry.address == address)
+    }
+
+    /// The nodes that are out.
+    pub fn out(&self) -> impl Iterator<Item = &Exclusion> {
+        self.0.iter().filter(|entry| entry.is_out())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(said: &[(&str, Option<&str>)]) -> Exclusions {
+        let mut list = Exclusions::default();
+        said.iter().for_each(|(node, reason)| list.say(node, &format!("{node}:9999"), *reason, "me@here"));
+        list
+    }
+
+    #[test]
+    fn what_was_said_later_wins_in_whatever_order_lists_are_merged() {
+        let early = list(&[("pi1", Some("hot")), ("pi2", Some("slow"))]);
+        let mut late = early.clone();
+        late.say("pi1", "pi1:9999", None, "me@here");
+        for (mut one, two) in [(early.clone(), late.clone()), (late.clone(), early.clone())] {
+            one.merge(&two);
+            assert_eq!(one, late);
+            assert!(!one.merge(&two), "a second time changes nothing");
+        }
+        let out: Vec<&str> = late.out().map(|entry| entry.node.as_str()).collect();
+        assert_eq!(out, ["pi2"]);
+        assert_eq!(late.of("pi2", "moved:1").and_then(|entry| entry.reason.as_deref()), Some("slow"));
+        assert_eq!(late.at("pi2:9999").map(|entry| entry.node.as_str()), Some("pi2"));
+        assert_eq!((late.of("pi1", "pi1:9999"), late.of("other", "pi2:9999"), late.at("pi1:9999")), (None, None, None));
+    }
+
+    #[test]
+    fn a_list_keeps_its_bound_and_forgets_those_that_are_in_first() {
+        let mut all = list(&[("in", Some("x")), ("in", None)]);
+        (0..EXCLUSIONS_MAX).for_each(|node| all.say(&format!("n{node}"), "a", Some("x"), "me"));
+        assert_eq!(all.0.len(), EXCLUSIONS_MAX);
+        assert_eq!(all.out().count(), EXCLUSIONS_MAX);
+        all.say("last", "a", Some("x"), "me");
+        assert!(all.of("last", "-").is_some() && all.of("n0", "-").is_none());
+    }
+
+    #[test]
+    fn entries_out_of_bounds_are_refused_by_number() {
+        let good = list(&[("pi1", Some("hot")), ("pi2", None)]);
+        assert_eq!(good.check(), Ok(()));
+        for reason in ["", "two\nlines", &"x".repeat(REASON_LENGTH_MAX + 1)] {
+            let mut bad = good.clone();
+            bad.0[1].reason = Some(reason.into());
+            assert_eq!(bad.check(), Err(ExclusionError::Entry(1)));
+        }
+        let many = Exclusions(vec![good.0[0].clone(); EXCLUSIONS_MAX + 1]);
+        assert_eq!(many.check(), Err(ExclusionError::TooMany(EXCLUSIONS_MAX + 1)));
+    }
+}
