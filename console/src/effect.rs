@@ -8,10 +8,31 @@ pub use crate::wanted::Wanted;
 pub enum Effect {
     /// What is on the screen changed.
     Draw,
-    /// Make the nodes hold this.
-    Assign(Wanted),
+    /// Make nodes hold this.
+    Assign {
+        /// What.
+        wanted: Wanted,
+        /// Places of the nodes in the list, by rank.
+        members: Vec<usize>,
+    },
     /// Complete a text.
-    Generate(Box<Generate>),
+    Generate {
+        /// Place of the head in the list.
+        head: usize,
+        /// The request.
+        generate: Box<Generate>,
+    },
+    /// Restart these nodes one after the other.
+    Restart(Vec<usize>),
+    /// End the restart before its next node.
+    StopRestart,
+    /// Take a node out, or in again.
+    Exclude {
+        /// Place of the node in the list.
+        node: usize,
+        /// Why; `None`: in again.
+        reason: Option<String>,
+    },
     /// Cancel the running generation.
     Cancel,
     /// End with this exit code.

@@ -1,7 +1,7 @@
 //! Everything that can happen to the dashboard. Plain values: keys are our own, time is the time since the start.
 use std::time::Duration;
 
-pub use crate::client::event::{AssignEvent, ClientEvent, GenerateEvent};
+pub use crate::client::event::{AssignEvent, ClientEvent, GenerateEvent, OperateEvent, RestartStep};
 use crate::{keymap::Key, state::Extent};
 
 /// Something that happened.

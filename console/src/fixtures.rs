@@ -11,7 +11,7 @@ use shared::{
     },
     sampling::SamplingParameters,
     telemetry::{
-        Health, LayerSync, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals, SyncKind,
+        Health, Lateness, LayerSync, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals, SyncKind,
         health::{Clock, LoadByOthers, MemoryUse, NetworkLink, ThrottleBits},
     },
     topology::{Exchange, Exclusions, KvFormat, Layout, Member, Topology},
@@ -48,7 +48,15 @@ impl Story {
 
     /// Another start.
     pub(crate) fn with(mut state: State) -> Self {
-        state.extent = Extent { text_lines: 9, text_height: 3, layers_height: 2, help_lines: 9, help_height: 3 };
+        state.extent = Extent {
+            text_lines: 9,
+            text_height: 3,
+            layers_height: 2,
+            sync_rows: 12,
+            sync_height: 5,
+            help_lines: 9,
+            help_height: 3,
+        };
         Self { state, effects: Vec::new() }
     }
 
@@ -160,6 +168,11 @@ impl Story {
     }
 }
 
+/// The assignment to all nodes.
+pub(crate) fn assign_all() -> Effect {
+    Effect::Assign { wanted: wanted(), members: (0..NODES).collect() }
+}
+
 /// What a model of Shakespeare's would say.
 pub(crate) const VERSE: &str = "\nO, she doth teach the torches to burn bright!\nIt seems she hangs upon the cheek of night\n\
     Like a rich jewel in an Ethiope's ear; beauty too rich for use, for earth too dear.";
@@ -265,6 +278,7 @@ pub(crate) fn running(node: usize, state: NodeState, with_layers: bool) -> NodeR
         shard: Bytes((7 << 20) + (node as u64 * 100_000)),
         memory_resident: Bytes(24 << 20),
         requests: u32::from(state == NodeState::Serving && node == 0),
+        lateness: lateness(node, &layers),
         layers,
         ..idle(node)
     }
@@ -289,6 +303,13 @@ pub(crate) fn health() -> Health {
         link: Some(NetworkLink { interface: "eth0".into(), mbit: Some(1000), is_wireless: false }),
         load: Some(LoadByOthers { others: 0.1, cores: 4 }),
     }
+}
+
+/// Node 2 comes last, late by what the others wait for it.
+fn lateness(node: usize, layers: &[LayerSync]) -> Vec<Lateness> {
+    let time = Nanoseconds(layers.iter().map(|sync| sync.wait.0 * u64::from(sync.count)).sum());
+    let count = layers.iter().map(|sync| sync.count).sum();
+    if node == 2 || layers.is_empty() { Vec::new() } else { vec![Lateness { rank: Rank(2), count, time }] }
 }
 
 /// Node 2 computes longest; the others wait for it.

@@ -100,6 +100,11 @@ pub enum Action {
     Help,
     FocusPrompt,
     AssignAgain,
+    Restart,
+    Exclude,
+    PageCluster,
+    PageSync,
+    SyncColumns,
     Up,
     Down,
     PageUp,
@@ -191,13 +196,18 @@ pub const BINDINGS: &[Binding] = &{
     use Place::{Anywhere, Panels, Prompt};
     [
         bind(Anywhere, &[Key::control('c')], Action::Interrupt, "cancel what is generated, else quit", ""),
-        bind(Anywhere, &[key(Esc)], Action::Escape, "cancel what is generated, else leave the prompt box", "cancel"),
+        bind(Anywhere, &[key(Esc)], Action::Escape, "cancel; end a restart after its node; leave the prompt box", "cancel"),
         bind(Anywhere, &[key(Tab)], Action::FocusNext, "to the next panel", "panel"),
         bind(Anywhere, &[Key::with_shift(Tab)], Action::FocusPrevious, "to the previous panel", ""),
         bind(Panels, &[Key::character('q')], Action::Quit, "quit", "quit"),
         bind(Panels, &[Key::character('?'), key(Function(1))], Action::Help, "this help", "help"),
-        bind(Panels, &[Key::character('i'), key(Enter)], Action::FocusPrompt, "to the prompt box", "prompt"),
-        bind(Panels, &[Key::character('r')], Action::AssignAgain, "assign the topology again", "assign again"),
+        bind(Panels, &[Key::character('i'), key(Enter)], Action::FocusPrompt, "to the prompt box", ""),
+        bind(Panels, &[Key::character('r')], Action::AssignAgain, "assign the topology again", "assign"),
+        bind(Panels, &[Key::character('1')], Action::PageCluster, "the cluster: nodes, layers of one, text", ""),
+        bind(Panels, &[Key::character('2')], Action::PageSync, "all ranks side by side, the latest first", "ranks"),
+        bind(Panels, &[Key::character('v')], Action::SyncColumns, "percentiles, or own, wait and wire", ""),
+        bind(Panels, &[Key::character('R')], Action::Restart, "restart all nodes, one by one", "restart"),
+        bind(Panels, &[Key::character('x')], Action::Exclude, "take the selected node out, or in again", "out/in"),
         bind(Panels, &[key(Up), Key::character('k')], Action::Up, "up: a line, a layer, a node", ""),
         bind(Panels, &[key(Down), Key::character('j')], Action::Down, "down: a line, a layer, a node", ""),
         bind(Panels, &[key(PageUp)], Action::PageUp, "up a page", ""),
@@ -230,6 +240,16 @@ pub const BINDINGS: &[Binding] = &{
 /// What a key asks for where the focus is; `None` for a key without a meaning there.
 pub fn action(focus: Focus, pressed: Key) -> Option<Action> {
     bindings(focus).find(|binding| binding.keys.contains(&pressed)).map(|binding| binding.action)
+}
+
+/// What a key asks for while a question waits for its answer: Enter is yes, Esc and Ctrl-C are no, and the reason is
+/// edited as the prompt is.
+pub fn dialog_action(pressed: Key) -> Option<Action> {
+    match action(Focus::Prompt, pressed)? {
+        Action::Interrupt => Some(Action::Escape),
+        Action::NewLine | Action::LineUp | Action::LineDown => None,
+        other => Some(other),
+    }
 }
 
 /// The bindings that hold where the focus is.

@@ -53,12 +53,18 @@ pub struct DashboardOptions {
 
 /// The nodes as the dashboard commands them. Commands return at once; what comes of them arrives as events.
 pub trait Nodes {
-    /// Makes the nodes hold this.
-    fn assign(&self, wanted: Wanted);
+    /// Makes the nodes at these places of the list hold this, in this order.
+    fn assign(&self, wanted: Wanted, members: Vec<usize>);
     /// Completes a text on the head.
-    fn generate(&self, generate: Generate);
+    fn generate(&self, head: usize, generate: Generate);
     /// Cancels the running generation.
     fn cancel(&self);
+    /// Restarts these nodes one after the other.
+    fn restart(&self, which: Vec<usize>);
+    /// Ends a restart before its next node.
+    fn stop_restart(&self);
+    /// Takes a node out, with a reason, or in again.
+    fn exclude(&self, node: usize, reason: Option<String>);
 }
 
 /// Runs the dashboard until it is quit; returns the exit code. `connect` starts the client that sends to the channel.
@@ -137,8 +143,11 @@ impl<N: Nodes> Driver<N> {
                     let due = drawn_at.map_or_else(Instant::now, |at| at + FRAME);
                     self.frame_due.get_or_insert(due);
                 }
-                Effect::Assign(wanted) => self.nodes.assign(wanted),
-                Effect::Generate(generate) => self.nodes.generate(*generate),
+                Effect::Assign { wanted, members } => self.nodes.assign(wanted, members),
+                Effect::Generate { head, generate } => self.nodes.generate(head, *generate),
+                Effect::Restart(which) => self.nodes.restart(which),
+                Effect::StopRestart => self.nodes.stop_restart(),
+                Effect::Exclude { node, reason } => self.nodes.exclude(node, reason),
                 Effect::Cancel => self.nodes.cancel(),
                 Effect::Quit(code) => self.exit = Some(code),
             }

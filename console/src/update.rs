@@ -1,4 +1,6 @@
 //! What each event changes, and what it wants done: the whole behaviour of the dashboard, without a terminal or a clock.
+mod operate;
+
 use std::time::Duration;
 
 use crate::{
@@ -6,7 +8,9 @@ use crate::{
     event::{AssignEvent, ClientEvent, Event, GenerateEvent, Signal},
     keymap::{self, Action, Key, KeyCode},
     state::{
-        Assignment, Focus, State, TextScroll,
+        Assignment, Focus, Page, State, SyncColumns, TextScroll,
+        editor::Editor,
+        lateness::ranks,
         node::Standing,
         request::{Phase, Request},
     },
@@ -42,6 +46,9 @@ fn tick(state: &mut State, now: Duration) -> Vec<Effect> {
 
 fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
     state.notice = None;
+    if state.dialog.is_some() {
+        return operate::on_key(state, key);
+    }
     if state.help.is_some() {
         return on_key_in_help(state, key);
     }
@@ -94,6 +101,16 @@ fn show(state: &mut State, action: Action) {
         Action::FocusPrevious => state.focus = neighbour(state.focus, Focus::ALL.len() - 1),
         Action::FocusPrompt => state.focus = Focus::Prompt,
         Action::Help => state.help = Some(0),
+        Action::Restart => operate::ask_restart(state),
+        Action::Exclude => operate::ask_exclude(state),
+        Action::PageCluster => state.page = Page::Cluster,
+        Action::PageSync => state.page = Page::Sync,
+        Action::SyncColumns => {
+            state.sync_columns = match state.sync_columns {
+                SyncColumns::Percentiles => SyncColumns::Split,
+                SyncColumns::Split => SyncColumns::Percentiles,
+            }
+        }
         Action::Up | Action::Down | Action::PageUp | Action::PageDown | Action::Top | Action::Bottom => {
             scroll(state, action);
         }
@@ -105,9 +122,14 @@ fn show(state: &mut State, action: Action) {
 
 /// Actions in the prompt box.
 fn edit(state: &mut State, action: Action) {
-    let editor = &mut state.editor;
     match action {
         Action::NewLine => insert(state, "\n"),
+        _ => edit_in(&mut state.editor, action),
+    }
+}
+
+fn edit_in(editor: &mut Editor, action: Action) {
+    match action {
         Action::CursorLeft => editor.left(),
         Action::CursorRight => editor.right(),
         Action::WordLeft => editor.word_left(),
@@ -137,6 +159,18 @@ fn select(state: &mut State, node: usize) {
 fn scroll(state: &mut State, action: Action) {
     let extent = state.extent;
     match state.focus {
+        Focus::Text | Focus::Layers if state.page == Page::Sync => {
+            let last = extent.sync_rows.saturating_sub(extent.sync_height);
+            state.sync_scroll = scrolled(state.sync_scroll.min(last), action, extent.sync_height, last);
+        }
+        Focus::Nodes if state.page == Page::Sync => {
+            let places: Vec<usize> = ranks(state).iter().filter_map(|row| row.node).collect();
+            let at = places.iter().position(|place| *place == state.selected).unwrap_or(0);
+            let last = places.len().saturating_sub(1);
+            if let Some(place) = places.get(scrolled(at, action, last, last)) {
+                select(state, *place);
+            }
+        }
         Focus::Prompt | Focus::Text => {
             let last = extent.text_lines.saturating_sub(extent.text_height);
             let at = match state.text_scroll {
@@ -180,6 +214,10 @@ fn insert(state: &mut State, text: &str) {
 fn paste(state: &mut State, text: &str) -> Vec<Effect> {
     state.help = None;
     state.notice = None;
+    if state.dialog.is_some() {
+        operate::insert(state, text);
+        return Vec::new();
+    }
     state.focus = Focus::Prompt;
     // Terminals send a return for each new line of a paste.
     insert(state, &text.replace("\r\n", "\n").replace('\r', "\n"));
@@ -189,6 +227,9 @@ fn paste(state: &mut State, text: &str) -> Vec<Effect> {
 fn escape(state: &mut State) -> Vec<Effect> {
     if state.request.is_open() && state.request.phase != Phase::Cancelling {
         return cancel(state);
+    }
+    if let Some(effects) = operate::escape(state) {
+        return effects;
     }
     if state.focus == Focus::Prompt {
         state.focus = Focus::Text;
@@ -225,7 +266,7 @@ fn submit(state: &mut State) -> Vec<Effect> {
         return Vec::new();
     }
     let is_ready = state.is_ready();
-    if !is_ready && !state.is_assigning() && state.assignable().is_none() {
+    if !is_ready && !state.is_assigning() && !state.is_operating() && state.assignable().is_none() {
         state.notice = Some("no topology runs; start the console with --topology and --model".to_owned());
         return Vec::new();
     }
@@ -234,7 +275,18 @@ fn submit(state: &mut State) -> Vec<Effect> {
     if is_ready {
         return send(state);
     }
-    if state.is_assigning() { Vec::new() } else { assign(state) }
+    if state.is_assigning() || state.is_operating() { Vec::new() } else { assign(state) }
+}
+
+/// A prompt that waited: it is sent as soon as a topology runs, and assigns one when nobody else does.
+fn release_held(state: &mut State) -> Vec<Effect> {
+    if state.request.phase != Phase::Held || state.is_assigning() {
+        return Vec::new();
+    }
+    if state.is_ready() {
+        return send(state);
+    }
+    if state.is_operating() || state.assignment == Assignment::WaitsForNodes { Vec::new() } else { assign(state) }
 }
 
 /// Sends the request that is held.
@@ -246,12 +298,13 @@ fn send(state: &mut State) -> Vec<Effect> {
         state.assignment = Assignment::Nothing;
     }
     state.request.send(state.now);
-    vec![Effect::Generate(Box::new(generate))]
+    let head = state.place_of(0).unwrap_or(0);
+    vec![Effect::Generate { head, generate: Box::new(generate) }]
 }
 
 fn assign_again(state: &mut State) -> Vec<Effect> {
-    if state.is_assigning() {
-        state.notice = Some("an assignment is under way".to_owned());
+    if state.is_assigning() || state.is_operating() {
+        state.notice = Some("an assignment, a restart or an exclusion is under way".to_owned());
         return Vec::new();
     }
     if state.request.is_sent() {
@@ -269,12 +322,12 @@ fn assign_again(state: &mut State) -> Vec<Effect> {
 fn assign(state: &mut State) -> Vec<Effect> {
     let Some(wanted) = state.assignable() else { return Vec::new() };
     if !state.all_open() {
-        state.wanted = Some(wanted);
+        state.wanted.get_or_insert(wanted);
         state.assignment = Assignment::WaitsForNodes;
         return Vec::new();
     }
     state.assignment = Assignment::Loading;
-    vec![Effect::Assign(wanted)]
+    vec![Effect::Assign { wanted, members: state.usable() }]
 }
 
 fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
@@ -292,9 +345,12 @@ fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
         }
         ClientEvent::Report { node, report } => {
             let Some(node) = state.nodes.get_mut(node) else { return Vec::new() };
+            state.exclusions.merge(&report.exclusions);
             node.reported(now, *report);
-            Vec::new()
+            // While nodes restart, the moments in which a topology runs are known from reports alone.
+            if state.is_operating() && state.is_ready() { release_held(state) } else { Vec::new() }
         }
+        ClientEvent::Operate(event) => operate::on_event(state, event),
         ClientEvent::Assign(event) => on_assign(state, event),
         ClientEvent::Generate(event) => {
             on_generate(state, event);

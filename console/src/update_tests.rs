@@ -9,14 +9,14 @@ use shared::{
 
 use super::*;
 use crate::{
-    fixtures::{NODES, Story, address, defaults, finished, idle, lost_fault, running, topology, wanted},
+    fixtures::{NODES, Story, address, assign_all, defaults, finished, idle, lost_fault, running, topology},
     keymap::{BINDINGS, Place},
     state::node::Standing,
 };
 
 fn prompt_of(effect: &Effect) -> Option<&str> {
     match effect {
-        Effect::Generate(generate) => Some(&generate.prompt),
+        Effect::Generate { generate, .. } => Some(&generate.prompt),
         _ => None,
     }
 }
@@ -28,7 +28,9 @@ fn situations() -> Vec<Story> {
     many.key(KeyCode::Esc);
     let mut above = Story::ready();
     above.on(Event::Paste("one\ntwo".to_owned())).key(KeyCode::Up);
-    let mut situations = vec![above, Story::begin(), Story::ready(), Story::generating(), Story::lost()];
+    let mut ranks = Story::finished();
+    ranks.key(KeyCode::Esc).key(KeyCode::Char('2'));
+    let mut situations = vec![above, Story::begin(), Story::ready(), Story::generating(), Story::lost(), ranks];
     for focus in Focus::ALL {
         for (scroll, selected) in [(TextScroll::Follow, 0), (TextScroll::At(2), 2)] {
             let mut state = many.state.clone();
@@ -71,7 +73,7 @@ fn the_assignment_starts_when_the_last_node_answers() {
         assert_eq!(story.effects, []);
         story.connected(node);
     }
-    assert_eq!(story.effects, [Effect::Assign(wanted())]);
+    assert_eq!(story.effects, [assign_all()]);
     story.connected(0);
     assert_eq!(story.effects.len(), 1, "a node that comes again does not start it again");
 }
@@ -100,7 +102,7 @@ fn a_prompt_goes_to_the_head_and_each_has_its_own_seed() {
     story.on(Event::Paste("again".to_owned())).key(KeyCode::Enter);
     let sent: Vec<(&str, u64)> = (story.effects.iter())
         .filter_map(|effect| match effect {
-            Effect::Generate(generate) => Some((generate.prompt.as_str(), generate.sampling.seed)),
+            Effect::Generate { generate, .. } => Some((generate.prompt.as_str(), generate.sampling.seed)),
             _ => None,
         })
         .collect();
@@ -127,7 +129,7 @@ fn a_kept_prompt_fails_with_the_assignment_and_can_be_withdrawn() {
     let mut story = Story::begin();
     story.key(KeyCode::Enter).key(KeyCode::Esc).all_connected().running();
     assert_eq!(story.state.request.phase, Phase::Withdrawn);
-    assert_eq!(story.effects, [Effect::Assign(wanted())]);
+    assert_eq!(story.effects, [assign_all()]);
 }
 
 #[test]
@@ -233,7 +235,7 @@ fn after_a_lost_node_is_back_the_next_prompt_assigns_and_runs() {
     // A node that was started again keeps its epoch and holds nothing.
     let back = crate::fixtures::idle(2);
     story.connected(2).report(2, shared::telemetry::NodeReport { epoch: Epoch(3), ..back });
-    assert_eq!(story.effects, [Effect::Assign(wanted())]);
+    assert_eq!(story.effects, [assign_all()]);
     let assigned = AssignEvent::Running { epoch: Epoch(4), topology: Box::new(topology()), reused: false };
     story.arrives(ClientEvent::Assign(assigned));
     assert_eq!(story.effects.iter().filter_map(prompt_of).collect::<Vec<_>>(), ["once more"]);
@@ -245,7 +247,7 @@ fn r_assigns_again_but_never_twice_at_a_time() {
     story.connected(2).report(2, idle(2)).key(KeyCode::Esc);
     story.effects.clear();
     story.key(KeyCode::Char('r')).key(KeyCode::Char('r'));
-    assert_eq!(story.effects, [Effect::Assign(wanted())]);
+    assert_eq!(story.effects, [assign_all()]);
     assert!(story.state.notice.is_some());
 }
 

@@ -5,7 +5,7 @@ use shared::protocol::message::Generate;
 
 use super::{Failure, options};
 use crate::{
-    client::Client,
+    client::{Client, with_port},
     run::{DashboardOptions, dashboard},
     state::GenerateDefaults,
     wanted::Wanted,
@@ -43,6 +43,7 @@ pub(super) async fn show(
     request: Generate,
 ) -> Result<u8, Failure> {
     let defaults = GenerateDefaults { max_tokens: request.max_tokens, sampling: request.sampling, stop: request.stop };
+    let nodes = nodes.iter().map(|node| with_port(node)).collect();
     let options = DashboardOptions { nodes, wanted, prompt, defaults };
     let code = dashboard(options, |nodes, events| Client::start(&nodes, WATCH_MS, events)).await;
     let code = code.map_err(anyhow::Error::from)?;

@@ -26,6 +26,19 @@ pub enum Failure {
         /// 128 and the signal's number.
         code: u8,
     },
+    /// The answer was no.
+    #[error("nothing was done")]
+    Declined,
+    /// A restart did not come to its end.
+    #[error("{}not restarted: {}", fault.as_ref().map_or(String::new(), |fault| format!("{fault}; ")), remaining.join(", "))]
+    Unfinished {
+        /// Why; `None`: it was asked to.
+        fault: Option<Box<Fault>>,
+        /// Names of the nodes that were not restarted.
+        remaining: Vec<String>,
+        /// Exit code where there is no fault.
+        code: u8,
+    },
     /// Something on this machine.
     #[error("{}", chain(.0))]
     Other(#[from] anyhow::Error),
@@ -35,12 +48,10 @@ impl Failure {
     /// The exit code (table in the README).
     pub fn code(&self) -> u8 {
         match self {
-            Self::Fault(fault) => match fault.kind.class() {
-                FaultClass::Failed => 1,
-                FaultClass::Unreachable => 3,
-                FaultClass::Refused => 4,
-                FaultClass::Lost => 5,
-            },
+            Self::Fault(fault) => code_of(fault),
+            Self::Unfinished { fault: Some(fault), .. } => code_of(fault),
+            Self::Unfinished { code, .. } => *code,
+            Self::Declined => 1,
             Self::Usage { .. } => 2,
             Self::Interrupted { code } => *code,
             Self::Other(_) => 1,
@@ -51,11 +62,22 @@ impl Failure {
     pub(super) fn json(&self) -> serde_json::Value {
         let (code, node, next) = match self {
             Self::Fault(fault) => (fault.kind.code(), Some(fault.node.as_str()), fault.kind.next()),
+            Self::Unfinished { fault: Some(fault), .. } => {
+                (fault.kind.code(), Some(fault.node.as_str()), fault.kind.next())
+            }
+            Self::Unfinished { fault: None, .. } => {
+                ("interrupted", None, "console restart NODE.. with those that remain")
+            }
+            Self::Declined => ("declined", None, "answer y, or add --yes"),
             Self::Usage { next, .. } => ("usage", None, *next),
             Self::Interrupted { .. } => ("interrupted", None, "run it again"),
             Self::Other(_) => ("failed", None, "correct the cause and try again"),
         };
-        json!({"error": {"code": code, "message": self.to_string(), "node": node, "next": next}})
+        let mut object = json!({"error": {"code": code, "message": self.to_string(), "node": node, "next": next}});
+        if let Self::Unfinished { remaining, .. } = self {
+            object["error"]["remaining"] = json!(remaining);
+        }
+        object
     }
 
     /// Prints the message and the next step on standard error, and the object on standard output with --json.
@@ -69,6 +91,15 @@ impl Failure {
             output::line(&object.to_string());
         }
         ExitCode::from(self.code())
+    }
+}
+
+fn code_of(fault: &Fault) -> u8 {
+    match fault.kind.class() {
+        FaultClass::Failed => 1,
+        FaultClass::Unreachable => 3,
+        FaultClass::Refused => 4,
+        FaultClass::Lost => 5,
     }
 }
 

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Failure, interrupts::Interrupts, options, output};
 use crate::client::{
     assign::{Assigned, assign},
+    cluster::Cluster,
     event::{AssignEvent, GenerateEvent},
     generate::generate,
     session::Session,
@@ -39,11 +40,11 @@ pub(super) struct Completion {
 /// Runs the command.
 pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
     let prompt = prompt(&options)?;
-    let wanted = options.assignment.wanted(options.nodes.nodes.len(), &options.model);
     let request = options.sampling.request(prompt, options.logprobs);
     let seed = request.sampling.seed;
     let mut interrupts = Interrupts::listen()?;
     let sessions = interrupts.end(open(&options.nodes.nodes)).await?;
+    let wanted = options.assignment.wanted(sessions.len(), &options.model);
     let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
     if !options.json && request.sampling.temperature > 0.0 {
         output::note(&format!("seed {seed}"));
@@ -82,12 +83,16 @@ fn prompt(options: &options::Generate) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// Opens a session with every node, in order.
+/// Opens a session with every node that is not out, in order.
 pub(super) async fn open(nodes: &[String]) -> Result<Vec<Arc<Session>>, Failure> {
-    let mut sessions = Vec::with_capacity(nodes.len());
-    for node in nodes {
-        sessions.push(Arc::new(Session::open(&with_port(node)).await?));
+    let addresses: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
+    let cluster = Cluster::dial(&addresses).await;
+    for entry in cluster.out() {
+        let (node, by) = (output::clean(&entry.node), output::clean(&entry.by));
+        output::note(&format!("{node} is out: {} ({by})", output::clean(entry.reason.as_deref().unwrap_or(""))));
     }
+    let sessions = cluster.usable()?;
+    cluster.spread().await?;
     Ok(sessions)
 }
 

@@ -1,12 +1,15 @@
 //! The command line: one file per command. Every command works without a screen and has --json where it reads something.
+mod confirm;
 mod dashboard;
 mod demo;
+mod exclude;
 mod failure;
 mod generate;
 mod interrupts;
 mod options;
 mod output;
 mod profile;
+mod restart;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -44,8 +47,14 @@ struct Arguments {
 enum Command {
     /// Start daemons on this machine, assign a topology and open the dashboard (or print a text, without a terminal)
     Demo(options::Demo),
+    /// Take a node out, with a reason; what runs is assigned anew on the rest
+    Exclude(options::Exclude),
     /// Complete a text
     Generate(options::Generate),
+    /// Take a node in again; what runs is assigned anew with it
+    Include(options::Include),
+    /// Restart nodes one by one
+    Restart(options::Restart),
     /// Show the nodes
     Status(options::Status),
     /// Show the tokens of a text
@@ -56,7 +65,10 @@ impl Arguments {
     fn json(&self) -> bool {
         match &self.command {
             Some(Command::Demo(demo)) => demo.json,
+            Some(Command::Exclude(exclude)) => exclude.change.json,
             Some(Command::Generate(generate)) => generate.json,
+            Some(Command::Include(include)) => include.change.json,
+            Some(Command::Restart(restart)) => restart.json,
             Some(Command::Status(status)) => status.json,
             Some(Command::Tokenize(tokenize)) => tokenize.json,
             None => false,
@@ -95,7 +107,10 @@ pub fn run() -> ExitCode {
 async fn execute(arguments: Arguments) -> Result<u8, Failure> {
     match arguments.command {
         Some(Command::Demo(demo)) => demo::run(demo).await,
+        Some(Command::Exclude(exclude)) => exclude::run_exclude(exclude).await,
         Some(Command::Generate(generate)) => generate::run(generate).await,
+        Some(Command::Include(include)) => exclude::run_include(include).await,
+        Some(Command::Restart(restart)) => restart::run(restart).await,
         Some(Command::Status(status)) => status::run(&status).await,
         Some(Command::Tokenize(tokenize)) => tokenize::run(&tokenize),
         None => dashboard::run(arguments.dashboard).await,

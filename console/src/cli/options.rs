@@ -5,7 +5,7 @@ use clap::Args;
 use shared::{
     protocol::message::{self, STOP_BYTES_MAX},
     sampling::SamplingParameters,
-    topology::{Exchange, KvFormat, Layout},
+    topology::{Exchange, KvFormat, Layout, exclusion::REASON_LENGTH_MAX},
 };
 
 use crate::{client::assign::SLOTS_DEFAULT, wanted::Wanted};
@@ -230,6 +230,61 @@ pub(super) struct Status {
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
+}
+
+/// A reason as people read it later.
+fn reason(text: &str) -> Result<String, String> {
+    let fits = (1..=REASON_LENGTH_MAX).contains(&text.trim().len()) && !text.chars().any(char::is_control);
+    if fits { Ok(text.trim().into()) } else { Err(format!("one line of 1 to {REASON_LENGTH_MAX} bytes")) }
+}
+
+/// Options of `console restart`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Restart {
+    /// Restart only these, by name or address, in this order [default: all that are not out]
+    #[arg(value_name = "NODE")]
+    pub(super) only: Vec<String>,
+    #[command(flatten)]
+    pub(super) nodes: Nodes,
+    /// Do not ask
+    #[arg(long)]
+    pub(super) yes: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// What `console exclude` and `console include` share.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Change {
+    /// The node, by name or address
+    #[arg(value_name = "NODE")]
+    pub(super) node: String,
+    #[command(flatten)]
+    pub(super) nodes: Nodes,
+    /// Do not ask
+    #[arg(long)]
+    pub(super) yes: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Options of `console exclude`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Exclude {
+    #[command(flatten)]
+    pub(super) change: Change,
+    /// Why: whoever looks at the cluster later will read it
+    #[arg(long, value_name = "TEXT", value_parser = reason)]
+    pub(super) reason: String,
+}
+
+/// Options of `console include`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Include {
+    #[command(flatten)]
+    pub(super) change: Change,
 }
 
 /// Options of `console tokenize`.

@@ -88,7 +88,7 @@ fn error_node(session: &Session) -> String {
     session.identity.name.clone()
 }
 
-fn unexpected(session: &Session, body: &ResponseBody) -> Fault {
+pub(super) fn unexpected(session: &Session, body: &ResponseBody) -> Fault {
     let name = format!("{body:?}");
     let reason = format!("unexpected answer {}", name.chars().take(40).collect::<String>());
     Fault::new(error_node(session), FaultKind::Malformed { reason })

@@ -38,6 +38,8 @@ pub enum ClientEvent {
     Assign(AssignEvent),
     /// The running generation moves on.
     Generate(GenerateEvent),
+    /// A restart or an exclusion moves on.
+    Operate(OperateEvent),
 }
 
 /// Steps of an assignment.
@@ -79,4 +81,66 @@ pub enum GenerateEvent {
     Finished(Box<Finished>),
     /// The end by a fault.
     Failed(Fault),
+}
+
+/// Steps of a restart, or of taking a node out or in.
+#[derive(Clone, Debug, PartialEq)]
+pub enum OperateEvent {
+    /// A node restarts.
+    Restart {
+        /// Which node.
+        node: usize,
+        /// How far it is.
+        step: RestartStep,
+    },
+    /// The nodes are told that one is out, or in again.
+    Told {
+        /// The node's name.
+        node: String,
+        /// Whether it is out.
+        out: bool,
+    },
+    /// Requests that run may finish first.
+    WaitsForRequests {
+        /// How many run.
+        count: u32,
+    },
+    /// The topology is assigned anew.
+    Assign(AssignEvent),
+    /// All nodes that were named have been restarted.
+    Restarted,
+    /// The restart is not at its end.
+    RestartStopped {
+        /// Why; `None`: it was asked to.
+        fault: Option<Fault>,
+        /// Nodes that were not restarted.
+        remaining: Vec<usize>,
+    },
+    /// A node is out, or in again, and what runs has been assigned anew where it had to be.
+    Excluded {
+        /// The node's name.
+        node: String,
+        /// Whether it is out.
+        out: bool,
+        /// What runs now, if that changed.
+        running: Option<(Epoch, Box<Topology>)>,
+    },
+    /// That failed.
+    ExcludeFailed(Fault),
+}
+
+/// How far the restart of a node is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RestartStep {
+    /// It finishes what runs.
+    Draining,
+    /// It has ended and is started again.
+    Starting,
+    /// It is back; the topology is assigned anew.
+    Assigning,
+    /// It serves again.
+    Done {
+        /// Since its restart began.
+        seconds: f64,
+    },
 }

@@ -1,15 +1,21 @@
 //! Sessions with nodes. `Client` keeps one task per node for the dashboard, which reconnects by itself; commands without
 //! a screen use `session`, `assign` and `generate` directly and fail at the first fault.
 pub mod assign;
+pub mod cluster;
 pub mod event;
+pub mod exclude;
 #[cfg(test)]
 pub(crate) mod fake_node;
 pub mod generate;
+pub mod restart;
 pub mod session;
 mod shares;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -25,7 +31,8 @@ use tokio::sync::mpsc::{Sender, channel};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
-    event::{AssignEvent, ClientEvent, GenerateEvent},
+    cluster::Cluster,
+    event::{AssignEvent, ClientEvent, GenerateEvent, OperateEvent},
     session::Session,
 };
 use crate::{run::Nodes, wanted::Wanted};
@@ -54,6 +61,7 @@ pub struct Client {
     events: Sender<ClientEvent>,
     stop: CancellationToken,
     cancel: Mutex<CancellationToken>,
+    stop_restart: Arc<AtomicBool>,
     tasks: TaskTracker,
 }
 
@@ -78,16 +86,17 @@ impl Client {
                 }
             });
         }
-        Self { nodes, events, stop, cancel: Mutex::default(), tasks }
+        Self { nodes, events, stop, cancel: Mutex::default(), stop_restart: Arc::default(), tasks }
     }
 }
 
 impl Nodes for Client {
-    fn assign(&self, wanted: Wanted) {
+    fn assign(&self, wanted: Wanted, members: Vec<usize>) {
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
         self.tasks.spawn(async move {
-            let tell = |event| drop(events.try_send(ClientEvent::Assign(event)));
-            let result = match sessions(&nodes) {
+            let place = |member: usize| members.get(member).copied().unwrap_or(member);
+            let tell = |event| drop(events.try_send(ClientEvent::Assign(placed(event, &place))));
+            let result = match sessions(&nodes, &members) {
                 Ok(sessions) => assign::assign(&sessions, &wanted, &tell).await,
                 Err(fault) => Err(fault),
             };
@@ -103,7 +112,7 @@ impl Nodes for Client {
         });
     }
 
-    fn generate(&self, request: Generate) {
+    fn generate(&self, head: usize, request: Generate) {
         let cancel = CancellationToken::new();
         // One at a time: a request that is replaced would be out of reach.
         std::mem::replace(&mut *self.cancel.lock().unwrap_or_else(PoisonError::into_inner), cancel.clone()).cancel();
@@ -111,7 +120,7 @@ impl Nodes for Client {
         self.tasks.spawn(async move {
             let (sender, mut receiver) = channel(EVENTS_MAX);
             let work = async move {
-                match session(&nodes[0]) {
+                match session(&nodes[head]) {
                     Ok(session) => generate::generate(&session, request, &cancel, &sender).await,
                     Err(fault) => drop(sender.send(GenerateEvent::Failed(fault)).await),
                 }
@@ -127,6 +136,49 @@ impl Nodes for Client {
 
     fn cancel(&self) {
         self.cancel.lock().unwrap_or_else(PoisonError::into_inner).cancel();
+    }
+
+    fn restart(&self, which: Vec<usize>) {
+        let addresses: Vec<String> = self.nodes.iter().map(|node| node.address.clone()).collect();
+        let (events, stop) = (self.events.clone(), Arc::clone(&self.stop_restart));
+        stop.store(false, Ordering::Release);
+        self.tasks.spawn(async move {
+            let tell = |event| drop(events.try_send(ClientEvent::Operate(event)));
+            let last = match restart::restart(&addresses, &which, &stop, &tell).await {
+                Ok(()) => OperateEvent::Restarted,
+                Err(restart::Stopped { fault, remaining }) => OperateEvent::RestartStopped { fault, remaining },
+            };
+            let _ = events.send(ClientEvent::Operate(last)).await;
+        });
+    }
+
+    fn stop_restart(&self) {
+        self.stop_restart.store(true, Ordering::Release);
+    }
+
+    fn exclude(&self, node: usize, reason: Option<String>) {
+        let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
+        self.tasks.spawn(async move {
+            let tell = |event| drop(events.try_send(ClientEvent::Operate(event)));
+            let cluster = Cluster::ask(nodes.iter().map(|node| (node.address.clone(), session(node))).collect()).await;
+            let out = reason.is_some();
+            let last = match exclude::exclude(cluster, node, reason.as_deref(), &tell).await {
+                Ok(done) => {
+                    let running = done.assigned.map(|done| (done.epoch, Box::new(done.topology)));
+                    OperateEvent::Excluded { node: done.node, out, running }
+                }
+                Err(fault) => OperateEvent::ExcludeFailed(fault),
+            };
+            let _ = events.send(ClientEvent::Operate(last)).await;
+        });
+    }
+}
+
+/// An assignment's event with the place of the node in the dashboard's list instead of its rank.
+fn placed(event: AssignEvent, place: &dyn Fn(usize) -> usize) -> AssignEvent {
+    match event {
+        AssignEvent::Loading { node, progress } => AssignEvent::Loading { node: place(node), progress },
+        other => other,
     }
 }
 
@@ -145,8 +197,8 @@ fn session(node: &Node) -> Result<Arc<Session>, Fault> {
     })
 }
 
-fn sessions(nodes: &[Node]) -> Result<Vec<Arc<Session>>, Fault> {
-    nodes.iter().map(session).collect()
+fn sessions(nodes: &[Node], members: &[usize]) -> Result<Vec<Arc<Session>>, Fault> {
+    members.iter().filter_map(|member| nodes.get(*member)).map(session).collect()
 }
 
 /// Keeps one node's session open and its reports coming.

@@ -60,11 +60,15 @@ pub struct Reply {
     routes: Arc<Mutex<Routes>>,
 }
 
-/// Who this console is.
-fn own_identity() -> Identity {
+/// Who this console is: `user@host`.
+pub fn own_name() -> String {
     let user = std::env::var("USER").unwrap_or_else(|_| "console".into());
     let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
-    let name = format!("{user}@{host}");
+    format!("{user}@{host}")
+}
+
+fn own_identity() -> Identity {
+    let name = own_name();
     Identity { name, build: BUILD.into(), numeric: NUMERIC_VERSION, machine: String::new(), cores: Vec::new() }
 }
 

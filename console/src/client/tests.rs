@@ -235,7 +235,7 @@ async fn the_client_connects_assigns_generates_and_dials_again() {
             other => panic!("{other:?}"),
         }
     }
-    client.assign(wanted(2));
+    client.assign(wanted(2), vec![0, 1]);
     loop {
         match received.recv().await.expect("the client runs") {
             ClientEvent::Assign(AssignEvent::Running { epoch, reused, .. }) => {
@@ -246,7 +246,7 @@ async fn the_client_connects_assigns_generates_and_dials_again() {
             _ => {}
         }
     }
-    client.generate(request());
+    client.generate(0, request());
     let mut text = String::new();
     loop {
         match received.recv().await.expect("the client runs") {
@@ -269,7 +269,7 @@ async fn a_broken_session_is_told_and_opened_again() {
         match received.recv().await.expect("the client runs") {
             ClientEvent::Connected { .. } if steps.is_empty() => {
                 steps.push("connected");
-                client.generate(request());
+                client.generate(0, request());
             }
             ClientEvent::Connected { .. } => steps.push("connected"),
             ClientEvent::Disconnected { .. } => steps.push("disconnected"),

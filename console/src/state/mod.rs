@@ -1,7 +1,9 @@
 //! All that can be on the screen. Knows no terminal, no socket and no clock; changed by `update` alone.
 pub mod clean;
 pub mod editor;
+pub mod lateness;
 pub mod node;
+pub mod operation;
 pub mod request;
 pub mod standing;
 
@@ -13,12 +15,17 @@ use shared::{
     protocol::{error::Fault, message::Generate},
     sampling::SamplingParameters,
     telemetry::NodeState,
-    topology::Topology,
+    topology::{Exclusion, Exclusions, Layout, Topology},
 };
 
 use crate::{
     effect::Wanted,
-    state::{editor::Editor, node::Node, request::Request},
+    state::{
+        editor::Editor,
+        node::Node,
+        operation::{Dialog, Operation},
+        request::Request,
+    },
 };
 
 /// What of a frame scrolls, and how much of it is seen: the view tells the state after drawing.
@@ -30,6 +37,10 @@ pub struct Extent {
     pub text_height: usize,
     /// Layers that the panel shows.
     pub layers_height: usize,
+    /// Rows of the table of layers by ranks.
+    pub sync_rows: usize,
+    /// Rows of it that are shown.
+    pub sync_height: usize,
     /// Lines of the help page.
     pub help_lines: usize,
     /// Lines of the help page that are shown.
@@ -52,6 +63,24 @@ pub enum Focus {
 impl Focus {
     /// In the order of the Tab key.
     pub const ALL: [Self; 4] = [Self::Prompt, Self::Text, Self::Layers, Self::Nodes];
+}
+
+/// What the screen shows between header and prompt box.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Page {
+    /// Nodes, topology, layers of one node, text.
+    Cluster,
+    /// All ranks side by side: who waits for whom.
+    Sync,
+}
+
+/// What the table of layers by ranks shows of each all-reduce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SyncColumns {
+    /// 50th, 95th and 99th percentile of waiting and wire.
+    Percentiles,
+    /// Means of own computing, waiting, wire.
+    Split,
 }
 
 /// Where an assignment from this console is.
@@ -124,6 +153,18 @@ pub struct State {
     pub requests_sent: u64,
     /// What each generation asks for.
     pub defaults: GenerateDefaults,
+    /// Nodes that are out, as far as any node has said.
+    pub exclusions: Exclusions,
+    /// What is done to nodes.
+    pub operation: Option<Operation>,
+    /// A question that waits for its answer.
+    pub dialog: Option<Dialog>,
+    /// Which page is shown.
+    pub page: Page,
+    /// What the page of all ranks shows of each layer.
+    pub sync_columns: SyncColumns,
+    /// The first row that it shows.
+    pub sync_scroll: usize,
     /// The prompt box.
     pub editor: Editor,
     /// Where keys go.
@@ -157,6 +198,12 @@ impl State {
             request: Request::nothing(),
             requests_sent: 0,
             defaults,
+            exclusions: Exclusions::default(),
+            operation: None,
+            dialog: None,
+            page: Page::Cluster,
+            sync_columns: SyncColumns::Percentiles,
+            sync_scroll: 0,
             editor: Editor::new(prompt),
             focus: Focus::Prompt,
             help: None,
@@ -186,14 +233,35 @@ impl State {
         topology.members.iter().position(|member| member.name == node.name() || member.address == node.address)
     }
 
-    /// The node of a member.
-    pub fn node_of(&self, member: usize) -> Option<&Node> {
-        self.nodes.iter().find(|node| self.member_of(node) == Some(member))
+    /// The place of a member in the list of nodes.
+    pub fn place_of(&self, member: usize) -> Option<usize> {
+        self.nodes.iter().position(|node| self.member_of(node) == Some(member))
     }
 
-    /// Whether all nodes have an open session.
+    /// The node of a member.
+    pub fn node_of(&self, member: usize) -> Option<&Node> {
+        self.place_of(member).map(|place| &self.nodes[place])
+    }
+
+    /// Why a node is out; `None` if it is not.
+    pub fn exclusion(&self, node: &Node) -> Option<&Exclusion> {
+        let by_name = self.exclusions.of(node.name(), &node.address);
+        by_name.or_else(|| if node.is_open() { None } else { self.exclusions.at(&node.address) })
+    }
+
+    /// Places of the nodes that are not out.
+    pub fn usable(&self) -> Vec<usize> {
+        (0..self.nodes.len()).filter(|place| self.exclusion(&self.nodes[*place]).is_none()).collect()
+    }
+
+    /// Whether all nodes that are not out have an open session.
     pub fn all_open(&self) -> bool {
-        self.nodes.iter().all(Node::is_open)
+        self.usable().into_iter().all(|place| self.nodes[place].is_open())
+    }
+
+    /// Whether a restart or an exclusion is under way.
+    pub fn is_operating(&self) -> bool {
+        self.operation.as_ref().is_some_and(Operation::is_under_way)
     }
 
     /// Whether an assignment of this console is under way.
@@ -218,11 +286,13 @@ impl State {
         !self.is_assigning() && (0..topology.members.len()).all(serves)
     }
 
-    /// What to assign: what was wanted, else again what the nodes held.
+    /// What to assign: what was wanted, else again what the nodes held. With nodes out, on the rest.
     pub fn assignable(&self) -> Option<Wanted> {
+        let usable = self.usable().len();
         let again = || {
             let (topology, _) = self.topology()?;
-            (topology.members.len() == self.nodes.len()).then(|| Wanted {
+            let count = topology.members.len();
+            (count == usable || usable < self.nodes.len()).then(|| Wanted {
                 layout: topology.layout,
                 model: topology.model.clone(),
                 kv: topology.kv,
@@ -231,7 +301,10 @@ impl State {
                 slots: topology.slots,
             })
         };
-        self.wanted.clone().or_else(again)
+        let wanted = self.wanted.clone().or_else(again)?;
+        let rest = Layout::tensor_parallel(u16::try_from(usable).unwrap_or(u16::MAX));
+        let layout = if usable < self.nodes.len() { rest } else { wanted.layout };
+        (usable > 0).then_some(Wanted { layout, ..wanted })
     }
 
     /// Whether all-reduces arrive.

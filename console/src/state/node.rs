@@ -8,7 +8,7 @@ use shared::{
     units::Nanoseconds,
 };
 
-use crate::state::clean::clean_line;
+use crate::state::{clean::clean_line, lateness::Window};
 
 /// A node that sent nothing for longer than this is stale.
 pub const STALE_AFTER: Duration = Duration::from_secs(2);
@@ -94,6 +94,8 @@ pub struct Node {
     pub layers: Vec<Layer>,
     /// When layers arrived last.
     pub layers_at: Option<Duration>,
+    /// Sums of the latest all-reduces, and who was late in them.
+    pub window: Window,
     name: Option<String>,
     heard: Duration,
 }
@@ -108,6 +110,7 @@ impl Node {
             load: None,
             layers: Vec::new(),
             layers_at: None,
+            window: Window::default(),
             name: None,
             heard: Duration::ZERO,
         }
@@ -172,8 +175,10 @@ impl Node {
         self.load = report.load;
         if self.report.as_ref().is_some_and(|before| before.epoch != report.epoch) {
             self.layers.clear();
+            self.window.clear();
             self.layers_at = None;
         }
+        self.window.record(now, &report);
         if !report.layers.is_empty() {
             self.layers_at = Some(now);
         }

@@ -36,7 +36,7 @@ pub fn cluster(state: &State) -> Cluster<'_> {
     if state.nodes.is_empty() {
         return Cluster::Empty;
     }
-    let absent = state.nodes.iter().find(|node| !node.is_open());
+    let absent = state.usable().into_iter().map(|place| &state.nodes[place]).find(|node| !node.is_open());
     match (&state.assignment, absent) {
         (Assignment::Loading, _) => return Cluster::Loading(loaded(state)),
         (Assignment::Committing, _) => return Cluster::Committing,

@@ -1,20 +1,58 @@
-//! The last line: an answer to the last key, else the keys that help here.
+//! The last line: an answer to the last key, else what is done to nodes, else the keys that help here.
 use ratatui::{
     Frame,
     layout::Rect,
     text::{Line, Span},
 };
 
-use crate::{keymap, state::State, view::theme::Theme};
+use crate::{
+    event::RestartStep,
+    keymap,
+    state::{State, clean::clean_line, operation::Operation},
+    view::theme::Theme,
+};
 
 /// Draws the footer.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     if let Some(notice) = &state.notice {
         return frame.render_widget(Line::styled(format!(" {notice}"), theme.warn), area);
     }
+    if let Some(operation) = &state.operation {
+        let style = if operation.is_under_way() { theme.accent } else { theme.bad };
+        return frame.render_widget(Line::styled(format!(" {}", clean_line(&words(state, operation))), style), area);
+    }
     let hints = keymap::bindings(state.focus).filter(|binding| !binding.short.is_empty()).flat_map(|binding| {
         let key = binding.keys.first().map(keymap::Key::to_string).unwrap_or_default();
         [Span::styled(format!(" {key}"), theme.accent), Span::styled(format!(" {} ", binding.short), theme.dim)]
     });
     frame.render_widget(Line::from_iter(hints), area);
+}
+
+fn words(state: &State, operation: &Operation) -> String {
+    let name = |place: &usize| state.nodes.get(*place).map_or("?", |node| node.name());
+    match operation {
+        Operation::Restart(restart) => {
+            let end = if restart.stops { "ends after this node" } else { "Esc ends it after this node" };
+            let current = restart.current.as_ref().map_or_else(String::new, |(place, step, since)| {
+                let seconds = state.now.saturating_sub(*since).as_secs();
+                let step = match step {
+                    RestartStep::Draining => "drains",
+                    RestartStep::Starting => "starts",
+                    RestartStep::Assigning | RestartStep::Done { .. } => "is back, the topology is assigned",
+                };
+                format!(", {} {step} ({seconds} s)", name(place))
+            });
+            format!("restart: {} of {} done{current}; {end}", restart.done, restart.which.len())
+        }
+        Operation::Paused { fault, remaining } => {
+            let names = remaining.iter().map(name).collect::<Vec<_>>().join(", ");
+            let why = fault.as_ref().map_or_else(String::new, |fault| format!(" by {fault}"));
+            format!("restart paused{why}; R goes on with {names}, Esc forgets it")
+        }
+        Operation::Change { node, out, requests } => {
+            let word = if *out { "out" } else { "in" };
+            let waits = if *requests > 0 { format!(", {requests} requests may finish first") } else { String::new() };
+            format!("{} is taken {word}{waits}", name(node))
+        }
+    }
 }

@@ -55,6 +55,17 @@ pub fn short_time(time: Nanoseconds) -> String {
     }
 }
 
+/// A time in at most five cells.
+pub fn tight_time(time: Nanoseconds) -> String {
+    match time.0 as f64 {
+        ns if ns < 999.5e3 => format!("{:.0}us", ns / 1e3),
+        ns if ns < 9.95e6 => format!("{:.1}ms", ns / 1e6),
+        ns if ns < 999.5e6 => format!("{:.0}ms", ns / 1e6),
+        ns if ns < 99.95e9 => format!("{:.1}s", ns / 1e9),
+        ns => format!("{:.0}s", ns / 1e9),
+    }
+}
+
 /// Milliseconds with three digits that matter.
 pub fn milliseconds(value: f64) -> String {
     if value < 9.995 {
@@ -117,6 +128,17 @@ mod tests {
     fn check_wrap(text: &str, cells: usize, expected: &[&str]) {
         let lines: Vec<&str> = wrap_words(text, cells).into_iter().map(|range| &text[range]).collect();
         assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn a_tight_time_takes_at_most_five_cells() {
+        for exponent in 0..12 {
+            for digits in [1.0, 1.5, 9.94, 9.96, 9.994, 9.996] {
+                let time = tight_time(Nanoseconds((digits * 10f64.powi(exponent)) as u64));
+                assert!(width(&time) <= 5, "{time}");
+            }
+        }
+        assert_eq!(tight_time(Nanoseconds(1_250_000)), "1.2ms");
     }
 
     #[test]

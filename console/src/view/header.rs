@@ -10,6 +10,7 @@ use shared::latency::ratio;
 use crate::{
     state::{
         State,
+        lateness::{ranks, straggler},
         standing::{Cluster, cluster},
     },
     view::{
@@ -72,5 +73,8 @@ fn figures_line(state: &State, theme: &Theme) -> Line<'static> {
     let spans = figures.into_iter().flat_map(|(label, value)| {
         [Span::styled(format!(" {label}"), theme.dim), Span::styled(value, theme.plain), Span::raw("  ")]
     });
-    Line::from_iter(spans)
+    let rows = ranks(state);
+    let late = straggler(&rows).and_then(|row| row.node.map(|node| (state.nodes[node].name(), row.late)));
+    let late = late.map(|(name, share)| Span::styled(format!(" late {name} {:.0} %", share * 100.0), theme.warn));
+    Line::from_iter(spans.chain(late))
 }

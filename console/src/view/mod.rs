@@ -1,11 +1,14 @@
 //! The state as a picture: what is where at which size. Reads the state, changes nothing.
+mod dialog;
 mod footer;
 pub mod format;
 mod header;
+mod health;
 mod help;
 mod layers;
 mod nodes;
 mod prompt;
+mod sync;
 mod text;
 pub mod theme;
 mod topology;
@@ -17,7 +20,7 @@ use ratatui::{
 };
 
 use crate::{
-    state::{Extent, State},
+    state::{Extent, Page, State},
     view::theme::Theme,
 };
 
@@ -54,16 +57,27 @@ pub fn draw(state: &State, theme: &Theme, frame: &mut Frame) -> Extent {
     let prompt_lines = prompt::height(state, area);
     let places = places(state, area, prompt_lines);
     header::draw(state, theme, frame, places.header);
-    nodes::draw(state, theme, frame, places.nodes);
-    topology::draw(state, theme, frame, places.topology);
-    let layers_height = layers::draw(state, theme, frame, places.layers);
-    let (text_lines, text_height) = text::draw(state, theme, frame, places.text);
+    let mut extent = Extent::default();
+    match state.page {
+        Page::Cluster => {
+            nodes::draw(state, theme, frame, places.nodes);
+            topology::draw(state, theme, frame, places.topology);
+            extent.layers_height = layers::draw(state, theme, frame, places.layers);
+            (extent.text_lines, extent.text_height) = text::draw(state, theme, frame, places.text);
+        }
+        Page::Sync => {
+            let (top, bottom) = (places.header.bottom(), places.prompt.y);
+            let area = Rect { y: top, height: bottom.saturating_sub(top), ..area };
+            let shown = sync::draw(state, theme, frame, area);
+            (extent.sync_rows, extent.sync_height) = (shown.rows, shown.height);
+        }
+    }
     prompt::draw(state, theme, frame, places.prompt);
     footer::draw(state, theme, frame, places.footer);
-    let mut extent = Extent { text_lines, text_height, layers_height, ..Extent::default() };
     if let Some(first) = state.help {
         (extent.help_lines, extent.help_height) = help::draw(first, theme, frame, area);
     }
+    dialog::draw(state, theme, frame, area);
     extent
 }
 

@@ -15,6 +15,7 @@ use crate::{
     },
     view::{
         format::{fit, fit_right, shorten},
+        health,
         theme::Theme,
         widgets::{
             bar,
@@ -23,18 +24,22 @@ use crate::{
     },
 };
 
-const NAME: usize = 16;
+const NAME: usize = 12;
 const STATE: usize = 10;
 const RANK: usize = 4;
-const SHARD: usize = 18;
-const MEMORY: usize = 10;
-const REQUESTS: usize = 4;
+const SHARD: usize = 10;
+const MEMORY: usize = 9;
 
 /// Draws the table, scrolled so that the selected node is on it.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
-    let open = state.nodes.iter().filter(|node| node.is_open()).count();
-    let remark = format!("{open} of {} connected", state.nodes.len());
-    let style = if open == state.nodes.len() { theme.dim } else { theme.warn };
+    let usable = state.usable();
+    let open = usable.iter().filter(|place| state.nodes[**place].is_open()).count();
+    let out = match state.nodes.len() - usable.len() {
+        0 => String::new(),
+        out => format!(", {out} out"),
+    };
+    let remark = format!("{open} of {} connected{out}", usable.len());
+    let style = if open == usable.len() { theme.dim } else { theme.warn };
     let focused = state.focus == Focus::Nodes;
     let area = panel(frame, theme, area, focused, "Nodes", Span::styled(remark, style));
     if state.nodes.is_empty() {
@@ -54,34 +59,42 @@ fn heading(theme: &Theme) -> Line<'static> {
         fit("state", STATE),
         fit("rank", RANK),
         fit("shard", SHARD),
-        fit_right("resident", MEMORY),
-        fit_right("available", MEMORY),
-        fit_right("req", REQUESTS),
+        fit_right("free", MEMORY),
+        health::heading(),
     ];
     Line::styled(cells.join(" "), theme.dim)
 }
 
 fn row(state: &State, theme: &Theme, index: usize, node: &Node, width: u16) -> Line<'static> {
     let standing = node.standing(state.now);
-    let style = theme.standing(standing);
+    let exclusion = state.exclusion(node);
+    let (word, style) = match exclusion {
+        Some(_) if node.is_open() => ("out".to_owned(), theme.warn),
+        Some(_) => ("out, away".to_owned(), theme.warn),
+        None => (word(standing), theme.standing(standing)),
+    };
     let is_selected = index == state.selected;
     let marker = if is_selected { "▸ " } else { "  " };
     let name_style = if is_selected { theme.plain.add_modifier(Modifier::BOLD) } else { theme.plain };
     let mut spans = vec![
         Span::styled(marker, theme.accent),
         Span::styled(fit(node.name(), NAME) + " ", name_style),
-        Span::styled(fit(&word(standing), STATE) + " ", style),
+        Span::styled(fit(&word, STATE) + " ", style),
     ];
     let used = 2 + NAME + 1 + STATE + 1;
     let is_live = matches!(standing, Standing::Reports(_));
     let reason = node.fault().filter(|_| !matches!(standing, Standing::Stale(_)));
-    if let Some(fault) = reason {
+    if let Some(entry) = exclusion {
+        let reason = format!("{} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by);
+        spans.push(Span::styled(shorten(&clean_line(&reason), usize::from(width).saturating_sub(used)), theme.plain));
+    } else if let Some(fault) = reason {
         let reason = if fault.node == node.name() { fault.kind.to_string() } else { fault.to_string() };
         spans.push(Span::styled(shorten(&clean_line(&reason), usize::from(width).saturating_sub(used)), theme.plain));
     } else if let Some(report) = &node.report {
         let member = state.member_of(node).map_or_else(|| "–".to_owned(), |member| place(state, member));
-        let rest = format!("{} {}", fit(&member, RANK), figures(node, report));
+        let rest = format!("{} {} ", fit(&member, RANK), figures(node, report));
         spans.push(Span::styled(rest, if is_live { theme.plain } else { theme.dim }));
+        spans.extend(health::spans(theme, &report.health));
     } else if node.load.is_some() {
         spans.push(Span::raw(" ".repeat(RANK + 1) + &shard(node, None)));
     }
@@ -101,13 +114,8 @@ fn place(state: &State, member: usize) -> String {
 }
 
 fn figures(node: &Node, report: &NodeReport) -> String {
-    let cells = [
-        shard(node, Some(report)),
-        fit_right(&report.memory_resident.to_string(), MEMORY),
-        fit_right(&report.health.memory.unwrap_or_default().available.to_string(), MEMORY),
-        fit_right(&report.requests.to_string(), REQUESTS),
-    ];
-    cells.join(" ")
+    let free = report.health.memory.map_or_else(|| "–".to_owned(), |memory| memory.available.to_string());
+    [shard(node, Some(report)), fit_right(&free, MEMORY)].join(" ")
 }
 
 /// Progress while it loads, else what it holds.
@@ -116,7 +124,7 @@ fn shard(node: &Node, report: Option<&NodeReport>) -> String {
         (Some(load), _) => {
             let share = ratio(load.done.0 as f64, load.total.0 as f64);
             let percent = format!("{:.0} %", share * 100.0);
-            bar::progress(share, SHARD - 6) + &fit_right(&percent, 6)
+            bar::progress(share, SHARD - 5) + &fit_right(&percent, 5)
         }
         (None, Some(report)) if report.shard.0 > 0 => fit(&report.shard.to_string(), SHARD),
         _ => fit("–", SHARD),

@@ -43,7 +43,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
             .map(|(index, range)| Line::from_iter([mark(index), Span::styled(text[range].to_owned(), theme.plain)]));
         lines(frame, area, rows);
     }
-    if focused && state.help.is_none() {
+    if focused && state.help.is_none() && state.dialog.is_none() {
         let position = Position { x: area.x + MARK + cursor.0 as u16, y: area.y + (cursor.1 - first) as u16 };
         frame.set_cursor_position(position);
     }

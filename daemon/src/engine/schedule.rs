@@ -76,6 +76,8 @@ impl Scheduler {
             self.free.extend(running.blocks.into_iter().rev());
             self.closed.push(Slot(index as u16));
         }
+        // Without work the head sleeps until the next request: that time is nobody's computing.
+        self.was_busy &= self.has_work();
     }
 
     /// A token was sampled for a slot; it is fed with the next step unless the request is ended before.
@@ -182,6 +184,10 @@ mod tests {
         assert_eq!((third.closed.as_slice(), third.entries.len()), (&[Slot(0)][..], 200 - 127));
         assert!(third.continues && third.entries.iter().all(|entry| entry.slot == Slot(1)));
         scheduler.end(RequestKey(2));
+        assert!(!scheduler.has_work());
+        scheduler.submit(request(3, 3, 5));
+        assert!(!step(&mut scheduler).continues, "the time in between was idle");
+        scheduler.end(RequestKey(3));
         assert!(scheduler.next_plan().is_none() && !scheduler.has_work());
     }
 

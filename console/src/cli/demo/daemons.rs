@@ -1,17 +1,21 @@
-//! Daemons as child processes on loopback addresses. None stays behind: they end when this end of their standard input
-//! closes, whatever happens to the console, and are killed and waited for when it ends in order.
+//! Daemons as child processes on loopback addresses, started again when they ask for it. None stays behind: they end when
+//! this end of their standard input closes, whatever happens to the console, and are killed and waited for when it ends.
 use std::{
-    fs::File,
+    fs::OpenOptions,
     net::{Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
     process::Stdio,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow, bail};
 use shared::protocol::PORT;
 use tempfile::TempDir;
-use tokio::process::{Child, Command};
+use tokio::{
+    process::{Child, Command},
+    task::JoinHandle,
+};
 
 use crate::{cli::output, client::session::Session};
 
@@ -22,14 +26,71 @@ const CLAIM: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 254);
 /// Daemons get this long to drain before they are killed.
 const DRAIN: Duration = Duration::from_secs(2);
 
+/// Exit code of a daemon that wants to be started again.
+const RESTART_CODE: i32 = 75;
+/// Between two looks at daemons that may have ended.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How a daemon is started.
+#[derive(Clone, Debug)]
+struct Recipe {
+    program: PathBuf,
+    address: String,
+    name: String,
+    models: PathBuf,
+    folder: PathBuf,
+}
+
 /// Running daemons.
 #[derive(Debug)]
 pub(super) struct Daemons {
     addresses: Vec<String>,
-    children: Vec<Child>,
+    children: Arc<Mutex<Vec<Child>>>,
+    supervisor: Option<JoinHandle<()>>,
     folder: TempDir,
     /// Keeps other demos off the port until all daemons are gone.
     _claim: TcpListener,
+}
+
+impl Recipe {
+    fn spawn(&self) -> anyhow::Result<Child> {
+        let log = OpenOptions::new().create(true).append(true).open(self.folder.join(format!("{}.log", self.name)));
+        let mut command = Command::new(&self.program);
+        command
+            .args(["--listen", &self.address, "--name", &self.name, "--exit-with-parent", "--supervised"])
+            .arg("--models")
+            .arg(&self.models)
+            .arg("--state")
+            .arg(self.folder.join(&self.name))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(log.context("cannot make a log file")?)
+            // Ctrl-C is for the console: it cancels, then stops the daemons itself.
+            .process_group(0)
+            .kill_on_drop(true);
+        command.spawn().with_context(|| format!("cannot start {}", self.program.display()))
+    }
+}
+
+/// What systemd does on a node: a daemon that ended to be restarted is started again.
+async fn supervise(recipes: Vec<Recipe>, children: Arc<Mutex<Vec<Child>>>) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        for (child, recipe) in lock(&children).iter_mut().zip(&recipes) {
+            let ended = child.try_wait().ok().flatten();
+            if ended.is_some_and(|status| status.code() == Some(RESTART_CODE)) {
+                match recipe.spawn() {
+                    Ok(again) => *child = again,
+                    Err(error) => tracing::error!("{} is not started again: {error:#}", recipe.name),
+                }
+            }
+        }
+    }
+}
+
+fn lock(children: &Mutex<Vec<Child>>) -> MutexGuard<'_, Vec<Child>> {
+    // The list is whole even if a task panicked while it held the lock.
+    children.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Daemons {
@@ -42,40 +103,28 @@ impl Daemons {
             output::note(&format!("port {PORT} is taken: the daemons use port {port}"));
         }
         let addresses = (0..count).map(|index| address(index, port)).collect();
-        let mut daemons = Self { addresses, children: Vec::new(), folder, _claim: claim };
-        for index in 0..count {
-            daemons.spawn(&program, index, models)?;
-        }
+        let recipe = |index: usize| Recipe {
+            program: program.clone(),
+            address: address(index, port),
+            name: name(index),
+            models: models.into(),
+            folder: folder.path().into(),
+        };
+        let recipes: Vec<Recipe> = (0..count).map(recipe).collect();
+        let children = recipes.iter().map(Recipe::spawn).collect::<anyhow::Result<Vec<Child>>>()?;
+        let children = Arc::new(Mutex::new(children));
+        let mut daemons = Self { addresses, children, supervisor: None, folder, _claim: claim };
         let deadline = Instant::now() + START;
         for index in 0..count {
             daemons.await_answer(index, deadline).await?;
         }
+        daemons.supervisor = Some(tokio::spawn(supervise(recipes, Arc::clone(&daemons.children))));
         Ok(daemons)
     }
 
     /// `ADDRESS:PORT` of each.
     pub(super) fn addresses(&self) -> &[String] {
         &self.addresses
-    }
-
-    fn spawn(&mut self, program: &Path, index: usize, models: &Path) -> anyhow::Result<()> {
-        let log = File::create(self.log(index)).context("cannot make a log file")?;
-        let mut command = Command::new(program);
-        command
-            .args(["--listen", &self.addresses[index], "--name", &name(index), "--exit-with-parent"])
-            .arg("--models")
-            .arg(models)
-            .arg("--state")
-            .arg(self.folder.path().join(name(index)))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(log)
-            // Ctrl-C is for the console: it cancels, then stops the daemons itself.
-            .process_group(0)
-            .kill_on_drop(true);
-        let child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
-        self.children.push(child);
-        Ok(())
     }
 
     fn log(&self, index: usize) -> PathBuf {
@@ -85,7 +134,7 @@ impl Daemons {
     async fn await_answer(&mut self, index: usize, deadline: Instant) -> anyhow::Result<()> {
         loop {
             let answer = Session::open(&self.addresses[index]).await;
-            let ended = self.children[index].try_wait().context("cannot watch a daemon")?;
+            let ended = lock(&self.children)[index].try_wait().context("cannot watch a daemon")?;
             // Somebody else's daemon may have been quicker to take the port: then the child has ended.
             if answer.is_ok_and(|session| session.identity.name == name(index)) && ended.is_none() {
                 return Ok(());
@@ -103,7 +152,9 @@ impl Daemons {
 
     /// Ends all of them in order: SIGTERM, a moment, SIGKILL.
     pub(super) async fn stop(mut self) {
-        for child in &self.children {
+        self.release();
+        let mut children = std::mem::take(&mut *lock(&self.children));
+        for child in &children {
             if let Some(pid) = child.id() {
                 let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
                 // One that ended already needs no signal.
@@ -111,22 +162,31 @@ impl Daemons {
             }
         }
         let deadline = tokio::time::Instant::now() + DRAIN;
-        for child in &mut self.children {
+        for child in &mut children {
             if tokio::time::timeout_at(deadline, child.wait()).await.is_err() {
                 let _ = child.kill().await;
             }
+        }
+    }
+
+    /// From now on nothing is started again.
+    fn release(&mut self) {
+        if let Some(supervisor) = self.supervisor.take() {
+            supervisor.abort();
         }
     }
 }
 
 impl Drop for Daemons {
     fn drop(&mut self) {
-        for child in &mut self.children {
+        self.release();
+        let mut children = std::mem::take(&mut *lock(&self.children));
+        for child in &mut children {
             let _ = child.start_kill();
         }
         // Reaped here, so that none is left as a zombie of a parent that goes on.
         let deadline = Instant::now() + Duration::from_secs(1);
-        while Instant::now() < deadline && self.children.iter_mut().any(|child| matches!(child.try_wait(), Ok(None))) {
+        while Instant::now() < deadline && children.iter_mut().any(|child| matches!(child.try_wait(), Ok(None))) {
             std::thread::sleep(Duration::from_millis(5));
         }
     }

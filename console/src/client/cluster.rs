@@ -1,0 +1,200 @@
+//! All nodes that were named, as they answered just now: sessions, reports, who of them is out.
+use std::{sync::Arc, time::Duration};
+
+use shared::{
+    protocol::{
+        error::{Fault, FaultKind},
+        message::{RequestBody, ResponseBody},
+    },
+    telemetry::{NodeReport, NodeState},
+    topology::{Exclusion, Exclusions, Layout, Topology},
+};
+use tokio::task::JoinSet;
+
+use super::{
+    assign::{report, unexpected},
+    session::Session,
+};
+use crate::wanted::Wanted;
+
+/// A list of exclusions must be kept within this.
+const KEEP: Duration = Duration::from_secs(10);
+
+/// A node that was named.
+#[derive(Debug)]
+pub struct ClusterNode {
+    /// `ADDRESS:PORT` as it is dialled.
+    pub address: String,
+    /// Its session and report, or why there is none.
+    pub answer: Result<(Arc<Session>, NodeReport), Fault>,
+}
+
+/// The nodes in the order in which they were named.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The nodes.
+    pub nodes: Vec<ClusterNode>,
+    /// What all of them together know of nodes that are out.
+    pub exclusions: Exclusions,
+}
+
+impl Cluster {
+    /// Dials all nodes at once and asks each for a report.
+    pub async fn dial(addresses: &[String]) -> Self {
+        let mut asked = JoinSet::new();
+        for (index, address) in addresses.iter().enumerate() {
+            let address = address.clone();
+            asked.spawn(async move {
+                let session = Session::open(&address).await.map(Arc::new);
+                (index, ClusterNode { answer: answer(session).await, address })
+            });
+        }
+        Self::gather(asked).await
+    }
+
+    /// As [`Self::dial`] with sessions that are open already.
+    pub async fn ask(sessions: Vec<(String, Result<Arc<Session>, Fault>)>) -> Self {
+        let mut asked = JoinSet::new();
+        for (index, (address, session)) in sessions.into_iter().enumerate() {
+            asked.spawn(async move { (index, ClusterNode { answer: answer(session).await, address }) });
+        }
+        Self::gather(asked).await
+    }
+
+    async fn gather(asked: JoinSet<(usize, ClusterNode)>) -> Self {
+        let mut nodes = asked.join_all().await;
+        nodes.sort_by_key(|(index, _)| *index);
+        let nodes: Vec<ClusterNode> = nodes.into_iter().map(|(_, node)| node).collect();
+        let mut exclusions = Exclusions::default();
+        for report in nodes.iter().filter_map(ClusterNode::report) {
+            exclusions.merge(&report.exclusions);
+        }
+        Self { nodes, exclusions }
+    }
+
+    /// Why a node is out; `None` if it is not.
+    pub fn exclusion(&self, node: &ClusterNode) -> Option<&Exclusion> {
+        match node.report() {
+            Some(report) => self.exclusions.of(&report.name, &node.address),
+            None => self.exclusions.at(&node.address),
+        }
+    }
+
+    /// The nodes that are out.
+    pub fn out(&self) -> impl Iterator<Item = &Exclusion> {
+        self.nodes.iter().filter_map(|node| self.exclusion(node))
+    }
+
+    /// Sessions of all nodes that are not out.
+    ///
+    /// # Errors
+    /// One of them does not answer, or none is left.
+    pub fn usable(&self) -> Result<Vec<Arc<Session>>, Fault> {
+        let used = self.nodes.iter().filter(|node| self.exclusion(node).is_none());
+        let sessions = used.map(ClusterNode::session).collect::<Result<Vec<_>, _>>()?;
+        match self.out().next() {
+            Some(entry) if sessions.is_empty() => {
+                let (member, by) = (entry.node.clone(), entry.by.clone());
+                let reason = entry.reason.clone().unwrap_or_default();
+                Err(Fault::new("console", FaultKind::Excluded { member, reason, by }))
+            }
+            _ => Ok(sessions),
+        }
+    }
+
+    /// The place of a node that is named by its name or its address.
+    pub fn find(&self, who: &str) -> Option<usize> {
+        let address = super::with_port(who);
+        let is_it = |node: &ClusterNode| self.name(node) == who || node.address == address;
+        self.nodes.iter().position(is_it)
+    }
+
+    /// What a node calls itself; for one that does not answer what others call it, else its address.
+    pub fn name<'a>(&'a self, node: &'a ClusterNode) -> &'a str {
+        if let Some(report) = node.report() {
+            return &report.name;
+        }
+        let members = self.topology().map(|(topology, _)| topology.members.as_slice()).unwrap_or_default();
+        let member = members.iter().find(|member| member.address == node.address);
+        let known = member.map(|member| member.name.as_str());
+        let entry = self.exclusions.0.iter().find(|entry| entry.address == node.address);
+        known.or(entry.map(|entry| entry.node.as_str())).unwrap_or(&node.address)
+    }
+
+    /// The topology of the highest epoch that nodes report, and the reports of its members that answer.
+    pub fn topology(&self) -> Option<(&Topology, Vec<&NodeReport>)> {
+        let reports = || self.nodes.iter().filter_map(ClusterNode::report);
+        let held = reports().filter_map(|report| report.topology.as_ref().map(|held| (report.epoch, held)));
+        let (epoch, (topology, hash, _)) = held.max_by_key(|(epoch, _)| *epoch)?;
+        let holds = |report: &&NodeReport| {
+            report.epoch == epoch && report.topology.as_ref().is_some_and(|(_, other, _)| other == hash)
+        };
+        Some((topology, reports().filter(holds).collect()))
+    }
+
+    /// Whether every member of the topology is there and serves it.
+    pub fn is_serving(&self) -> bool {
+        let serves = |report: &&NodeReport| matches!(report.state, NodeState::Ready | NodeState::Serving);
+        self.topology().is_some_and(|(topology, reports)| {
+            reports.iter().filter(|report| serves(report)).count() == topology.members.len()
+        })
+    }
+
+    /// Tells every node that answers and knows less what all of them together know.
+    ///
+    /// # Errors
+    /// The first node that cannot keep the list; the others have been told.
+    pub async fn spread(&self) -> Result<usize, Fault> {
+        let mut told = JoinSet::new();
+        for (session, report) in self.nodes.iter().filter_map(|node| node.answer.as_ref().ok()) {
+            let mut known = report.exclusions.clone();
+            if !known.merge(&self.exclusions) {
+                continue;
+            }
+            let (session, list) = (Arc::clone(session), self.exclusions.clone());
+            told.spawn(async move {
+                let mut reply = session.ask(RequestBody::Exclude(list)).await?;
+                match reply.next("keeping the list of nodes that are out", KEEP).await? {
+                    ResponseBody::Excluded => Ok(()),
+                    other => Err(unexpected(&session, &other)),
+                }
+            });
+        }
+        let results = told.join_all().await;
+        let count = results.iter().filter(|result| result.is_ok()).count();
+        results.into_iter().collect::<Result<Vec<()>, Fault>>().map(|_| count)
+    }
+}
+
+impl ClusterNode {
+    /// Its report, if it answered.
+    pub fn report(&self) -> Option<&NodeReport> {
+        self.answer.as_ref().ok().map(|(_, report)| report)
+    }
+
+    /// Its session.
+    ///
+    /// # Errors
+    /// It did not answer.
+    pub fn session(&self) -> Result<Arc<Session>, Fault> {
+        self.answer.as_ref().map(|(session, _)| Arc::clone(session)).map_err(Clone::clone)
+    }
+}
+
+async fn answer(session: Result<Arc<Session>, Fault>) -> Result<(Arc<Session>, NodeReport), Fault> {
+    let session = session?;
+    let report = report(&session).await?;
+    Ok((session, report))
+}
+
+/// What to assign so that `count` nodes hold what a topology held.
+pub fn wanted_again(topology: &Topology, count: usize) -> Wanted {
+    Wanted {
+        layout: Layout::tensor_parallel(u16::try_from(count).unwrap_or(u16::MAX)),
+        model: topology.model.clone(),
+        kv: topology.kv,
+        exchange: topology.exchange,
+        context_length: Some(topology.context_length),
+        slots: topology.slots,
+    }
+}

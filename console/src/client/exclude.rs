@@ -1,0 +1,88 @@
+//! Takes a node out of the cluster, or in again: every node is told, then the topology is assigned anew on the rest.
+use std::{sync::Arc, time::Duration};
+
+use shared::protocol::error::{Fault, FaultKind};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    assign::{Assigned, assign, report},
+    cluster::{Cluster, wanted_again},
+    event::{AssignEvent, OperateEvent},
+    session::{Session, own_name},
+};
+
+/// Running requests may finish within this before the topology is assigned anew.
+pub const GRACE: Duration = Duration::from_secs(20);
+/// Between two looks at the head.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The node.
+    pub node: String,
+    /// What runs now; `None` if no topology had to change.
+    pub assigned: Option<Assigned>,
+}
+
+/// Takes the node out (`reason`), or in again (`None`). A topology that runs is assigned anew: without the node, or with
+/// it in its place in the order of the cluster.
+///
+/// # Errors
+/// A node that cannot keep the list, or the assignment failed: then the node is out (or in) all the same.
+pub async fn exclude(
+    mut cluster: Cluster,
+    node: usize,
+    reason: Option<&str>,
+    tell: &(dyn Fn(OperateEvent) + Sync),
+) -> Result<Outcome, Fault> {
+    let subject = &cluster.nodes[node];
+    let (name, address) = (cluster.name(subject).to_owned(), subject.address.clone());
+    let others = cluster.nodes.iter().filter(|other| other.address != address && cluster.exclusion(other).is_none());
+    if reason.is_some() && others.count() == 0 {
+        let reason = "it is the last node that is in: nothing would be left to serve".into();
+        return Err(Fault::new(name, FaultKind::ParameterInvalid { reason }));
+    }
+    if reason.is_none() {
+        // One that does not answer stays out: the topology could not be assigned with it.
+        subject.session()?;
+    }
+    cluster.exclusions.say(&name, &address, reason, &own_name());
+    tell(OperateEvent::Told { node: name.clone(), out: reason.is_some() });
+    cluster.spread().await?;
+    let Some((topology, reports)) = cluster.topology() else { return Ok(Outcome { node: name, assigned: None }) };
+    let is_member = topology.members.iter().any(|member| member.name == name || member.address == address);
+    if is_member != reason.is_some() {
+        return Ok(Outcome { node: name, assigned: None });
+    }
+    let members: Vec<&str> = topology.members.iter().map(|member| member.name.as_str()).collect();
+    let stays = |other: &str| if other == name { reason.is_none() } else { members.contains(&other) };
+    let rest = cluster.nodes.iter().filter(|other| stays(cluster.name(other)));
+    let sessions = rest.map(|other| other.session()).collect::<Result<Vec<Arc<Session>>, Fault>>()?;
+    let wanted = wanted_again(topology, sessions.len());
+    let head = reports.first().filter(|_| cluster.is_serving()).map(|report| report.name.clone());
+    if let Some(head) = head.and_then(|head| cluster.find(&head)) {
+        wait_for_requests(&*cluster.nodes[head].session()?, tell).await;
+    }
+    let told = |event: AssignEvent| tell(OperateEvent::Assign(event));
+    let assigned = assign(&sessions, &wanted, &told).await?;
+    Ok(Outcome { node: name, assigned: Some(assigned) })
+}
+
+/// Waits until nothing runs on the head, at most the grace; a head that is gone has nothing to finish.
+async fn wait_for_requests(head: &Session, tell: &(dyn Fn(OperateEvent) + Sync)) {
+    let deadline = Instant::now() + GRACE;
+    let mut said = 0;
+    while Instant::now() < deadline {
+        match report(head).await {
+            Ok(report) if report.requests > 0 => {
+                if report.requests != said {
+                    said = report.requests;
+                    tell(OperateEvent::WaitsForRequests { count: said });
+                }
+            }
+            Ok(_) | Err(_) => return,
+        }
+        sleep(LOOK).await;
+    }
+}

@@ -1,0 +1,136 @@
+//! Who holds the others up: the ranks in the order of the time that the others spent on waiting for their parts alone.
+use std::{collections::VecDeque, time::Duration};
+
+use shared::{
+    latency::ratio,
+    telemetry::{Lateness, NodeReport},
+    units::Nanoseconds,
+};
+
+use crate::state::State;
+
+/// What counts is the last so much time with all-reduces.
+const WINDOW: Duration = Duration::from_secs(5);
+/// Most reports that are kept of a node.
+const REPORTS_MAX: usize = 128;
+/// A rank that costs the others less than this share of their time is no straggler.
+const STRAGGLER_SHARE: f64 = 0.1;
+/// Nor is one that is not this much later than the next.
+const STRAGGLER_FACTOR: f64 = 2.0;
+
+/// Sums of one report's all-reduces.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Interval {
+    at: Duration,
+    count: u64,
+    /// Own computing, waiting, wire in nanoseconds.
+    times: [u64; 3],
+    late: Vec<Lateness>,
+}
+
+/// A node's latest all-reduces.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Window {
+    intervals: VecDeque<Interval>,
+}
+
+impl Window {
+    /// Takes a report in; one without all-reduces says nothing.
+    pub fn record(&mut self, at: Duration, report: &NodeReport) {
+        if report.layers.is_empty() {
+            return;
+        }
+        let mut interval = Interval { at, late: report.lateness.clone(), ..Interval::default() };
+        for sync in &report.layers {
+            let count = u64::from(sync.count);
+            interval.count += count;
+            let means = [sync.compute, sync.wait, sync.wire];
+            interval.times.iter_mut().zip(means).for_each(|(sum, mean)| *sum += mean.0.saturating_mul(count));
+        }
+        self.intervals.push_back(interval);
+        let is_old = |interval: &Interval| interval.at + WINDOW < at;
+        while self.intervals.len() > REPORTS_MAX || self.intervals.front().is_some_and(is_old) {
+            self.intervals.pop_front();
+        }
+    }
+
+    /// Forgets everything: another topology runs.
+    pub fn clear(&mut self) {
+        self.intervals.clear();
+    }
+
+    fn times(&self) -> [u64; 3] {
+        let add = |mut sum: [u64; 3], interval: &Interval| {
+            sum.iter_mut().zip(interval.times).for_each(|(sum, time)| *sum += time);
+            sum
+        };
+        self.intervals.iter().fold([0; 3], add)
+    }
+
+    fn count(&self) -> u64 {
+        self.intervals.iter().map(|interval| interval.count).sum()
+    }
+
+    /// How often and how long the rank was late, as this node saw it.
+    fn late(&self, rank: usize) -> (u64, u64) {
+        let of_rank =
+            self.intervals.iter().flat_map(|interval| &interval.late).filter(|late| late.rank.index() == rank);
+        of_rank.fold((0, 0), |(count, time), late| (count + u64::from(late.count), time + late.time.0))
+    }
+}
+
+/// A rank as it stands among the others.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RankRow {
+    /// Place among the members of the topology.
+    pub member: usize,
+    /// Place in the list of nodes; `None` if the member was not named to this console.
+    pub node: Option<usize>,
+    /// Share of the other ranks' time in which only this rank's part was missing.
+    pub late: f64,
+    /// Share of the other ranks' all-reduces in which its part was the last.
+    pub last: f64,
+    /// Mean of own computing, waiting and wire by all-reduce.
+    pub means: [Nanoseconds; 3],
+    /// (wait + wire) / total of this rank.
+    pub network: f64,
+}
+
+/// All ranks of the topology, the latest first.
+pub fn ranks(state: &State) -> Vec<RankRow> {
+    let Some((topology, _)) = state.topology() else { return Vec::new() };
+    let places: Vec<Option<usize>> = (0..topology.members.len()).map(|member| state.place_of(member)).collect();
+    let window = |member: usize| places[member].map(|place| &state.nodes[place].window);
+    let row = |member: usize| {
+        let observers = (0..places.len()).filter(|other| *other != member).filter_map(window);
+        let (mut last, mut late, mut count, mut time) = (0, 0, 0, 0);
+        for observer in observers {
+            let (times, lateness) = observer.late(member);
+            last += times;
+            late += lateness;
+            count += observer.count();
+            time += observer.times().iter().sum::<u64>();
+        }
+        let own = window(member);
+        let (times, all_reduces) = own.map_or(([0; 3], 0), |window| (window.times(), window.count()));
+        let total: u64 = times.iter().sum();
+        RankRow {
+            member,
+            node: places[member],
+            late: ratio(late as f64, time as f64),
+            last: ratio(last as f64, count as f64),
+            means: times.map(|sum| Nanoseconds(sum / all_reduces.max(1))),
+            network: ratio((times[1] + times[2]) as f64, total as f64),
+        }
+    };
+    let mut rows: Vec<RankRow> = (0..places.len()).map(row).collect();
+    rows.sort_by(|one, two| two.late.total_cmp(&one.late).then(one.member.cmp(&two.member)));
+    rows
+}
+
+/// The one rank that holds the others up, if one does.
+pub fn straggler(rows: &[RankRow]) -> Option<&RankRow> {
+    let first = rows.first().filter(|first| rows.len() > 1 && first.late >= STRAGGLER_SHARE)?;
+    let is_alone = rows.get(1).is_none_or(|second| first.late >= STRAGGLER_FACTOR * second.late);
+    is_alone.then_some(first)
+}
