@@ -196,7 +196,13 @@ pub const BINDINGS: &[Binding] = &{
     use Place::{Anywhere, Panels, Prompt};
     [
         bind(Anywhere, &[Key::control('c')], Action::Interrupt, "cancel what is generated, else quit", ""),
-        bind(Anywhere, &[key(Esc)], Action::Escape, "cancel; end a restart after its node; leave the prompt box", "cancel"),
+        bind(
+            Anywhere,
+            &[key(Esc)],
+            Action::Escape,
+            "cancel; end a restart after its node; leave the prompt box",
+            "cancel",
+        ),
         bind(Anywhere, &[key(Tab)], Action::FocusNext, "to the next panel", "panel"),
         bind(Anywhere, &[Key::with_shift(Tab)], Action::FocusPrevious, "to the previous panel", ""),
         bind(Panels, &[Key::character('q')], Action::Quit, "quit", "quit"),

@@ -134,3 +134,56 @@ pub fn straggler(rows: &[RankRow]) -> Option<&RankRow> {
     let is_alone = rows.get(1).is_none_or(|second| first.late >= STRAGGLER_FACTOR * second.late);
     is_alone.then_some(first)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{NODES, Story, running};
+    use shared::telemetry::NodeState;
+
+    #[test]
+    fn the_rank_that_the_others_wait_for_is_first_and_named() {
+        let rows = ranks(&Story::generating().state);
+        assert_eq!((rows.len(), rows[0].member, rows[0].node), (NODES, 2, Some(2)));
+        assert_eq!(straggler(&rows).map(|row| row.member), Some(2));
+        // Node 2 waits for nobody; each of the others waits 3 of 2+1 parts of its own computing.
+        assert!((rows[0].last - 1.0).abs() < 1e-9 && rows[1].late == 0.0, "{rows:?}");
+        assert_eq!(rows[0].means[1], Nanoseconds(0));
+        assert!(rows[0].network < rows[1].network);
+        assert!(straggler(&ranks(&Story::ready().state)).is_none(), "nobody waited yet");
+        assert!(ranks(&Story::begin().state).is_empty());
+    }
+
+    #[test]
+    fn what_is_older_than_the_window_and_what_another_topology_said_does_not_count() {
+        let mut story = Story::generating();
+        let before = ranks(&story.state);
+        story.at(60_000).all_report(NodeState::Ready, false);
+        assert_eq!(ranks(&story.state), before, "as last seen");
+        for node in 0..NODES {
+            let mut report = running(node, NodeState::Serving, true);
+            report.lateness.clear();
+            story.report(node, report);
+        }
+        assert!(ranks(&story.state).iter().all(|row| row.late == 0.0));
+        for _ in 0..2 * REPORTS_MAX {
+            story.all_report(NodeState::Serving, true);
+        }
+        assert!(story.state.nodes.iter().all(|node| node.window.intervals.len() <= REPORTS_MAX));
+        let mut report = running(0, NodeState::Ready, false);
+        report.epoch = report.epoch.next();
+        story.report(0, report);
+        assert_eq!(story.state.nodes[0].window, Window::default());
+    }
+
+    #[test]
+    fn nobody_is_named_for_a_little_or_when_two_are_late() {
+        let row = |late| RankRow { member: 0, node: None, late, last: 0.0, means: [Nanoseconds(0); 3], network: 0.0 };
+        let named = |shares: &[f64]| straggler(&shares.iter().map(|late| row(*late)).collect::<Vec<_>>()).is_some();
+        assert!(named(&[0.2, 0.05, 0.04]));
+        assert!(!named(&[0.08, 0.01]));
+        assert!(!named(&[0.2, 0.15]));
+        assert!(!named(&[0.9]) && !named(&[]));
+        assert!(!named(&[f64::NAN, 0.0]));
+    }
+}

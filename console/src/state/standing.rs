@@ -4,6 +4,7 @@ use shared::{protocol::error::Fault, telemetry::NodeState, topology::Topology, u
 use crate::state::{
     Assignment, State,
     node::{Link, Node, Standing},
+    operation::Operation,
 };
 
 /// The cluster in one word.
@@ -21,6 +22,10 @@ pub enum Cluster<'a> {
     Committing,
     /// The assignment failed.
     Refused(&'a Fault),
+    /// Nodes restart one by one.
+    Restarting,
+    /// A node is taken out, or in.
+    Changing,
     /// A member is gone or faulted.
     Broken(&'a str),
     /// No topology runs.
@@ -46,6 +51,11 @@ pub fn cluster(state: &State) -> Cluster<'_> {
     }
     if state.is_ready() {
         return if state.request.is_sent() { Cluster::Serving } else { Cluster::Ready };
+    }
+    match &state.operation {
+        Some(Operation::Restart(_)) => return Cluster::Restarting,
+        Some(Operation::Change { .. }) => return Cluster::Changing,
+        Some(Operation::Paused { .. }) | None => {}
     }
     if let Some((topology, _)) = state.topology() {
         return match culprit(state, topology) {
@@ -92,6 +102,10 @@ pub fn hint(state: &State) -> String {
         }
         Cluster::Committing => "The nodes open their links to each other.".to_owned(),
         Cluster::Refused(fault) => format!("Next: {}. Then r assigns again.", fault.kind.next()),
+        Cluster::Restarting => {
+            "The nodes restart one by one. A prompt sent now is kept until a topology runs.".to_owned()
+        }
+        Cluster::Changing => "The topology is assigned anew. A prompt sent now is kept until it runs.".to_owned(),
         Cluster::Broken(name) if state.all_open() => {
             format!("{name} left the topology. r, or the next prompt, assigns it again.")
         }

@@ -206,3 +206,7 @@ pub(super) fn on_event(state: &mut State, event: OperateEvent) -> Vec<Effect> {
     }
     Vec::new()
 }
+
+#[cfg(test)]
+#[path = "operate_tests.rs"]
+mod tests;

@@ -45,9 +45,9 @@ fn words(state: &State, operation: &Operation) -> String {
             format!("restart: {} of {} done{current}; {end}", restart.done, restart.which.len())
         }
         Operation::Paused { fault, remaining } => {
-            let names = remaining.iter().map(name).collect::<Vec<_>>().join(", ");
-            let why = fault.as_ref().map_or_else(String::new, |fault| format!(" by {fault}"));
-            format!("restart paused{why}; R goes on with {names}, Esc forgets it")
+            let count = remaining.len();
+            let why = fault.as_ref().map_or_else(String::new, |fault| format!(": {} {}", fault.node, fault.kind));
+            format!("restart paused{why}; R goes on with {count}, Esc forgets")
         }
         Operation::Change { node, out, requests } => {
             let word = if *out { "out" } else { "in" };

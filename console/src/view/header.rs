@@ -53,6 +53,8 @@ fn standing(state: &State, theme: &Theme) -> (String, Style) {
         Cluster::Loading(share) => (format!("loading {:.0} %", share * 100.0), theme.warn),
         Cluster::Committing => ("opening links".to_owned(), theme.warn),
         Cluster::Refused(_) => ("not assigned".to_owned(), theme.bad),
+        Cluster::Restarting => ("restarting".to_owned(), theme.warn),
+        Cluster::Changing => ("changing".to_owned(), theme.warn),
         Cluster::Broken(name) => (format!("broken: {name}"), theme.bad),
         Cluster::Idle => ("idle".to_owned(), theme.dim),
         Cluster::Ready => ("ready".to_owned(), theme.ok),

@@ -3,10 +3,15 @@
 use std::{fs, path::PathBuf, time::Duration};
 
 use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
-use shared::protocol::error::{Fault, FaultKind};
+use shared::{
+    protocol::error::{Fault, FaultKind},
+    telemetry::{Health, NodeReport, NodeState, health::ThrottleBits},
+    topology::Exclusions,
+    units::Celsius,
+};
 
 use crate::{
-    event::{AssignEvent, ClientEvent, Event, GenerateEvent},
+    event::{AssignEvent, ClientEvent, Event, GenerateEvent, OperateEvent, RestartStep},
     fixtures::{NODES, Story, address, defaults},
     keymap::{Key, KeyCode},
     state::{State, TextScroll},
@@ -97,7 +102,7 @@ fn a_node_is_silent_while_another_rank_is_looked_at() {
     let mut story = Story::generating();
     story.key(KeyCode::Esc).key(KeyCode::Esc).key(KeyCode::Right).at(9000);
     for node in [0, 2, 3] {
-        story.report(node, crate::fixtures::running(node, shared::telemetry::NodeState::Serving, true));
+        story.report(node, crate::fixtures::running(node, NodeState::Serving, true));
     }
     check("stale", story);
 }
@@ -124,6 +129,70 @@ fn help_is_the_table_of_keys() {
 }
 
 #[test]
+fn all_ranks_stand_side_by_side_the_latest_first() {
+    let mut story = Story::generating();
+    story.key(KeyCode::Esc).key(KeyCode::Esc).key(KeyCode::Char('2'));
+    check("ranks", story);
+    let mut story = Story::generating();
+    story.key(KeyCode::Esc).key(KeyCode::Esc).key(KeyCode::Char('2')).key(KeyCode::Char('v')).key(KeyCode::PageDown);
+    check("ranks-split", story);
+    let mut story = Story::begin();
+    story.key(KeyCode::Esc).key(KeyCode::Char('2'));
+    check("ranks-empty", story);
+}
+
+#[test]
+fn throttled_and_slow_machines_are_flagged() {
+    let mut story = Story::ready();
+    let with = |node: usize, change: &dyn Fn(&mut Health)| {
+        let mut report = crate::fixtures::running(node, NodeState::Ready, false);
+        change(&mut report.health);
+        report
+    };
+    story.report(
+        1,
+        with(1, &|health| {
+            health.firmware = Some(ThrottleBits(0x5_0005));
+            health.temperature = Some(Celsius(84.6));
+        }),
+    );
+    story.report(2, with(2, &|health| health.firmware = Some(ThrottleBits(0x4_0000))));
+    story.report(3, with(3, &|health| *health = Health::default()));
+    check("throttled", story);
+}
+
+#[test]
+fn questions_stand_over_the_screen() {
+    let mut story = Story::ready();
+    story.key(KeyCode::Esc).key(KeyCode::Char('R'));
+    check("restart", story);
+    let mut story = Story::ready();
+    story.key(KeyCode::Esc).key(KeyCode::Right).key(KeyCode::Char('x')).on(Event::Paste("fan stuck".to_owned()));
+    check("exclude", story);
+}
+
+#[test]
+fn a_restart_shows_how_far_it_is_and_where_it_stopped() {
+    let operate = |event| ClientEvent::Operate(event);
+    let mut story = Story::ready();
+    story.key(KeyCode::Esc).key(KeyCode::Char('R')).key(KeyCode::Enter);
+    story.arrives(operate(OperateEvent::Restart { node: 0, step: RestartStep::Done { seconds: 1.5 } }));
+    story.arrives(operate(OperateEvent::Restart { node: 1, step: RestartStep::Starting }));
+    let mut exclusions = Exclusions::default();
+    exclusions.say("pi3", &address(3), Some("fan stuck"), "me@here");
+    let report = crate::fixtures::running(0, NodeState::Faulted, false);
+    story.at(3000).report(0, NodeReport { exclusions, ..report });
+    story.report(1, crate::fixtures::idle(1)).report(2, crate::fixtures::running(2, NodeState::Faulted, false));
+    story.report(3, crate::fixtures::idle(3));
+    check("restarting", story);
+    let mut story = Story::ready();
+    story.key(KeyCode::Esc).key(KeyCode::Char('R')).key(KeyCode::Enter);
+    let fault = Some(Fault::new("pi1", FaultKind::NotBack { seconds: 60 }));
+    story.arrives(operate(OperateEvent::RestartStopped { fault, remaining: vec![1, 2, 3] }));
+    check("paused", story);
+}
+
+#[test]
 fn wide_characters_and_hostile_text_keep_the_columns() {
     let mut story = Story::ready();
     story.on(Event::Paste(" 日本語のテキスト 👩‍👩‍👧 e\u{301}".repeat(6) + "\nsecond line")).key(KeyCode::Enter);
@@ -141,7 +210,14 @@ fn a_terminal_that_is_too_small_says_so_and_none_is_too_odd_to_draw() {
         for (width, height) in [(1, 1), (60, 16), (61, 17), (109, 16), (110, 16), (300, 100), (79, 100), (500, 20)] {
             let mut story = make();
             picture(&mut story, width, height);
-            story.key(KeyCode::Esc).key(KeyCode::Char('?'));
+            story.key(KeyCode::Esc).key(KeyCode::Char('2'));
+            picture(&mut story, width, height);
+            for letter in ['x', 'R'] {
+                story.key(KeyCode::Char(letter));
+                picture(&mut story, width, height);
+                story.key(KeyCode::Esc);
+            }
+            story.key(KeyCode::Char('?'));
             picture(&mut story, width, height);
         }
     }
