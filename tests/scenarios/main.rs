@@ -16,6 +16,8 @@ mod gguf_round_trip;
 mod gguf_splits;
 // Nodes that die, hang, drain and come back.
 mod loss;
+// Restart, exclusion and the straggler, as an operator does and sees them.
+mod operate;
 // n ranks against the oracle and against one.
 mod ranks;
 // Logits against reference outputs.

@@ -1,17 +1,19 @@
 //! Both programs as real processes: builds them once, starts daemons on free loopback addresses, ends all of them.
 use std::{
+    ffi::OsString,
     fs,
     io::Write,
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::{
-        OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use nix::unistd::Pid;
 use serde_json::Value;
 use shared::gguf::{Architecture, BlockFormat};
 use tempfile::TempDir;
@@ -79,10 +81,46 @@ fn network(count: usize) -> (String, u16) {
 pub struct Cluster {
     /// `ADDRESS:PORT` of each.
     pub addresses: Vec<String>,
-    nodes: Vec<Option<Child>>,
+    nodes: Arc<Mutex<Vec<Option<Node>>>>,
     models: PathBuf,
     settings: String,
+    arguments: Vec<Vec<String>>,
     folder: TempDir,
+}
+
+/// A daemon and how it is started again.
+#[derive(Debug)]
+struct Node {
+    child: Child,
+    command: Vec<OsString>,
+    log: PathBuf,
+}
+
+impl Node {
+    fn spawn(command: Vec<OsString>, log: PathBuf) -> Self {
+        let file = fs::OpenOptions::new().append(true).create(true).open(&log).expect("a log file");
+        let mut started = Command::new(&command[0]);
+        started.args(&command[1..]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(file);
+        Self { child: started.spawn().expect("brambled starts"), command, log }
+    }
+}
+
+/// What systemd does on a node: starts daemons again that ended with 75. Ends with its cluster.
+fn supervise(nodes: &Weak<Mutex<Vec<Option<Node>>>>) {
+    while let Some(nodes) = nodes.upgrade() {
+        for node in lock(&nodes).iter_mut().flatten() {
+            if node.child.try_wait().is_ok_and(|ended| ended.is_some_and(|status| status.code() == Some(75))) {
+                *node = Node::spawn(node.command.clone(), node.log.clone());
+            }
+        }
+        drop(nodes);
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+fn lock(nodes: &Mutex<Vec<Option<Node>>>) -> MutexGuard<'_, Vec<Option<Node>>> {
+    // A test that failed elsewhere still ends its daemons.
+    nodes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Cluster {
@@ -94,13 +132,33 @@ impl Cluster {
     /// `count` daemons with a model folder and lines for their configuration files. Liveness is set long: a busy machine
     /// must not look like a lost node.
     pub fn with(count: usize, models: &Path, settings: &str) -> Self {
+        Self::start_all(count, models, settings, &[])
+    }
+
+    /// As [`Self::with`], under a supervisor that starts a daemon again when it asks for it, as systemd does.
+    pub fn supervised(count: usize, models: &Path, settings: &str) -> Self {
+        let cluster = Self::start_all(count, models, settings, &["--supervised"]);
+        let watched = Arc::downgrade(&cluster.nodes);
+        std::thread::spawn(move || supervise(&watched));
+        cluster
+    }
+
+    fn start_all(count: usize, models: &Path, settings: &str, arguments: &[&str]) -> Self {
         let (prefix, port) = network(count);
         let addresses = (1..=count).map(|index| format!("{prefix}.{index}:{port}")).collect();
         let folder = tempfile::tempdir().expect("a folder can be made");
-        let nodes = (0..count).map(|_| None).collect();
-        let mut cluster = Self { addresses, nodes, models: models.into(), settings: settings.into(), folder };
+        let nodes = Arc::new(Mutex::new((0..count).map(|_| None).collect()));
+        let arguments = vec![arguments.iter().map(|argument| (*argument).to_owned()).collect(); count];
+        let mut cluster =
+            Self { addresses, nodes, models: models.into(), settings: settings.into(), arguments, folder };
         (0..count).for_each(|index| cluster.start(index));
         cluster
+    }
+
+    /// Starts a node again with further arguments.
+    pub fn start_with_arguments(&mut self, index: usize, arguments: &[&str]) {
+        self.arguments[index] = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        self.start(index);
     }
 
     /// The addresses as `--nodes` takes them.
@@ -139,18 +197,13 @@ impl Cluster {
         let config = self.folder.path().join(format!("pi{}.toml", index + 1));
         let liveness = if self.settings.contains("silent_ms") { "" } else { "silent_ms = 30000\nstall_ms = 60000\n" };
         fs::write(&config, format!("{liveness}{}", self.settings)).expect("the folder can be written");
-        let log = fs::OpenOptions::new().append(true).create(true).open(self.log_path(index)).expect("a log file");
-        let mut command = Command::new(programs().join("brambled"));
-        command
-            .args(["--listen", &self.addresses[index], "--name", &format!("pi{}", index + 1), "--exit-with-parent"])
-            .arg("--config")
-            .arg(&config)
-            .arg("--models")
-            .arg(models)
-            .arg("--state")
-            .arg(self.state(index));
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(log).spawn().expect("brambled starts");
-        self.nodes[index] = Some(child);
+        let name = format!("pi{}", index + 1);
+        let fixed = ["--listen", &self.addresses[index], "--name", &name, "--exit-with-parent", "--config"];
+        let mut command: Vec<OsString> = vec![programs().join("brambled").into()];
+        command.extend(fixed.map(OsString::from));
+        command.extend([config.into(), "--models".into(), models.into(), "--state".into(), self.state(index).into()]);
+        command.extend(self.arguments[index].iter().map(OsString::from));
+        lock(&self.nodes)[index] = Some(Node::spawn(command, self.log_path(index)));
         let address = self.addresses[index].clone();
         wait_until("the daemon listens", || {
             assert!(self.is_running(index), "brambled ended: {}", self.log(index));
@@ -160,8 +213,8 @@ impl Cluster {
 
     /// Whether a node's process lives.
     pub fn is_running(&mut self, index: usize) -> bool {
-        let node = self.nodes[index].as_mut();
-        node.is_some_and(|child| child.try_wait().is_ok_and(|ended| ended.is_none()))
+        let mut nodes = lock(&self.nodes);
+        nodes[index].as_mut().is_some_and(|node| node.child.try_wait().is_ok_and(|ended| ended.is_none()))
     }
 
     /// Sends a signal to a node.
@@ -169,8 +222,16 @@ impl Cluster {
     /// # Panics
     /// The node does not run.
     pub fn signal(&self, index: usize, signal: nix::sys::signal::Signal) {
-        let pid = self.nodes[index].as_ref().expect("the node was started").id();
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), signal).expect("the node runs");
+        nix::sys::signal::kill(self.pid(index), signal).expect("the node runs");
+    }
+
+    /// A node's process.
+    ///
+    /// # Panics
+    /// The node does not run.
+    pub fn pid(&self, index: usize) -> Pid {
+        let id = lock(&self.nodes)[index].as_ref().expect("the node was started").child.id();
+        Pid::from_raw(id.cast_signed())
     }
 
     /// Waits for a node's end; returns its exit code (`None` if a signal ended it).
@@ -178,7 +239,7 @@ impl Cluster {
     /// # Panics
     /// It does not end in time.
     pub fn wait(&mut self, index: usize) -> Option<i32> {
-        let mut child = self.nodes[index].take().expect("the node was started");
+        let mut child = lock(&self.nodes)[index].take().expect("the node was started").child;
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = child.try_wait().expect("a child can be waited for") {
@@ -254,9 +315,9 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        for child in self.nodes.iter_mut().flatten() {
-            let _ = child.kill();
-            let _ = child.wait();
+        for mut node in lock(&self.nodes).drain(..).flatten() {
+            let _ = node.child.kill();
+            let _ = node.child.wait();
         }
         if std::thread::panicking() {
             for index in 0..self.addresses.len() {
@@ -330,7 +391,7 @@ pub fn spawn_console(arguments: &[&str]) -> Child {
 /// # Panics
 /// It does not end in time.
 pub fn finish(child: Child) -> Ended {
-    let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+    let pid = Pid::from_raw(child.id().cast_signed());
     let (done, watch) = std::sync::mpsc::channel::<()>();
     let watchdog = std::thread::spawn(move || {
         if watch.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {

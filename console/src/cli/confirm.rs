@@ -3,17 +3,25 @@ use std::io::{IsTerminal, stdin};
 
 use super::{Failure, output};
 
-/// Asks on the terminal; `yes` answers beforehand. Where nobody can answer, `--yes` is required.
+/// Whether a question can be asked, or was answered beforehand: looked at before anything is dialled.
 ///
 /// # Errors
-/// The answer was no, or there is no terminal to ask on.
+/// There is no terminal to ask on, and no `--yes`.
+pub(super) fn check(yes: bool) -> Result<(), Failure> {
+    if yes || stdin().is_terminal() && std::io::stderr().is_terminal() {
+        return Ok(());
+    }
+    let message = "this needs a yes, and there is no terminal to ask on".into();
+    Err(Failure::Usage { message, next: "add --yes" })
+}
+
+/// Asks on the terminal; `yes` answers beforehand.
+///
+/// # Errors
+/// The answer was no.
 pub(super) async fn confirm(question: &str, yes: bool) -> Result<(), Failure> {
     if yes {
         return Ok(());
-    }
-    if !stdin().is_terminal() || !std::io::stderr().is_terminal() {
-        let message = "this needs a yes, and there is no terminal to ask on".into();
-        return Err(Failure::Usage { message, next: "add --yes" });
     }
     output::note_part(&format!("{question} [y/N] "));
     let answer = tokio::task::spawn_blocking(|| {

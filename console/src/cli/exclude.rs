@@ -1,7 +1,12 @@
 //! `console exclude` and `console include`: take a node out with a reason, or in again; what runs is assigned anew.
 use serde_json::json;
 
-use super::{Failure, confirm::confirm, interrupts::Interrupts, options, output};
+use super::{
+    Failure,
+    confirm::{check, confirm},
+    interrupts::Interrupts,
+    options, output,
+};
 use crate::client::{
     cluster::Cluster,
     event::{AssignEvent, OperateEvent},
@@ -23,6 +28,7 @@ pub(super) async fn run_include(options: options::Include) -> Result<u8, Failure
 }
 
 async fn change(options: options::Change, reason: Option<&str>, question: &str) -> Result<u8, Failure> {
+    check(options.yes)?;
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
     let cluster = interrupts.end(async { Ok::<_, Failure>(Cluster::dial(&addresses).await) }).await?;

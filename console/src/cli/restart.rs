@@ -4,7 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{Failure, confirm::confirm, exclude::progress, interrupts::Interrupts, options, output};
+use super::{
+    Failure,
+    confirm::{check, confirm},
+    exclude::progress,
+    interrupts::Interrupts,
+    options, output,
+};
 use crate::client::{
     cluster::Cluster,
     event::{OperateEvent, RestartStep},
@@ -14,6 +20,7 @@ use crate::client::{
 
 /// Runs the command. The first signal ends it after the node that is under way, the second at once.
 pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
+    check(options.yes)?;
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
     let cluster = interrupts.end(async { Ok::<_, Failure>(Cluster::dial(&addresses).await) }).await?;

@@ -52,7 +52,7 @@ fn object(address: &str, answer: &Result<NodeReport, Fault>) -> serde_json::Valu
         "address": address, "name": report.name, "state": report.state.name(), "epoch": report.epoch.0,
         "topology": topology, "fault": report.fault.as_ref().map(ToString::to_string), "load": load,
         "shard_bytes": report.shard.0, "memory_resident": report.memory_resident.0,
-        "health": report.health,
+        "health": report.health, "supervised": report.supervised, "exclusions": report.exclusions,
         "requests": report.requests, "tokens": report.tokens, "kernels": report.kernels, "build": report.build,
     })
 }

@@ -92,6 +92,15 @@ impl Node {
 
     /// The topology is broken: every request fails by name, once; the engine ends its waits.
     pub(super) fn break_down(&mut self, fault: Fault) -> Vec<Effect> {
+        // The others went on without a node that is out: nothing is broken.
+        if self.exclusions.of(&self.name, "").is_some()
+            && let Some(mut running) = self.running.take_if(|running| running.fault.is_none())
+        {
+            let mut effects = running.requests.fail_all(&fault);
+            effects.push(Effect::StopEngine(running.assignment.epoch));
+            effects.extend(self.leave_if_drained());
+            return effects;
+        }
         let Some(running) = self.running.as_mut().filter(|running| running.fault.is_none()) else { return Vec::new() };
         let mut effects = running.requests.fail_all(&fault);
         effects.push(Effect::AbortEngine(running.assignment.epoch));
