@@ -22,6 +22,8 @@ mod operate;
 mod ranks;
 // Logits against reference outputs.
 mod reference;
+// The runbook's commands.
+mod runbook;
 // The house rules.
 mod tidy;
 // Texts and ids of real vocabularies, there and back.

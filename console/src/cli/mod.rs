@@ -76,6 +76,11 @@ impl Arguments {
     }
 }
 
+/// The command line as clap knows it, for man pages and completions.
+pub fn command() -> clap::Command {
+    <Arguments as clap::CommandFactory>::command()
+}
+
 /// Runs the console; never waits for a key where there is no terminal.
 pub fn run() -> ExitCode {
     let arguments = match Arguments::try_parse() {

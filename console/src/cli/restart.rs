@@ -66,7 +66,8 @@ pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
             if options.json {
                 output::line(&json!({"restarted": named(&which), "seconds": seconds}).to_string());
             } else {
-                output::line(&format!("{} nodes restarted in {seconds:.1} s", which.len()));
+                let nodes = if which.len() == 1 { "node" } else { "nodes" };
+                output::line(&format!("{} {nodes} restarted in {seconds:.1} s", which.len()));
             }
             Ok(0)
         }

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Builds bramble-daemon and bramble-console for amd64 and arm64: packaging/build-deb.sh [FOLDER], default target/debian.
+# As root it installs what is missing; otherwise it says what that is. Needs Rust (cargo) and Debian 12 or later on amd64.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=$(realpath -m "${1:-target/debian}")
+tools=$PWD/target/tools
+arm=aarch64-unknown-linux-gnu
+# The time of the commit, not of the build, is what goes into the packages.
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || date +%s)
+export SOURCE_DATE_EPOCH
+
+need() { # need PACKAGE..: Debian packages
+    local missing=() package
+    for package; do
+        dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+    done
+    [ ${#missing[@]} -eq 0 ] && return
+    if [ "$(id -u)" -ne 0 ]; then
+        echo "build-deb: missing packages; as root: dpkg --add-architecture arm64; apt-get install ${missing[*]}" >&2
+        exit 1
+    fi
+    dpkg --add-architecture arm64
+    apt-get update -q
+    DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
+}
+
+need dpkg-dev gcc libc6-dev rustc-web libstd-rust-web-dev:arm64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+[ -x "$tools/bin/cargo-deb" ] || cargo install cargo-deb --version 3.8.0 --locked --root "$tools"
+
+cargo run --locked -p bramble-tests --bin manual -- target/packaging
+cargo build --release --locked -p bramble-daemon -p bramble-console
+# Debian's compiler has the standard library for arm64; its own folder, because two compilers evict each other's work.
+RUSTC=/usr/bin/rustc CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+    cargo build --release --locked -p bramble-daemon -p bramble-console --target $arm --target-dir target/cross
+
+rm -rf "$out"
+mkdir -p "$out"
+for package in bramble-daemon bramble-console; do
+    "$tools/bin/cargo-deb" -p $package --no-build --strip --quiet --output "$out/"
+    CARGO_TARGET_DIR=target/cross "$tools/bin/cargo-deb" -p $package --no-build --strip --quiet --target $arm --output "$out/"
+done
+ls -l "$out"

@@ -1,0 +1,60 @@
+//! Every command of the RUNBOOK for a console runs as it stands there. Those for a node run in packaging/boot-test.sh.
+use std::process::{Command, Stdio};
+
+use harness::programs::{Cluster, demo_models, programs, root};
+
+/// The lines of all code blocks of a kind.
+fn commands(text: &str, kind: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut is_inside = false;
+    for line in text.lines() {
+        match line.strip_prefix("```") {
+            Some(info) => is_inside = !is_inside && info == kind,
+            None if is_inside => found.push(line.to_owned()),
+            None => {}
+        }
+    }
+    found
+}
+
+#[test]
+fn every_command_for_a_console_runs_as_written() {
+    let text = std::fs::read_to_string(root().join("RUNBOOK.md")).expect("the runbook is there");
+    let on_console = commands(&text, "sh on-console");
+    let on_node = commands(&text, "sh on-node");
+    assert!(on_console.len() >= 8 && on_node.len() >= 5, "{on_console:?} {on_node:?}");
+    let fences = text.lines().filter(|line| line.starts_with("```sh")).count();
+    let known = text.lines().filter(|line| matches!(*line, "```sh on-console" | "```sh on-node")).count();
+    assert_eq!(fences, known, "a block of commands says where it runs");
+
+    let cluster = Cluster::supervised(4, &demo_models(), "");
+    let path = std::env::var("PATH").unwrap_or_default();
+    for command in on_console {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &command]).env("BRAMBLE_NODES", cluster.nodes()).env_remove("BRAMBLE_LOG_DIR");
+        shell.env("PATH", format!("{}:{path}", programs().display()));
+        let output = shell.stdin(Stdio::null()).output().expect("sh runs");
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{command}: {out} {err}");
+        assert!(!out.trim().is_empty(), "{command} says nothing");
+    }
+}
+
+#[test]
+fn every_link_of_the_runbook_leads_to_a_heading() {
+    let text = std::fs::read_to_string(root().join("RUNBOOK.md")).expect("the runbook is there");
+    let slug = |heading: &str| {
+        let kept = heading
+            .to_lowercase()
+            .chars()
+            .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-'))
+            .collect::<String>();
+        kept.trim().replace(' ', "-")
+    };
+    let headings: Vec<String> = text.lines().filter_map(|line| line.strip_prefix("## ")).map(slug).collect();
+    let links: Vec<&str> = text.split("](#").skip(1).filter_map(|rest| rest.split(')').next()).collect();
+    assert!(links.len() > 5);
+    for link in links {
+        assert!(headings.iter().any(|heading| heading == link), "{link} is none of {headings:?}");
+    }
+}
