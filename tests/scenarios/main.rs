@@ -14,6 +14,8 @@ mod gguf_hostile;
 mod gguf_round_trip;
 // Splits that are missing, misnamed or of different models.
 mod gguf_splits;
+// What machines say of themselves.
+mod health;
 // Nodes that die, hang, drain and come back.
 mod loss;
 // Restart, exclusion and the straggler, as an operator does and sees them.

@@ -39,8 +39,13 @@ const RULES: &[Rule] = &[
 ];
 
 /// Files that may hold unsafe code.
-const UNSAFE: &[&str] =
-    &["daemon/src/kernels/avx2/", "daemon/src/kernels/pool.rs", "shared/src/gguf/file.rs", "tests/allocations/main.rs"];
+const UNSAFE: &[&str] = &[
+    "daemon/src/health/firmware.rs",
+    "daemon/src/kernels/avx2/",
+    "daemon/src/kernels/pool.rs",
+    "shared/src/gguf/file.rs",
+    "tests/allocations/main.rs",
+];
 
 /// All Rust files below a folder, as paths from the repository's root.
 fn sources(folder: &Path, found: &mut Vec<String>) {
@@ -96,4 +101,42 @@ fn every_file_keeps_the_rules_of_the_house() {
         }
     }
     assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+/// Packages that the product is built on by its users' wish.
+const CHOSEN: [&str; 12] = [
+    "ratatui",
+    "crossterm",
+    "tokio",
+    "tokio-util",
+    "serde",
+    "toml",
+    "sysinfo",
+    "memmap2",
+    "rayon",
+    "half",
+    "nix",
+    "tracing-appender",
+];
+
+#[test]
+fn every_chosen_package_is_a_direct_dependency_with_a_use_outside_of_tests() {
+    let uses = |package: &str, room: &str| {
+        let manifest = fs::read_to_string(root().join(room).join("Cargo.toml")).expect("a crate has a manifest");
+        let dependencies = manifest.split("[dependencies]").nth(1).and_then(|rest| rest.split("\n[").next());
+        let is_direct = dependencies.is_some_and(|list| list.contains(&format!("\n{package}.workspace = true")));
+        let mut files = Vec::new();
+        sources(&root().join(room).join("src"), &mut files);
+        files.retain(|file| !file.ends_with("tests.rs") && !file.contains("fixtures") && !file.contains("fake"));
+        let name = format!("{}::", package.replace('-', "_"));
+        let is_used = files.iter().any(|file| {
+            let text = fs::read_to_string(root().join(file)).expect("the file can be read");
+            code(text.split("#[cfg(test)]").next().unwrap_or_default()).contains(&name)
+        });
+        is_direct && is_used
+    };
+    for package in CHOSEN {
+        let rooms = ["shared", "daemon", "console"];
+        assert!(rooms.iter().any(|room| uses(package, room)), "{package} is not used");
+    }
 }

@@ -2,7 +2,12 @@
 use std::sync::Arc;
 
 use serde_json::json;
-use shared::{protocol::error::Fault, telemetry::NodeReport};
+use shared::{
+    protocol::error::Fault,
+    telemetry::{NodeReport, Warning},
+    topology::Exclusions,
+    units::Megahertz,
+};
 use tokio::task::JoinSet;
 
 use super::{Failure, options, output};
@@ -52,7 +57,8 @@ fn object(address: &str, answer: &Result<NodeReport, Fault>) -> serde_json::Valu
         "address": address, "name": report.name, "state": report.state.name(), "epoch": report.epoch.0,
         "topology": topology, "fault": report.fault.as_ref().map(ToString::to_string), "load": load,
         "shard_bytes": report.shard.0, "memory_resident": report.memory_resident.0,
-        "health": report.health, "supervised": report.supervised, "exclusions": report.exclusions,
+        "health": report.health, "warnings": report.health.warnings().iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "supervised": report.supervised, "exclusions": report.exclusions,
         "requests": report.requests, "tokens": report.tokens, "kernels": report.kernels, "build": report.build,
     })
 }
@@ -64,44 +70,58 @@ fn state(report: &NodeReport) -> String {
 }
 
 fn print(nodes: &[String], answers: &[(usize, Result<NodeReport, Fault>)]) {
-    let width = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok()).map(|report| report.name.chars().count());
-    let width = width.max().unwrap_or(0).max(8);
+    let reports = || answers.iter().filter_map(|(_, answer)| answer.as_ref().ok());
+    let width = reports().map(|report| report.name.chars().count()).max().unwrap_or(0).max(8);
+    let mut exclusions = Exclusions::default();
+    for report in reports() {
+        exclusions.merge(&report.exclusions);
+    }
     output::line(&format!(
-        "{:<width$}  {:<21}  {:<12}  {:>5}  {:<8}  {:>4}  {:>9}  {:>9}  {:>9}  {:<7}",
-        "NODE", "ADDRESS", "STATE", "EPOCH", "TOPOLOGY", "RANK", "SHARD", "RESIDENT", "AVAILABLE", "KERNELS"
+        "{:<width$}  {:<21}  {:<12}  {:>5}  {:<8}  {:>4}  {:>9}  {:>9}  {:>9}  {:>5}  {:>7}  HEALTH",
+        "NODE", "ADDRESS", "STATE", "EPOCH", "TOPOLOGY", "RANK", "SHARD", "RESIDENT", "FREE", "TEMP", "GHZ"
     ));
     for (index, answer) in answers {
         let address = &nodes[*index];
         match answer {
             Ok(report) => {
-                let place = report.topology.as_ref();
-                let layout = place.map_or("-".into(), |(topology, ..)| topology.layout.to_string());
-                let rank = place.map_or("-".into(), |(.., rank)| rank.to_string());
-                output::line(&format!(
-                    "{:<width$}  {address:<21}  {:<12}  {:>5}  {layout:<8}  {rank:>4}  {:>9}  {:>9}  {:>9}  {:<7}",
-                    output::clean(&report.name),
-                    state(report),
-                    report.epoch,
-                    report.shard,
-                    report.memory_resident,
-                    report.health.memory.unwrap_or_default().available,
-                    output::clean(&report.kernels)
-                ));
+                output::line(&format!("{:<width$}  {address:<21}  {}", output::clean(&report.name), row(report)));
+                let below = |text: &str| output::line(&format!("{:<width$}  {}", "", output::clean(text)));
+                if let Some(entry) = exclusions.of(&report.name, address) {
+                    below(&format!("is out: {} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by));
+                }
                 if let Some(fault) = &report.fault {
-                    output::line(&format!(
-                        "{:<width$}  {}; {}",
-                        "",
-                        output::clean(&fault.to_string()),
-                        fault.kind.next()
-                    ));
+                    below(&format!("{fault}; {}", fault.kind.next()));
                 }
             }
-            Err(fault) => output::line(&format!(
-                "{:<width$}  {address:<21}  {}; {}",
-                "?",
-                output::clean(&fault.kind.to_string()),
-                fault.kind.next()
-            )),
+            Err(fault) => {
+                let entry = exclusions.at(address);
+                let out = entry.map(|entry| format!("is out: {}; ", entry.reason.as_deref().unwrap_or_default()));
+                let why = format!("{}{}; {}", out.unwrap_or_default(), fault.kind, fault.kind.next());
+                output::line(&format!("{:<width$}  {address:<21}  {}", "?", output::clean(&why)));
+            }
         }
     }
+}
+
+/// What stands behind name and address.
+fn row(report: &NodeReport) -> String {
+    let place = report.topology.as_ref();
+    let layout = place.map_or("-".into(), |(topology, ..)| topology.layout.to_string());
+    let rank = place.map_or("-".into(), |(.., rank)| rank.to_string());
+    let health = &report.health;
+    let free = health.memory.map_or("-".into(), |memory| memory.available.to_string());
+    let temperature = health.temperature.map_or("-".into(), |celsius| format!("{:.1}", celsius.0));
+    let gigahertz = |clock: Megahertz| f64::from(clock.0) / 1e3;
+    let clock = health.clock.as_ref();
+    let clock =
+        clock.map_or("-".into(), |clock| format!("{:.1}/{:.1}", gigahertz(clock.current), gigahertz(clock.limit)));
+    let words: Vec<String> = health.warnings().iter().map(Warning::short).collect();
+    let words = if words.is_empty() { "ok".into() } else { words.join(", ") };
+    format!(
+        "{:<12}  {:>5}  {layout:<8}  {rank:>4}  {:>9}  {:>9}  {free:>9}  {temperature:>5}  {clock:>7}  {words}",
+        state(report),
+        report.epoch,
+        report.shard,
+        report.memory_resident,
+    )
 }

@@ -1,28 +1,62 @@
-//! Memory of the machine and of this process.
+//! Memory and swap of the machine; resident memory of this process.
+use std::time::Instant;
+
+use nix::unistd::{SysconfVar, sysconf};
 use shared::{telemetry::health::MemoryUse, units::Bytes};
 use sysinfo::{MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System};
 
-/// Memory as it is now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
-    /// Of the machine.
-    pub machine: MemoryUse,
-    /// Resident in this process, file pages included.
-    pub resident: Bytes,
+use super::source::Root;
+
+/// Counts pages swapped in and out since the reading before.
+#[derive(Debug, Default)]
+pub(super) struct Swap {
+    before: Option<(Instant, u64)>,
 }
 
-/// Reads it anew; values that cannot be read are 0.
-pub fn read() -> Memory {
+/// Reads memory and swap.
+pub(super) fn read(root: &Root, swap: &mut Swap, now: Instant) -> Option<MemoryUse> {
+    let table = root.text("proc/meminfo")?;
+    let bytes = |name: &str| {
+        let line = table.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+        Some(Bytes(kibibytes.saturating_mul(1024)))
+    };
+    let swap_total = bytes("SwapTotal").unwrap_or_default();
+    Some(MemoryUse {
+        total: bytes("MemTotal")?,
+        available: bytes("MemAvailable")?,
+        swap_total,
+        swap_used: Bytes(swap_total.0.saturating_sub(bytes("SwapFree").unwrap_or_default().0)),
+        swap_rate: swap.rate(root, now),
+    })
+}
+
+impl Swap {
+    fn rate(&mut self, root: &Root, now: Instant) -> Bytes {
+        let table = root.text("proc/vmstat").unwrap_or_default();
+        let count = |name: &str| -> u64 {
+            let value = table.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+            value.unwrap_or(0)
+        };
+        let pages = count("pswpin ").saturating_add(count("pswpout "));
+        let Some((then, before)) = self.before.replace((now, pages)) else { return Bytes(0) };
+        let seconds = now.duration_since(then).as_secs_f64();
+        let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096) as f64;
+        Bytes(shared::latency::ratio(pages.saturating_sub(before) as f64 * page, seconds) as u64)
+    }
+}
+
+/// What the machine could give a shard now, without swapping; 0 if it cannot be read.
+pub fn available() -> Bytes {
     let refresh = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    let Ok(mut system) = System::new_with_specifics(refresh) else { return Memory::default() };
+    Bytes(System::new_with_specifics(refresh).map_or(0, |system| system.available_memory()))
+}
+
+/// Resident in this process, file pages included; 0 if it cannot be read.
+pub fn resident() -> Bytes {
+    let Ok(mut system) = System::new_with_specifics(RefreshKind::nothing()) else { return Bytes(0) };
     let own = Pid::from_u32(std::process::id());
     let kind = ProcessRefreshKind::nothing().with_memory();
     system.refresh_processes_specifics(ProcessesToUpdate::Some(&[own]), true, kind);
-    let resident = system.process(own).map_or(0, sysinfo::Process::memory);
-    let machine = MemoryUse {
-        total: Bytes(system.total_memory()),
-        available: Bytes(system.available_memory()),
-        ..MemoryUse::default()
-    };
-    Memory { machine, resident: Bytes(resident) }
+    Bytes(system.process(own).map_or(0, sysinfo::Process::memory))
 }

@@ -1,3 +1,50 @@
 //! What this machine says about itself; one source a file. Reads only, never writes to the system.
+mod clock;
+mod firmware;
+mod link;
+mod load;
 pub mod machine;
 pub mod memory;
+mod source;
+#[cfg(test)]
+mod tests;
+mod thermal;
+
+use std::{net::SocketAddr, path::Path, time::Instant};
+
+use shared::telemetry::Health;
+
+use self::{firmware::Firmware, load::Load, memory::Swap, source::Root};
+
+/// All sources, and the counters of the reading before.
+#[derive(Debug)]
+pub struct Monitor {
+    root: Root,
+    listen: SocketAddr,
+    firmware: Firmware,
+    swap: Swap,
+    load: Load,
+}
+
+impl Monitor {
+    /// Sources below `root` (`/`: this machine) for a node that listens on `listen`.
+    pub fn new(root: &Path, listen: SocketAddr) -> Self {
+        let root = Root::new(root);
+        let firmware = Firmware::find(&root);
+        Self { root, listen, firmware, swap: Swap::default(), load: Load::default() }
+    }
+
+    /// Reads all sources; a few milliseconds. Rates are against the reading before.
+    pub fn read(&mut self, now: Instant) -> Health {
+        let root = &self.root;
+        let interface = link::interface(root, self.listen);
+        Health {
+            temperature: thermal::read(root),
+            clock: clock::read(root),
+            firmware: self.firmware.read(root),
+            memory: memory::read(root, &mut self.swap, now),
+            link: interface.and_then(|interface| link::read(root, &interface)),
+            load: self.load.read(root),
+        }
+    }
+}

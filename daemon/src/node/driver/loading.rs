@@ -126,7 +126,7 @@ fn kv_bytes(topology: &Topology, shape: &Shape, heads_kv: usize) -> u64 {
 
 /// Refuses what would end in swapping or in the out-of-memory killer.
 fn preflight(needed: u64, memory_max: Option<u64>) -> Result<(), FaultKind> {
-    let available = memory::read().machine.available.0;
+    let available = memory::available().0;
     let available = memory_max.map_or(available, |most| most.min(available));
     if available > 0 && needed > available {
         return Err(FaultKind::MemoryShort { needed: Bytes(needed), available: Bytes(available) });

@@ -8,6 +8,7 @@ mod report;
 mod running;
 pub mod state;
 mod supervisor;
+mod watching;
 
 use std::{
     collections::HashMap,
@@ -23,8 +24,9 @@ use shared::{
         handshake::{Identity, Purpose},
         message::{Response, ResponseBody},
     },
-    telemetry::NodeState,
+    telemetry::{Health, NodeState},
     topology::Exclusions,
+    units::Bytes,
 };
 use tokio::{
     net::TcpStream,
@@ -39,12 +41,17 @@ use self::{
     running::{Running, Surroundings},
     state::{Kept, StateFolder},
     supervisor::Supervisor,
+    watching::Watching,
 };
 use super::{
     Effect, Event, Node, Progress, SessionId,
     machine::{Beginning, Patience},
 };
-use crate::{config::Config, health::memory, kernels::Kernels};
+use crate::{
+    config::Config,
+    health::{Monitor, memory},
+    kernels::Kernels,
+};
 
 /// Responses that may wait for a session's socket; a reader that is further behind is cut off.
 pub const RESPONSES_MAX: usize = 256;
@@ -75,6 +82,8 @@ pub enum Input {
     },
     /// Settings were read anew.
     Reloaded(Box<Config>),
+    /// The machine's health was read; the monitor comes back for the next reading.
+    Health(Box<Health>, Monitor),
     /// A load ended.
     #[doc(hidden)]
     Loaded(LoadOutcome),
@@ -95,7 +104,9 @@ pub struct Driver {
     watchers: Vec<Watcher>,
     open: Option<Open>,
     running: Option<Running>,
-    memory: (Instant, memory::Memory),
+    /// Resident memory, and when it was read.
+    memory: (Instant, Bytes),
+    watching: Watching,
     supervisor: Supervisor,
     instance: u64,
     started: Instant,
@@ -114,6 +125,7 @@ impl Driver {
         let (inputs, receiver) = channel(INPUTS_MAX);
         let (epoch, exclusions, supervised) = (kept.epoch, kept.exclusions, config.supervised);
         let beginning = Beginning { name: config.name.clone(), epoch, exclusions, supervised };
+        let monitor = Monitor::new(&config.health_root, config.listen);
         let (name, threads, liveness) = (config.name.clone(), config.threads, config.liveness);
         let driver = Self {
             node: Node::new(beginning, patience(&config)),
@@ -125,7 +137,8 @@ impl Driver {
             watchers: Vec::new(),
             open: None,
             running: None,
-            memory: (Instant::now(), memory::read()),
+            memory: (Instant::now(), memory::resident()),
+            watching: Watching::new(monitor),
             supervisor: Supervisor::from_environment(),
             instance: instance(),
             started: Instant::now(),
@@ -165,6 +178,7 @@ impl Driver {
                 self.sessions.insert(session, responses);
             }
             Input::Reloaded(config) => self.reloaded(*config),
+            Input::Health(health, monitor) => self.watching.read(*health, monitor),
             Input::Link { stream, purpose, identity } => self.link(stream, purpose, &identity),
             Input::Loaded(LoadOutcome(epoch, result)) => self.loaded(epoch, result).await,
             Input::Linked(LinkOutcome(epoch, result)) => self.linked(epoch, result).await,
@@ -235,8 +249,9 @@ impl Driver {
         if self.running.as_mut().is_none_or(|running| !running.is_stalled(stall)) {
             self.supervisor.alive();
         }
+        self.watching.tick(&self.around.inputs);
         if self.memory.0.elapsed() > MEMORY_AGE && !self.watchers.is_empty() {
-            self.memory = (Instant::now(), memory::read());
+            self.memory = (Instant::now(), memory::resident());
         }
         if let Some(running) = self.running.as_ref().filter(|running| running.has_died()) {
             let reason = "the engine's thread panicked; its message is in the log".into();
@@ -262,14 +277,20 @@ impl Driver {
             supervised: self.config.supervised,
             kernels: self.around.kernels.name,
         };
-        ResponseBody::Report(Box::new(report::report(&self.node, constants, self.memory.1, ring, cursor)))
+        ResponseBody::Report(Box::new(report::report(
+            &self.node,
+            constants,
+            (&self.watching.health, self.memory.1),
+            ring,
+            cursor,
+        )))
     }
 
     async fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Respond { session, id, body } => self.respond(session, id, body).await,
             Effect::Report { session, id } => {
-                self.memory = (Instant::now(), memory::read());
+                self.memory = (Instant::now(), memory::resident());
                 let body = self.report(&mut 0);
                 self.respond(session, id, body).await;
             }

@@ -9,12 +9,11 @@ use shared::{
     latency::Histogram,
     protocol::BUILD,
     telemetry::{Health, Lateness, LayerSync, NodeReport, SyncKind, SyncRecord},
-    units::Nanoseconds,
+    units::{Bytes, Nanoseconds},
 };
 
 use crate::{
     collective::SyncRing,
-    health::memory::Memory,
     node::{Node, SessionId},
 };
 
@@ -41,7 +40,7 @@ pub(super) struct Constants<'a> {
 pub(super) fn report(
     node: &Node,
     constants: Constants<'_>,
-    memory: Memory,
+    (health, resident): (&Health, Bytes),
     ring: Option<&SyncRing>,
     cursor: &mut u64,
 ) -> NodeReport {
@@ -58,8 +57,8 @@ pub(super) fn report(
         fault: node.fault(),
         load: node.load(),
         shard: node.shard(),
-        memory_resident: memory.resident,
-        health: Health { memory: Some(memory.machine), ..Health::default() },
+        memory_resident: resident,
+        health: health.clone(),
         requests: node.request_count(),
         tokens: node.tokens(),
         layers,

@@ -1,0 +1,42 @@
+//! The network interface that the node listens on: its speed, and whether it is wireless.
+use std::net::{IpAddr, SocketAddr};
+
+use nix::ifaddrs::getifaddrs;
+use shared::telemetry::health::NetworkLink;
+
+use super::source::Root;
+
+/// The interface with the listen address; for all addresses, and in fixtures, the one of the default route.
+pub(super) fn interface(root: &Root, listen: SocketAddr) -> Option<String> {
+    if listen.ip().is_unspecified() || !root.is_machine() {
+        return default_route(root);
+    }
+    let is_it = |address: &nix::ifaddrs::InterfaceAddress| -> Option<bool> {
+        let address = address.address.as_ref()?;
+        let four = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+        let six = address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip()));
+        Some(four.or(six)? == listen.ip())
+    };
+    let found = getifaddrs().ok()?.find(|address| is_it(address) == Some(true)).map(|address| address.interface_name);
+    // All of 127/8 answers, but only 127.0.0.1 is listed.
+    found.or_else(|| listen.ip().is_loopback().then(|| "lo".into()))
+}
+
+pub(super) fn read(root: &Root, interface: &str) -> Option<NetworkLink> {
+    let folder = format!("sys/class/net/{interface}");
+    // Loopback and interfaces that are down have a speed that cannot be read, or -1.
+    let mbit: Option<i64> = root.value(&format!("{folder}/speed"));
+    let mbit = mbit.filter(|mbit| *mbit > 0).and_then(|mbit| u32::try_from(mbit).ok());
+    let is_wireless = root.has(&format!("{folder}/wireless"));
+    root.has(&folder).then(|| NetworkLink { interface: interface.into(), mbit, is_wireless })
+}
+
+/// The interface of the line with destination and mask 0 in /proc/net/route.
+fn default_route(root: &Root) -> Option<String> {
+    let table = root.text("proc/net/route")?;
+    table.lines().skip(1).find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let is_default = fields.get(1) == Some(&"00000000") && fields.get(7) == Some(&"00000000");
+        is_default.then(|| fields[0].to_owned())
+    })
+}

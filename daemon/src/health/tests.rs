@@ -1,0 +1,163 @@
+//! Fixtures of a Raspberry Pi 4 (well, and throttled), a Pi 5 and a plain Linux machine, and what can be wrong with files.
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use shared::{
+    telemetry::health::{Clock, LoadByOthers, ThrottleBits, Warning},
+    units::{Bytes, Celsius, Megahertz},
+};
+
+use super::*;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/health/fixtures").join(name)
+}
+
+fn monitor(root: &Path) -> Monitor {
+    Monitor::new(root, ([192, 168, 1, 11], 9999).into())
+}
+
+/// What a fixture says: temperature, (governor, now, limit), bits, (interface, speed), the words of the warnings.
+#[track_caller]
+fn check(name: &str, celsius: f32, clock: (&str, u32, u32), bits: Option<u32>, link: (&str, u32), words: &[&str]) {
+    let health = monitor(&fixture(name)).read(Instant::now());
+    assert_eq!(health.temperature, Some(Celsius(celsius)));
+    let read = health.clock.as_ref().expect("a clock");
+    assert_eq!((read.governor.as_str(), read.current, read.limit), (clock.0, Megahertz(clock.1), Megahertz(clock.2)));
+    assert_eq!(health.firmware, bits.map(ThrottleBits));
+    let read = health.link.as_ref().expect("a link");
+    assert_eq!((read.interface.as_str(), read.mbit, read.is_wireless), (link.0, Some(link.1), false));
+    assert_eq!(health.warnings().iter().map(Warning::short).collect::<Vec<_>>(), words);
+    assert!(health.load.is_none(), "one reading has no rate");
+}
+
+#[test]
+fn a_raspberry_pi_4_that_is_well() {
+    check("pi4", 52.582, ("ondemand", 1800, 1800), Some(0), ("eth0", 1000), &[]);
+}
+
+#[test]
+fn a_raspberry_pi_4_that_is_throttled_hot_short_of_memory_and_on_a_slow_cable() {
+    let words = ["UNDERVOLT", "THROTTLED", "HOT", "low memory", "100 Mb/s"];
+    check("pi4-throttled", 84.241, ("ondemand", 600, 1800), Some(0x5_0005), ("eth0", 100), &words);
+}
+
+#[test]
+fn a_raspberry_pi_5_without_throttle_bits_in_sys() {
+    check("pi5", 61.3, ("ondemand", 2400, 2400), None, ("eth0", 1000), &[]);
+}
+
+#[test]
+fn a_plain_linux_machine() {
+    check("linux", 47.0, ("powersave", 1100, 4200), None, ("enp3s0", 2500), &[]);
+    let memory = monitor(&fixture("linux")).read(Instant::now()).memory.expect("memory");
+    assert_eq!((memory.total, memory.available), (Bytes(16_291_828 << 10), Bytes(12_345_678 << 10)));
+    assert_eq!((memory.swap_total, memory.swap_used), (Bytes(2_097_148 << 10), Bytes(97_148 << 10)));
+}
+
+/// A copy of a fixture that a test may change.
+struct Copy(PathBuf);
+
+impl Copy {
+    fn of(name: &str, label: &str) -> Self {
+        let to = std::env::temp_dir().join(format!("bramble-health-{label}-{}", std::process::id()));
+        copy(&fixture(name), &to);
+        Self(to)
+    }
+
+    fn write(&self, path: &str, text: &[u8]) {
+        fs::write(self.0.join(path), text).expect("the copy can be written");
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a folder can be made");
+    for entry in fs::read_dir(from).expect("the fixture is there").flatten() {
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).expect("a file can be copied");
+        }
+    }
+}
+
+#[test]
+fn rates_come_from_two_readings() {
+    let copy = Copy::of("pi4", "rates");
+    let mut monitor = monitor(&copy.0);
+    let start = Instant::now();
+    monitor.read(start);
+    // Ten seconds of four cores at 100 ticks: 1500 busy, 500 of them this daemon's.
+    copy.write("proc/stat", b"cpu  41500 0 10000 1002500 100 0 20 0 0 0\ncpu0 1\ncpu1 1\ncpu2 1\ncpu3 1\n");
+    copy.write("proc/self/stat", b"4711 (brambled) S 1 4711 4711 0 -1 4194560 900 0 0 0 3400 300 0 0 20\n");
+    copy.write("proc/vmstat", b"pswpin 1000\npswpout 1560\n");
+    let health = monitor.read(start + Duration::from_secs(10));
+    assert_eq!(health.load, Some(LoadByOthers { others: 1.0, cores: 4 }));
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().expect("pages have a size");
+    assert_eq!(health.memory.map(|memory| memory.swap_rate), Some(Bytes(256 * page as u64)));
+    let words: Vec<String> = health.warnings().iter().map(Warning::short).collect();
+    assert_eq!(words, ["SWAPS", "others 1.0"]);
+    // Counters that go back (a container that moved) are no rates.
+    copy.write("proc/stat", b"cpu  1 0 1 1 1 0 0 0 0 0\ncpu0 1\n");
+    assert_eq!(monitor.read(start).load, Some(LoadByOthers { others: 0.0, cores: 1 }));
+}
+
+#[test]
+fn what_is_odd_or_missing_is_not_a_reading_and_never_a_panic() {
+    let odd: [&[u8]; 7] =
+        [b"", b"\n", b"warm\n", b"-9999999999999999999\n", b"99999999999999999999999\n", b"\xff\xfe", b"1 2 3"];
+    let files = [
+        "sys/class/thermal/thermal_zone0/temp",
+        "sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq",
+        "sys/devices/platform/soc/soc:firmware/get_throttled",
+        "sys/class/net/eth0/speed",
+        "proc/meminfo",
+        "proc/stat",
+    ];
+    let copy = Copy::of("pi4", "odd");
+    for bytes in odd {
+        files.iter().for_each(|file| copy.write(file, bytes));
+        let health = monitor(&copy.0).read(Instant::now());
+        assert_eq!((health.temperature, health.clock, health.firmware), (None, None, None), "{bytes:?}");
+        assert_eq!((health.memory, health.link.and_then(|link| link.mbit)), (None, None), "{bytes:?}");
+    }
+    copy.write("sys/class/net/eth0/speed", b"-1\n");
+    copy.write("sys/class/thermal/thermal_zone0/temp", b"999999\n");
+    let health = monitor(&copy.0).read(Instant::now());
+    assert_eq!((health.temperature, health.link.and_then(|link| link.mbit)), (None, None));
+    let nothing = monitor(Path::new("/no/such/folder")).read(Instant::now());
+    assert_eq!(nothing, Health::default());
+}
+
+#[test]
+fn this_machine_can_be_read() {
+    let mut monitor = Monitor::new(Path::new("/"), ([127, 3, 2, 1], 9999).into());
+    monitor.read(Instant::now());
+    let health = monitor.read(Instant::now());
+    assert!(health.memory.is_some_and(|memory| memory.total.0 > memory.available.0));
+    assert!(health.load.is_some_and(|load| load.cores > 0 && load.others >= 0.0));
+    assert_eq!(health.link.map(|link| (link.interface, link.mbit)), Some(("lo".into(), None)));
+    assert!(memory::available().0 > 0 && memory::resident().0 > 0);
+}
+
+#[test]
+fn the_fastest_cores_count_and_cores_without_policies_are_found() {
+    let copy = Copy::of("linux", "cores");
+    let policies = copy.0.join("sys/devices/system/cpu/cpufreq");
+    let core = copy.0.join("sys/devices/system/cpu/cpu0");
+    fs::create_dir_all(&core).expect("a folder can be made");
+    fs::rename(policies.join("policy4"), core.join("cpufreq")).expect("a folder can be moved");
+    fs::remove_dir_all(&policies).expect("a folder can be removed");
+    let clock = monitor(&copy.0).read(Instant::now()).clock;
+    assert!(matches!(clock, Some(Clock { hardware: Megahertz(3400), .. })), "{clock:?}");
+}

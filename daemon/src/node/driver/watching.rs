@@ -1,0 +1,142 @@
+//! Reads the machine's health once a second, apart from all that must not wait for it, and logs what changes.
+use std::time::{Duration, Instant};
+
+use shared::telemetry::{Health, Warning};
+use tokio::{sync::mpsc::Sender, task::spawn_blocking};
+
+use super::Input;
+use crate::health::Monitor;
+
+/// Between two readings.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// A warning is over when it stayed away for so long: voltage and load come and go.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// The latest reading, and the monitor while no reading is under way.
+#[derive(Debug)]
+pub(super) struct Watching {
+    monitor: Option<Monitor>,
+    next: Instant,
+    pub(super) health: Health,
+    known: Known,
+}
+
+impl Watching {
+    /// Begins with a reading, so that no report is without one.
+    pub(super) fn new(mut monitor: Monitor) -> Self {
+        let now = Instant::now();
+        let health = monitor.read(now);
+        tracing::info!("{}", summary(&health));
+        let mut watching = Self { monitor: Some(monitor), next: now + INTERVAL, health, known: Known::default() };
+        watching.tell(now);
+        watching
+    }
+
+    /// Starts a reading if it is time and none is under way; it arrives as an input.
+    pub(super) fn tick(&mut self, inputs: &Sender<Input>) {
+        let now = Instant::now();
+        if now < self.next {
+            return;
+        }
+        let Some(mut monitor) = self.monitor.take() else { return };
+        self.next = now + INTERVAL;
+        let inputs = inputs.clone();
+        spawn_blocking(move || {
+            let health = Box::new(monitor.read(Instant::now()));
+            // A driver that is gone needs no health.
+            let _ = inputs.blocking_send(Input::Health(health, monitor));
+        });
+    }
+
+    /// A reading arrived.
+    pub(super) fn read(&mut self, health: Health, monitor: Monitor) {
+        let governor = |health: &Health| health.clock.as_ref().map(|clock| clock.governor.clone());
+        let (before, after) = (governor(&self.health), governor(&health));
+        if before != after {
+            let word = |governor: Option<String>| governor.unwrap_or_else(|| "none".into());
+            tracing::info!("governor {} -> {}", word(before), word(after));
+        }
+        (self.monitor, self.health) = (Some(monitor), health);
+        self.tell(Instant::now());
+    }
+
+    fn tell(&mut self, now: Instant) {
+        for change in self.known.changes(self.health.warnings(), now) {
+            match change {
+                Change::Begun(warning) => tracing::warn!("{warning}"),
+                Change::Over(warning) => tracing::info!("over: {warning}"),
+            }
+        }
+    }
+}
+
+fn summary(health: &Health) -> String {
+    let known = |text: Option<String>| text.unwrap_or_else(|| "unknown".into());
+    let clock = health.clock.as_ref().map(|clock| format!("{}, {} of {}", clock.governor, clock.current, clock.limit));
+    let bits = health.firmware.map(|bits| format!("{:#x}", bits.0));
+    let link = health.link.as_ref().map(|link| match link.mbit {
+        Some(mbit) => format!("{} {mbit} Mbit/s", link.interface),
+        None => link.interface.clone(),
+    });
+    let temperature = known(health.temperature.map(|celsius| celsius.to_string()));
+    format!("temperature {temperature}, clock {}, throttle bits {}, link {}", known(clock), known(bits), known(link))
+}
+
+/// Something to say.
+#[derive(Debug, PartialEq)]
+enum Change {
+    Begun(Warning),
+    Over(Warning),
+}
+
+/// Warnings that were said, with when each was seen last. Pure.
+#[derive(Debug, Default)]
+struct Known(Vec<(Warning, Instant)>);
+
+impl Known {
+    fn changes(&mut self, warnings: Vec<Warning>, now: Instant) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for warning in warnings {
+            match self.0.iter_mut().find(|(known, _)| known.is_like(&warning)) {
+                Some(known) => *known = (warning, now),
+                None => {
+                    self.0.push((warning.clone(), now));
+                    changes.push(Change::Begun(warning));
+                }
+            }
+        }
+        self.0.retain(|(warning, seen)| {
+            let is_over = now.saturating_duration_since(*seen) >= QUIET;
+            if is_over {
+                changes.push(Change::Over(warning.clone()));
+            }
+            !is_over
+        });
+        changes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{telemetry::health::Throttle, units::Celsius};
+
+    use super::*;
+
+    #[test]
+    fn a_warning_is_said_once_when_it_comes_and_once_when_it_has_stayed_away() {
+        let mut known = Known::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let low = Warning::Throttle(Throttle::UnderVoltage);
+        let hot = |celsius| Warning::Hot(Celsius(celsius));
+        assert_eq!(
+            known.changes(vec![low.clone(), hot(80.0)], at(0)),
+            [Change::Begun(low.clone()), Change::Begun(hot(80.0))]
+        );
+        assert_eq!(known.changes(vec![hot(83.0)], at(1)), [], "the same, hotter");
+        assert_eq!(known.changes(vec![low.clone()], at(5)), [], "it flaps");
+        assert_eq!(known.changes(vec![low.clone()], at(11)), [Change::Over(hot(83.0))]);
+        assert_eq!(known.changes(Vec::new(), at(21)), [Change::Over(low.clone())]);
+        assert_eq!(known.changes(vec![low.clone()], at(22)), [Change::Begun(low)]);
+    }
+}
