@@ -15,7 +15,7 @@ use shared::{
     },
     sampling::SamplingParameters,
     telemetry::RankTotals,
-    topology::{Exchange, KvFormat, Layout, Member, Topology},
+    topology::{Exchange, Exclusions, KvFormat, Layout, Member, Topology},
 };
 
 use crate::peak_of;
@@ -90,7 +90,10 @@ fn requests_and_responses_survive_cuts_and_mutants() {
     let prepare = Prepare { seen: Epoch(3), epoch: Epoch(4), topology: topology(), rank: Rank(1) };
     let sampling = SamplingParameters { logit_bias: vec![(3, 1.0); 4], ..SamplingParameters::default() };
     let generate = Generate { prompt: "ROMEO:".into(), max_tokens: 5, sampling, stop: vec!["\n".into(); 3] };
-    for body in [RequestBody::Prepare(Box::new(prepare)), RequestBody::Generate(Box::new(generate))] {
+    let mut out = Exclusions::default();
+    (0..8).for_each(|node| out.say(&format!("n{node}"), "a", Some("x"), "b"));
+    let generate = RequestBody::Generate(Box::new(generate));
+    for body in [RequestBody::Prepare(Box::new(prepare)), generate, RequestBody::Exclude(out)] {
         check("request", &message::encode(&Request { id, body }), decoded::<Request>);
     }
     let logprob = TokenLogprob { id: 7, text: "x".into(), logprob: -1.0 };

@@ -94,6 +94,9 @@ fn a_node_is_taken_out_stays_out_and_is_taken_in_again() {
         cluster.wait(index);
     }
     [0, 1, 3].into_iter().for_each(|index| cluster.start(index));
+    let nodes = cluster.nodes();
+    let status = cluster.console(&["status", "--nodes", &nodes]);
+    assert!(status.code == Some(0) && status.out.contains("is out: fan stuck"), "it is not missed: {}", status.out);
     let three = cluster.generate(4, PROMPT);
     assert!(three.err.contains("pi3 is out: fan stuck"), "{}", three.err);
     assert_eq!((three.completion()["topology"].as_str(), &three.completion()["token_ids"]), (Some("tp3"), &ids));

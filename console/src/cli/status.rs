@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::{Failure, options, output};
 use crate::client::{assign::report, session::Session, with_port};
 
-/// Asks all nodes at once; exit code 3 if one is away.
+/// Asks all nodes at once; exit code 3 if one is away that is not out.
 pub(super) async fn run(options: &options::Status) -> Result<u8, Failure> {
     let nodes: Arc<Vec<String>> = Arc::new(options.nodes.nodes.iter().map(|node| with_port(node)).collect());
     let mut asked = JoinSet::new();
@@ -35,7 +35,12 @@ pub(super) async fn run(options: &options::Status) -> Result<u8, Failure> {
     } else {
         print(&nodes, &answers);
     }
-    let failed = answers.into_iter().find_map(|(_, answer)| answer.err());
+    // A node that is out is not missed.
+    let exclusions = merged(&answers);
+    let is_missed = |(index, answer): (usize, Result<NodeReport, Fault>)| {
+        answer.err().filter(|_| exclusions.at(&nodes[index]).is_none())
+    };
+    let failed = answers.into_iter().find_map(is_missed);
     Ok(failed.map_or(0, |fault| Failure::from(fault).code()))
 }
 
@@ -72,10 +77,7 @@ fn state(report: &NodeReport) -> String {
 fn print(nodes: &[String], answers: &[(usize, Result<NodeReport, Fault>)]) {
     let reports = || answers.iter().filter_map(|(_, answer)| answer.as_ref().ok());
     let width = reports().map(|report| report.name.chars().count()).max().unwrap_or(0).max(8);
-    let mut exclusions = Exclusions::default();
-    for report in reports() {
-        exclusions.merge(&report.exclusions);
-    }
+    let exclusions = merged(answers);
     output::line(&format!(
         "{:<width$}  {:<21}  {:<12}  {:>5}  {:<8}  {:>4}  {:>9}  {:>9}  {:>9}  {:>5}  {:>7}  HEALTH",
         "NODE", "ADDRESS", "STATE", "EPOCH", "TOPOLOGY", "RANK", "SHARD", "RESIDENT", "FREE", "TEMP", "GHZ"
@@ -101,6 +103,15 @@ fn print(nodes: &[String], answers: &[(usize, Result<NodeReport, Fault>)]) {
             }
         }
     }
+}
+
+/// What all nodes together know of nodes that are out.
+fn merged(answers: &[(usize, Result<NodeReport, Fault>)]) -> Exclusions {
+    let mut exclusions = Exclusions::default();
+    for report in answers.iter().filter_map(|(_, answer)| answer.as_ref().ok()) {
+        exclusions.merge(&report.exclusions);
+    }
+    exclusions
 }
 
 /// What stands behind name and address.

@@ -13,6 +13,7 @@ use tokio::{io::AsyncWriteExt, net::TcpListener, sync::mpsc::channel};
 
 use super::{
     assign::{Assigned, SLOTS_DEFAULT, assign},
+    event::RestartStep,
     fake_node::{FakeNode, Generation, Script, TOKENS},
     *,
 };
@@ -286,4 +287,87 @@ fn the_port_is_added_where_it_is_missing() {
     assert_eq!(with_port("[::1]:7"), "[::1]:7");
     assert_eq!(with_port("[::1]"), "[::1]:9999");
     assert_eq!(with_port("fe80::1:7"), "[fe80::1:7]:9999");
+}
+
+/// Told events of an operation, and its result.
+async fn operates<T, F: Future<Output = T>>(
+    run: impl FnOnce(Arc<Mutex<Vec<OperateEvent>>>) -> F,
+) -> (T, Vec<OperateEvent>) {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let result = run(Arc::clone(&told)).await;
+    let events = told.lock().expect("nobody panicked").clone();
+    (result, events)
+}
+
+fn addresses(nodes: &[FakeNode]) -> Vec<String> {
+    nodes.iter().map(|node| node.address.clone()).collect()
+}
+
+#[tokio::test]
+async fn a_rolling_restart_assigns_the_same_topology_after_each_node() {
+    let nodes = start(vec![Script::default(), Script::default()]).await;
+    assigns(&nodes).await.0.expect("both nodes agree");
+    let addresses = addresses(&nodes);
+    let (result, told) = operates(|told| async move {
+        let tell = |event| told.lock().expect("nobody panicked").push(event);
+        restart::restart(&addresses, &[1, 0], &AtomicBool::new(false), &tell).await
+    })
+    .await;
+    assert_eq!(result, Ok(()));
+    let steps: Vec<(usize, &str)> = told
+        .iter()
+        .filter_map(|event| match event {
+            OperateEvent::Restart { node, step: RestartStep::Draining } => Some((*node, "drains")),
+            OperateEvent::Restart { node, step: RestartStep::Starting } => Some((*node, "starts")),
+            OperateEvent::Restart { node, step: RestartStep::Assigning } => Some((*node, "assigns")),
+            OperateEvent::Restart { node, step: RestartStep::Done { .. } } => Some((*node, "done")),
+            _ => None,
+        })
+        .collect();
+    let of = |node| [(node, "drains"), (node, "starts"), (node, "assigns"), (node, "done")];
+    assert_eq!(steps, [of(1), of(0)].concat());
+    assert_eq!(
+        nodes[0].asked(),
+        ["identify", "prepare", "commit", "identify", "prepare", "commit", "restart", "identify", "prepare", "commit"]
+    );
+}
+
+#[tokio::test]
+async fn a_restart_that_is_told_to_stop_names_the_nodes_that_remain() {
+    let nodes = start(vec![Script::default(), Script::default()]).await;
+    let addresses = addresses(&nodes);
+    let (result, told) = operates(|told| async move {
+        let tell = |event| told.lock().expect("nobody panicked").push(event);
+        restart::restart(&addresses, &[0, 1], &AtomicBool::new(true), &tell).await
+    })
+    .await;
+    assert_eq!(result, Err(restart::Stopped { fault: None, remaining: vec![0, 1] }));
+    assert!(told.is_empty() && nodes[0].asked().is_empty());
+}
+
+#[tokio::test]
+async fn an_exclusion_is_told_to_all_and_the_rest_is_assigned_and_an_inclusion_undoes_it() {
+    let nodes = start(vec![Script::default(), Script::default(), Script::default()]).await;
+    assigns(&nodes).await.0.expect("all nodes agree");
+    let quiet = |_: OperateEvent| {};
+    let cluster = Cluster::dial(&addresses(&nodes)).await;
+    assert_eq!((cluster.find("pi2"), cluster.find(&nodes[1].address), cluster.find("pi9")), (Some(1), Some(1), None));
+    let done = exclude::exclude(cluster, 1, Some("hot"), &quiet).await.expect("the rest agrees");
+    let rest = done.assigned.expect("it was a member").topology;
+    let names: Vec<&str> = rest.members.iter().map(|member| member.name.as_str()).collect();
+    assert_eq!((names, rest.layout), (vec!["pi1", "pi3"], Layout::tensor_parallel(2)));
+
+    let cluster = Cluster::dial(&addresses(&nodes)).await;
+    assert_eq!(cluster.out().map(|entry| entry.reason.clone()).collect::<Vec<_>>(), [Some("hot".to_owned())]);
+    assert_eq!(cluster.usable().map(|sessions| sessions.len()), Ok(2));
+    assert_eq!(cluster.spread().await, Ok(0), "all know it already");
+    let done = exclude::exclude(cluster, 1, None, &quiet).await.expect("all agree");
+    let all = done.assigned.expect("it is a member again").topology;
+    let names: Vec<&str> = all.members.iter().map(|member| member.name.as_str()).collect();
+    assert_eq!(names, ["pi1", "pi2", "pi3"], "in the order of the cluster");
+
+    // The last node that is in stays in.
+    let alone = Cluster::dial(&addresses(&nodes[..1])).await;
+    let refused = exclude::exclude(alone, 0, Some("x"), &quiet).await.map(|done| done.node);
+    assert!(matches!(refused, Err(Fault { kind: FaultKind::ParameterInvalid { .. }, .. })), "{refused:?}");
 }

@@ -15,7 +15,7 @@ use shared::{
 
 use super::{
     event::{Effect, EngineCommand, Event, PeerDrain, Progress, SessionId},
-    machine::{Beginning, Node, Patience, QUEUE_MAX},
+    machine::{Beginning, Node, Patience, QUEUE_MAX, RESTART_CODE},
 };
 use crate::engine::RequestKey;
 
@@ -239,4 +239,77 @@ fn a_head_takes_no_new_work_once_a_rank_drains() {
     let drain = PeerDrain { draining: true, busy: false };
     assert_eq!(node.handle(Event::PeerDrains(Epoch(4), Rank(1), drain)), [Effect::AnnounceDraining]);
     assert!(matches!(failure(&generate(&mut node, CONSOLE, 5)), Some(FaultKind::Draining)));
+}
+
+fn out(member: &str) -> Exclusions {
+    let mut list = Exclusions::default();
+    list.say(member, &format!("{member}:9999"), Some("fan stuck"), "me@here");
+    list
+}
+
+#[test]
+fn a_restart_drains_first_and_ends_with_the_code_that_a_supervisor_starts_again() {
+    let mut idle = node();
+    let effects = ask(&mut idle, CONSOLE, 1, RequestBody::Restart);
+    assert!(matches!(effects[0], Effect::Respond { body: ResponseBody::Restarting, .. }), "{effects:?}");
+    assert_eq!(effects.last(), Some(&Effect::Exit(RESTART_CODE)));
+
+    let mut busy = running();
+    generate(&mut busy, CONSOLE, 5);
+    let effects = ask(&mut busy, OTHER, 1, RequestBody::Restart);
+    assert!(effects.contains(&Effect::AnnounceDraining) && !effects.contains(&Effect::Exit(RESTART_CODE)));
+    assert!(matches!(failure(&ask(&mut busy, OTHER, 2, RequestBody::Restart)), Some(FaultKind::Draining)));
+    assert!(matches!(failure(&generate(&mut busy, CONSOLE, 6)), Some(FaultKind::Draining)));
+    assert_eq!(finished(&mut busy, 1).last(), Some(&Effect::Exit(RESTART_CODE)));
+
+    let (name, epoch, exclusions) = ("pi1".into(), Epoch(0), Exclusions::default());
+    let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
+    let mut alone = Node::new(Beginning { name, epoch, exclusions, supervised: false }, patience);
+    let effects = ask(&mut alone, CONSOLE, 1, RequestBody::Restart);
+    assert_eq!((failure(&effects), effects.len()), (Some(&FaultKind::Unsupervised), 1));
+    assert_eq!(alone.state(), NodeState::Idle);
+}
+
+#[test]
+fn a_list_of_nodes_that_are_out_is_kept_before_it_is_answered_and_the_same_list_at_once() {
+    let mut node = node();
+    let effects = ask(&mut node, CONSOLE, 1, RequestBody::Exclude(out("pi2")));
+    assert_eq!(effects, [Effect::KeepExclusions { session: CONSOLE, id: RequestId(1), list: out("pi2") }]);
+    let kept = node.handle(Event::ExclusionsKept { session: CONSOLE, id: RequestId(1), result: Ok(()) });
+    assert!(matches!(kept[..], [Effect::Respond { body: ResponseBody::Excluded, .. }]), "{kept:?}");
+    let again = ask(&mut node, CONSOLE, 2, RequestBody::Exclude(out("pi2")));
+    assert!(matches!(again[..], [Effect::Respond { body: ResponseBody::Excluded, .. }]), "{again:?}");
+    let mut bad = out("pi2");
+    bad.0[0].reason = Some("two\nlines".into());
+    let refused = ask(&mut node, CONSOLE, 3, RequestBody::Exclude(bad));
+    assert!(matches!(failure(&refused), Some(FaultKind::Malformed { .. })), "{refused:?}");
+    let fault = Fault::new("pi1", FaultKind::StateUnwritable { reason: "full".into() });
+    let full = node.handle(Event::ExclusionsKept { session: CONSOLE, id: RequestId(4), result: Err(fault) });
+    assert!(matches!(failure(&full), Some(FaultKind::StateUnwritable { .. })));
+}
+
+#[test]
+fn with_a_member_out_nothing_new_begins_and_no_such_topology_is_prepared() {
+    let mut head = running();
+    generate(&mut head, CONSOLE, 5);
+    ask(&mut head, OTHER, 1, RequestBody::Exclude(out("pi2")));
+    let excluded =
+        |effects: &[Effect]| matches!(failure(effects), Some(FaultKind::Excluded { member, .. }) if member == "pi2");
+    assert!(excluded(&generate(&mut head, CONSOLE, 6)));
+    assert_eq!(head.request_count(), 1, "what runs goes on");
+    assert!(matches!(finished(&mut head, 1)[..], [Effect::Respond { body: ResponseBody::Finished(_), .. }]));
+    assert!(excluded(&prepare(&mut head, CONSOLE, 4, 5)));
+    let mut include = out("pi2");
+    include.say("pi2", "pi2:9999", None, "me@here");
+    ask(&mut head, OTHER, 2, RequestBody::Exclude(include));
+    assert!(matches!(prepare(&mut head, CONSOLE, 4, 5)[..], [Effect::Load(_)]));
+}
+
+#[test]
+fn a_node_that_is_out_lets_its_shard_go_when_the_others_do() {
+    let mut node = running();
+    ask(&mut node, OTHER, 1, RequestBody::Exclude(out("pi1")));
+    assert_eq!(node.state(), NodeState::Ready);
+    let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Reset));
+    assert_eq!((effects, node.state()), (vec![Effect::StopEngine(Epoch(4))], NodeState::Idle));
 }
