@@ -318,10 +318,10 @@ fn assign_again(state: &mut State) -> Vec<Effect> {
     assign(state)
 }
 
-/// Assigns now if every node is there, else as soon as they are.
+/// Assigns now if every node that is in is there and has said what it knows of nodes that are out, else as soon as they have.
 fn assign(state: &mut State) -> Vec<Effect> {
     let Some(wanted) = state.assignable() else { return Vec::new() };
-    if !state.all_open() {
+    if !state.all_report() {
         state.wanted.get_or_insert(wanted);
         state.assignment = Assignment::WaitsForNodes;
         return Vec::new();
@@ -336,7 +336,7 @@ fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
         ClientEvent::Connected { node, identity } => {
             let Some(node) = state.nodes.get_mut(node) else { return Vec::new() };
             node.connected(now, &identity.name);
-            if state.assignment == Assignment::WaitsForNodes { assign(state) } else { Vec::new() }
+            Vec::new()
         }
         ClientEvent::Disconnected { node, fault } => {
             let Some(node) = state.nodes.get_mut(node) else { return Vec::new() };
@@ -347,6 +347,9 @@ fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
             let Some(node) = state.nodes.get_mut(node) else { return Vec::new() };
             state.exclusions.merge(&report.exclusions);
             node.reported(now, *report);
+            if state.assignment == Assignment::WaitsForNodes {
+                return assign(state);
+            }
             // While nodes restart, the moments in which a topology runs are known from reports alone.
             if state.is_operating() && state.is_ready() { release_held(state) } else { Vec::new() }
         }

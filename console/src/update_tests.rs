@@ -72,9 +72,11 @@ fn the_assignment_starts_when_the_last_node_answers() {
     for node in 0..NODES {
         assert_eq!(story.effects, []);
         story.connected(node);
+        assert_eq!(story.effects, [], "who is out is known from its report");
+        story.report(node, idle(node));
     }
     assert_eq!(story.effects, [assign_all()]);
-    story.connected(0);
+    story.connected(0).report(0, idle(0));
     assert_eq!(story.effects.len(), 1, "a node that comes again does not start it again");
 }
 

@@ -88,7 +88,7 @@ pub enum SyncColumns {
 pub enum Assignment {
     /// None was asked for.
     Nothing,
-    /// It starts when all nodes are connected.
+    /// It starts when all nodes that are in have reported.
     WaitsForNodes,
     /// Nodes load.
     Loading,
@@ -257,6 +257,11 @@ impl State {
     /// Whether all nodes that are not out have an open session.
     pub fn all_open(&self) -> bool {
         self.usable().into_iter().all(|place| self.nodes[place].is_open())
+    }
+
+    /// Whether all nodes that are not out have an open session and have reported on it.
+    pub fn all_report(&self) -> bool {
+        self.usable().into_iter().all(|place| self.nodes[place].is_open() && self.nodes[place].report.is_some())
     }
 
     /// Whether a restart or an exclusion is under way.

@@ -153,6 +153,21 @@ fn without_a_node_the_rest_is_assigned_and_used_and_a_dead_node_that_is_out_is_n
 }
 
 #[test]
+fn a_dashboard_that_opens_later_assigns_without_the_node_that_is_out_whether_it_answers_or_not() {
+    for answers in [true, false] {
+        let mut story = Story::begin();
+        let mut exclusions = Exclusions::default();
+        exclusions.say(&name(2), &address(2), Some("fan stuck"), "me@here");
+        for node in (0..NODES).filter(|node| answers || *node != 2) {
+            let exclusions = exclusions.clone();
+            story.connected(node).report(node, NodeReport { exclusions, ..idle(node) });
+        }
+        let rest = Wanted { layout: Layout::tensor_parallel(3), ..wanted() };
+        assert_eq!(story.effects, [Effect::Assign { wanted: rest, members: vec![0, 1, 3] }], "{answers}");
+    }
+}
+
+#[test]
 fn a_node_that_is_out_is_taken_in_by_the_same_key_and_all_are_wanted_again() {
     let mut story = without_two();
     story.key(KeyCode::Right).key(KeyCode::Right);
