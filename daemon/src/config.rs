@@ -6,7 +6,7 @@ use clap::Parser;
 use serde::Deserialize;
 use shared::{protocol::PORT, topology::spec::NAME_LENGTH_MAX};
 
-use crate::health::machine::host_name;
+use crate::{bench::Command, health::machine::host_name};
 
 /// Where a packaged daemon keeps its state.
 const STATE_DEFAULT: &str = "/var/lib/bramble";
@@ -46,6 +46,9 @@ pub struct Arguments {
     /// End when standard input closes
     #[arg(long)]
     pub exit_with_parent: bool,
+    /// Instead of serving
+    #[command(subcommand)]
+    pub command: Option<Command>,
 }
 
 /// The keys of the configuration file.

@@ -1,4 +1,5 @@
 //! brambled: one node of a bramble. See ARCHITECTURE.md for the rooms and who may import whom.
+pub mod bench;
 pub mod collective;
 pub mod config;
 pub mod engine;

@@ -3,6 +3,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use daemon::{
+    bench,
     config::{Arguments, Config},
     kernels::Kernels,
     node::driver::state::StateFolder,
@@ -22,10 +23,13 @@ fn main() -> ExitCode {
 
 fn run() -> anyhow::Result<i32> {
     let arguments = Arguments::parse();
-    let config = Config::load(arguments.clone())?;
-    let _log_guard = log(&config);
     let forced = std::env::var("BRAMBLE_KERNELS").ok();
     let kernels = Kernels::choose(forced.as_deref())?;
+    if let Some(command) = arguments.command {
+        return bench::run(command, kernels).map(|()| 0);
+    }
+    let config = Config::load(arguments.clone())?;
+    let _log_guard = log(&config);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let code = runtime.block_on(async {
         let listener = serve::bind(config.listen).await?;

@@ -32,6 +32,8 @@ pub struct TinyModel {
     pub feed_forward_down_format: BlockFormat,
     /// `output.weight`.
     pub output_format: BlockFormat,
+    /// `attn_v` and `ffn_down` of the layers that llama.cpp's Q4_K_M gives more bits; `None`: as the others.
+    pub finer_format: Option<BlockFormat>,
     /// Layers.
     pub block_count: usize,
     /// Positions.
@@ -74,6 +76,7 @@ impl TinyModel {
             feed_forward_format: BlockFormat::F32,
             feed_forward_down_format: BlockFormat::F32,
             output_format: BlockFormat::F32,
+            finer_format: None,
             block_count: 2,
             context_length: 256,
             embedding_length: 128,
@@ -166,16 +169,17 @@ impl TinyModel {
         let kv = self.head_count_kv * self.head_length;
         let attention = self.attention_format;
         let gate = self.feed_forward_format;
+        let finer = self.finer_format.filter(|_| has_more_bits(block, self.block_count));
         writer = self.vector(writer, &name("attn_norm.weight"), embedding, 1.0);
         writer = self.vector(writer, &name("ffn_norm.weight"), embedding, 1.0);
         for (part, format, columns, rows) in [
             ("attn_q.weight", attention, embedding, q),
             ("attn_k.weight", attention, embedding, kv),
-            ("attn_v.weight", attention, embedding, kv),
+            ("attn_v.weight", finer.unwrap_or(attention), embedding, kv),
             ("attn_output.weight", attention, q, embedding),
             ("ffn_gate.weight", gate, embedding, hidden),
             ("ffn_up.weight", gate, embedding, hidden),
-            ("ffn_down.weight", self.feed_forward_down_format, hidden, embedding),
+            ("ffn_down.weight", finer.unwrap_or(self.feed_forward_down_format), hidden, embedding),
         ] {
             // A row of n such weights times n numbers of variance 1 has variance 1.
             let scale = 1.0 / (columns as f32).sqrt();
@@ -223,6 +227,12 @@ impl TinyModel {
         let bytes = quantise(BlockFormat::F32, &factors);
         writer.tensor("rope_freqs.weight", &[length as u64], BlockFormat::F32, bytes)
     }
+}
+
+/// Whether a layer is among the first or last eighth, or the third of each three in between (llama.cpp, llama-quant.cpp).
+fn has_more_bits(block: usize, count: usize) -> bool {
+    let eighth = count / 8;
+    block < eighth || block >= 7 * count / 8 || (block - eighth) % 3 == 2
 }
 
 /// The format or the one that llama.cpp falls back to where rows do not end with its block.

@@ -44,6 +44,8 @@ pub struct Kernels {
     pub rms_norm: fn(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]),
     /// `gate = silu(gate) * up`
     pub silu_multiply: fn(gate: &mut [f32], up: &[f32]),
+    /// Exclusive or of all words: reads them and does nothing else.
+    pub read: fn(&[u64]) -> u64,
     /// `out += x`
     pub add: fn(out: &mut [f32], x: &[f32]),
 }

@@ -53,6 +53,7 @@ const fn table() -> Kernels {
         to_f16: entry!(vector::to_f16, |values: &[f32], out: &mut [u16]|),
         rms_norm: entry!(vector::rms_norm, |x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]|),
         silu_multiply: scalar::silu_multiply,
+        read: entry!(vector::read, |words: &[u64]| -> u64),
         add: scalar::add,
     }
 }

@@ -14,6 +14,11 @@ pub(super) fn sum(lanes: __m256) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
 }
 
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn read(words: &[u64]) -> u64 {
+    scalar::read(words)
+}
+
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn load(values: &[f32; 8]) -> __m256 {

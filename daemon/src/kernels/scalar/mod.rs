@@ -30,6 +30,7 @@ pub(super) const TABLE: Kernels = Kernels {
     to_f16,
     rms_norm,
     silu_multiply,
+    read,
     add,
 };
 
@@ -189,6 +190,11 @@ fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
 pub(super) fn silu_multiply(gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len());
     gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = *gate / (1.0 + (-*gate).exp()) * up);
+}
+
+#[inline]
+pub(super) fn read(words: &[u64]) -> u64 {
+    words.iter().fold(0, |all, word| all ^ word)
 }
 
 pub(super) fn add(out: &mut [f32], x: &[f32]) {
