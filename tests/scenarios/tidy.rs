@@ -42,6 +42,7 @@ const RULES: &[Rule] = &[
 const UNSAFE: &[&str] = &[
     "daemon/src/health/firmware.rs",
     "daemon/src/kernels/avx2/",
+    "daemon/src/kernels/avx512/",
     "daemon/src/kernels/pool.rs",
     "shared/src/gguf/file.rs",
     "tests/allocations/main.rs",

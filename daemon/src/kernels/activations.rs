@@ -7,19 +7,25 @@ pub const GROUP: usize = 16;
 /// The largest value of a group becomes this. With 127 the demo model's shortest prompt is 1 % beyond the bound.
 pub const LEVELS: f32 = 126.0;
 /// Columns are padded to a multiple of this with zeros.
-const PAD: usize = 32;
+const PAD: usize = 64;
+/// Columns of a lane: what a byte dot product adds up.
+const LANE: usize = 4;
 
 /// One token's activations.
 #[derive(Clone, Copy, Debug)]
 pub struct ActivationRow<'a> {
     /// `[columns]`
     pub values: &'a [f32],
-    /// `[columns padded to 32]`; empty, as `scales` and `sums`, where they were loaded as f32 only.
+    /// `[columns padded to 64]`; empty, as all below, where they were loaded as f32 only.
     pub quants: &'a [i8],
-    /// `[padded / 16]`
+    /// `[columns padded to 32, / 16]`
     pub scales: &'a [f32],
-    /// `[padded / 16]`: sum of each group's quants.
+    /// As `scales`: sum of each group's quants.
     pub sums: &'a [i16],
+    /// `[columns padded to 64, / 4]`: each group's scale, four times; empty without tiles.
+    pub lane_scales: &'a [f32],
+    /// As `lane_scales`: minus the sum of each 4 quants.
+    pub lane_sums: &'a [i32],
 }
 
 /// `[token, columns]`; the storage is kept from step to step.
@@ -31,6 +37,8 @@ pub struct Activations {
     quants: Vec<i8>,
     scales: Vec<f32>,
     sums: Vec<i16>,
+    lane_scales: Vec<f32>,
+    lane_sums: Vec<i32>,
 }
 
 impl Activations {
@@ -54,6 +62,15 @@ impl Activations {
                 (kernels.quantize)(row, quants, scales, sums);
             }
         }
+        let lanes = if kernels.has_tiles() { self.quants.len() / LANE } else { 0 };
+        self.lane_scales.resize(lanes, 0.0);
+        self.lane_sums.resize(lanes, 0);
+        let quants = self.quants.as_chunks::<LANE>().0;
+        let (scales, sums) = (self.lane_scales.iter_mut(), self.lane_sums.iter_mut());
+        for (index, ((scale, sum), quants)) in scales.zip(sums).zip(quants).enumerate() {
+            *scale = self.scales[index * LANE / GROUP];
+            *sum = -quants.iter().map(|quant| i32::from(*quant)).sum::<i32>();
+        }
     }
 
     /// Tokens.
@@ -69,11 +86,15 @@ impl Activations {
     /// One token.
     pub fn row(&self, token: usize) -> ActivationRow<'_> {
         let (columns, padded, groups) = (self.columns, self.padded, self.padded / GROUP);
+        let lanes = self.lane_sums.len() / self.tokens().max(1);
+        let given = if padded == 0 { 0 } else { columns.next_multiple_of(32) / GROUP };
         ActivationRow {
             values: &self.values[token * columns..][..columns],
             quants: &self.quants[token * padded..][..padded],
-            scales: &self.scales[token * groups..][..groups],
-            sums: &self.sums[token * groups..][..groups],
+            scales: &self.scales[token * groups..][..given],
+            sums: &self.sums[token * groups..][..given],
+            lane_scales: &self.lane_scales[token * lanes..][..lanes],
+            lane_sums: &self.lane_sums[token * lanes..][..lanes],
         }
     }
 }

@@ -252,3 +252,33 @@ fn a_table_that_is_not_there_is_refused_with_those_that_are() {
     assert!(error.contains("avx9000") && error.contains("scalar"), "{error}");
     assert_eq!(Kernels::choose(Some("scalar")).map(|table| table.name), Ok("scalar"));
 }
+
+#[test]
+fn a_product_is_the_same_bit_for_bit_in_every_shape_of_tile() {
+    let mut random = Random(5);
+    for table in Kernels::available().into_iter().filter(|table| table.has_tiles()) {
+        for format in BlockFormat::ALL {
+            for columns in [32_usize, 96, 256, 768].into_iter().filter(|columns| columns % format.block_length() == 0) {
+                let Some(tile) = table.tile(format, 0, columns) else { continue };
+                let rows: Vec<Vec<u8>> =
+                    (0..TILE_ROWS).map(|_| random.row(format, columns / format.block_length())).collect();
+                let values: Vec<f32> = (0..columns * TILE_TOKENS).map(|_| random.value()).collect();
+                let mut x = Activations::default();
+                x.load(table, &values, columns, true);
+                for (count, tokens) in
+                    (1..=TILE_ROWS).flat_map(|rows| (1..=TILE_TOKENS).map(move |tokens| (rows, tokens)))
+                {
+                    let weights: Vec<&[u8]> = rows[..count].iter().map(Vec::as_slice).collect();
+                    let batch: Vec<ActivationRow<'_>> = (0..tokens).map(|token| x.row(token)).collect();
+                    let mut out = vec![f32::NAN; count * tokens];
+                    tile(&weights, &batch, &mut out);
+                    for (index, found) in out.iter().enumerate() {
+                        let single = table.dot(format, weights[index / tokens], 0, batch[index % tokens]);
+                        let what = format!("{} {} {count}x{tokens} {columns}", table.name, format.name());
+                        assert_eq!(found.to_bits(), single.to_bits(), "{what}");
+                    }
+                }
+            }
+        }
+    }
+}

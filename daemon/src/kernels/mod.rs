@@ -3,6 +3,8 @@
 mod activations;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 #[cfg(test)]
 mod check;
 mod matmul;
@@ -18,6 +20,15 @@ pub use pool::{Pool, PoolOptions};
 /// Product of a weight row (bytes from a block's border, the first `skip` blocks of 32 columns not ours) with a token.
 type Dot = fn(row: &[u8], skip: usize, x: ActivationRow<'_>) -> f32;
 
+/// Products of up to [`TILE_ROWS`] rows with up to [`TILE_TOKENS`] tokens: `out` is `[row, token]`. Rows begin with the
+/// tokens' first column; each product is the one of a single row with a single token, bit for bit.
+type Tile = fn(rows: &[&[u8]], tokens: &[ActivationRow<'_>], out: &mut [f32]);
+
+/// Rows of a whole tile.
+pub const TILE_ROWS: usize = 4;
+/// Tokens of a whole tile.
+pub const TILE_TOKENS: usize = 4;
+
 /// Quantises one token: values, quants, scales, sums.
 type Quantize = fn(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]);
 
@@ -27,6 +38,8 @@ pub struct Kernels {
     /// Name, as `BRAMBLE_KERNELS` takes it.
     pub name: &'static str,
     dots: [Dot; BlockFormat::ALL.len()],
+    /// For formats that have one, where whole blocks of a row are ours.
+    tiles: [Option<Tile>; BlockFormat::ALL.len()],
     /// int8 in groups of 16 with one scale each, and the sum of each group. `quants` is padded with zeros. A group with an
     /// infinity or a NaN gets scale NaN, so that products with it are NaN and not plausible numbers.
     pub quantize: Quantize,
@@ -92,7 +105,26 @@ impl Kernels {
         let blocks = (skip * 32 + x.values.len()).div_ceil(format.block_length());
         assert!(row.len() >= blocks * format.block_bytes(), "the row holds all columns of the activations");
         assert!(!format.is_quantised() || x.quants.len() >= x.values.len(), "the activations were quantised");
-        self.dots[format as usize](row, skip, x)
+        match self.tile(format, skip, x.values.len()) {
+            Some(tile) => {
+                let mut out = [0.0];
+                tile(&[&row[skip * 32 / format.block_length() * format.block_bytes()..]], &[x], &mut out);
+                out[0]
+            }
+            None => self.dots[format as usize](row, skip, x),
+        }
+    }
+
+    /// The tile for rows of which `columns` columns are ours behind `skip` blocks of 32, if whole blocks are.
+    fn tile(&self, format: BlockFormat, skip: usize, columns: usize) -> Option<Tile> {
+        let length = format.block_length();
+        let is_whole = (skip * 32).is_multiple_of(length) && columns.is_multiple_of(length);
+        self.tiles[format as usize].filter(|_| is_whole)
+    }
+
+    /// Whether activations need sums and scales of each 4 columns.
+    fn has_tiles(&self) -> bool {
+        self.tiles.iter().any(Option::is_some)
     }
 
     /// Weights of whole blocks as f32; `out` has their number.
@@ -103,11 +135,11 @@ impl Kernels {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn detected() -> Option<&'static Kernels> {
-    avx2::detect()
+fn detected() -> impl Iterator<Item = &'static Kernels> {
+    avx2::detect().into_iter().chain(avx512::detect())
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn detected() -> Option<&'static Kernels> {
-    None
+fn detected() -> impl Iterator<Item = &'static Kernels> {
+    std::iter::empty()
 }

@@ -6,6 +6,8 @@ mod vector;
 
 use std::sync::OnceLock;
 
+use shared::gguf::BlockFormat;
+
 use super::{ActivationRow, Kernels, scalar};
 
 /// The table, if this machine has the instructions.
@@ -29,7 +31,7 @@ macro_rules! entry {
     }};
 }
 
-const fn table() -> Kernels {
+pub(super) const fn table() -> Kernels {
     Kernels {
         name: "avx2",
         dots: [
@@ -44,6 +46,7 @@ const fn table() -> Kernels {
             entry!(super_block::q5_k, |row: &[u8], skip: usize, x: ActivationRow<'_>| -> f32),
             entry!(super_block::q6_k, |row: &[u8], skip: usize, x: ActivationRow<'_>| -> f32),
         ],
+        tiles: [None; BlockFormat::ALL.len()],
         // The scalar text of these, compiled for AVX2, is already vector code.
         quantize: entry!(vector::quantize, |v: &[f32], q: &mut [i8], s: &mut [f32], m: &mut [i16]|),
         dot_f32: entry!(vector::dot_f32, |a: &[f32], b: &[f32]| -> f32),

@@ -22,6 +22,7 @@ pub(super) const TABLE: Kernels = Kernels {
         |row, skip, x| dot(BlockFormat::Q5K, q5_k, row, skip, x),
         |row, skip, x| dot(BlockFormat::Q6K, q6_k, row, skip, x),
     ],
+    tiles: [None; BlockFormat::ALL.len()],
     quantize,
     dot_f32,
     dot_f16,
@@ -42,7 +43,7 @@ const LANES: usize = 8;
 fn dot(format: BlockFormat, unpack: Unpack, row: &[u8], skip: usize, x: ActivationRow<'_>) -> f32 {
     let per_block = format.block_length() / 32;
     let mut sum = 0.0;
-    for block in 0..x.quants.len() / 32 {
+    for block in 0..x.scales.len() / 2 {
         let place = skip + block;
         let bytes = &row[place / per_block * format.block_bytes()..][..format.block_bytes()];
         let weights = unpack(bytes, place % per_block);
