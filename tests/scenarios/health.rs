@@ -62,3 +62,26 @@ fn what_changes_is_logged_once_and_reported_within_seconds() {
     let warnings = cluster.status(0)["warnings"].to_string();
     assert!(warnings.contains("under-voltage now") && warnings.contains("choose performance"), "{warnings}");
 }
+
+#[test]
+fn a_reading_that_hangs_holds_up_neither_the_beginning_nor_the_end_of_a_daemon() {
+    let mut cluster = Cluster::with(1, &demo_models(), "");
+    let copy = cluster.state(0).with_extension("health");
+    let copied = Command::new("cp").args(["-r", &fixture("pi4")]).arg(&copy).status().expect("cp runs");
+    assert!(copied.success());
+    // Whoever opens a pipe that nobody writes to waits.
+    let temperature = copy.join("sys/class/thermal/thermal_zone0/temp");
+    std::fs::remove_file(&temperature).expect("the copy can be changed");
+    assert!(Command::new("mkfifo").arg(&temperature).status().expect("mkfifo runs").success());
+    cluster.signal(0, nix::sys::signal::Signal::SIGTERM);
+    assert_eq!(cluster.wait(0), Some(0));
+    cluster.start_with_arguments(0, &["--health-root", &copy.to_string_lossy()]);
+    let status = cluster.status(0);
+    assert!(status["state"].is_string() && status["health"]["memory"].is_null(), "{status}");
+    assert!(cluster.log(0).contains("health cannot be read within"), "{}", cluster.log(0));
+    // The reading goes on once the pipe says something; there is only ever one that waits.
+    std::fs::write(&temperature, "44000\n").expect("the pipe has its reader");
+    wait_until("it reports the reading", || cluster.status(0)["health"]["temperature"] == 44.0);
+    cluster.signal(0, nix::sys::signal::Signal::SIGTERM);
+    assert_eq!(cluster.wait(0), Some(0));
+}

@@ -26,7 +26,7 @@ pub(super) enum Firmware {
     File(String),
     /// The mailbox.
     Mailbox(File),
-    /// There is none: not a Raspberry Pi, or no right to ask.
+    /// There is none: not a Raspberry Pi, no right to ask, or no answer.
     Nowhere,
 }
 
@@ -40,7 +40,8 @@ impl Firmware {
         if let Some(file) = files.into_iter().find(|file| root.has(file)) {
             return Self::File(file);
         }
-        let open = |path: &&str| File::open(path).ok();
+        // A device that opens may still refuse the command; asking it every second would cost 3 ms for nothing.
+        let open = |path: &&str| File::open(path).ok().filter(|device| bits(device).is_some());
         let devices: &[&str] = if root.is_machine() { &DEVICES } else { &[] };
         match devices.iter().find_map(open) {
             Some(device) => Self::Mailbox(device),
@@ -51,10 +52,14 @@ impl Firmware {
     pub(super) fn read(&self, root: &Root) -> Option<ThrottleBits> {
         match self {
             Self::File(path) => hexadecimal(root.text(path)?.trim()),
-            Self::Mailbox(device) => ask(device, "get_throttled").and_then(|answer| throttled(&answer)),
+            Self::Mailbox(device) => bits(device),
             Self::Nowhere => None,
         }
     }
+}
+
+fn bits(device: &File) -> Option<ThrottleBits> {
+    throttled(&ask(device, "get_throttled")?)
 }
 
 /// Asks the firmware a command; about 3 ms.
@@ -105,6 +110,7 @@ mod tests {
 
     #[test]
     fn a_command_and_its_answer_have_the_mailboxs_layout() {
+        assert_eq!(nix::request_code_readwrite!(100, 0, 8), 0xC008_6400, "the number of raspberrypi/linux");
         let asked = request("get_throttled");
         assert_eq!(asked[..6], [(7 + 256) * 4, 0, 0x30080, 1024, 0, 0]);
         assert_eq!(asked[6].to_le_bytes(), *b"get_");

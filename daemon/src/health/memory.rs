@@ -34,12 +34,12 @@ pub(super) fn read(root: &Root, swap: &mut Swap, now: Instant) -> Option<MemoryU
 impl Swap {
     fn rate(&mut self, root: &Root, now: Instant) -> Bytes {
         let table = root.text("proc/vmstat").unwrap_or_default();
-        let count = |name: &str| -> u64 {
-            let value = table.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
-            value.unwrap_or(0)
-        };
-        let pages = count("pswpin ").saturating_add(count("pswpout "));
-        let Some((then, before)) = self.before.replace((now, pages)) else { return Bytes(0) };
+        let count =
+            |name: &str| -> Option<u64> { table.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok()) };
+        let pages = count("pswpin ").zip(count("pswpout ")).map(|(into, out)| into.saturating_add(out));
+        // After a reading without counters the next would count all pages since boot.
+        let before = std::mem::replace(&mut self.before, pages.map(|pages| (now, pages)));
+        let Some(((then, before), pages)) = before.zip(pages) else { return Bytes(0) };
         let seconds = now.duration_since(then).as_secs_f64();
         let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096) as f64;
         Bytes(shared::latency::ratio(pages.saturating_sub(before) as f64 * page, seconds) as u64)

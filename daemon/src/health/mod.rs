@@ -21,17 +21,16 @@ use self::{firmware::Firmware, load::Load, memory::Swap, source::Root};
 pub struct Monitor {
     root: Root,
     listen: SocketAddr,
-    firmware: Firmware,
+    /// Looked for by the first reading.
+    firmware: Option<Firmware>,
     swap: Swap,
     load: Load,
 }
 
 impl Monitor {
-    /// Sources below `root` (`/`: this machine) for a node that listens on `listen`.
+    /// Sources below `root` (`/`: this machine) for a node that listens on `listen`. Opens nothing yet.
     pub fn new(root: &Path, listen: SocketAddr) -> Self {
-        let root = Root::new(root);
-        let firmware = Firmware::find(&root);
-        Self { root, listen, firmware, swap: Swap::default(), load: Load::default() }
+        Self { root: Root::new(root), listen, firmware: None, swap: Swap::default(), load: Load::default() }
     }
 
     /// Reads all sources; a few milliseconds. Rates are against the reading before.
@@ -41,7 +40,7 @@ impl Monitor {
         Health {
             temperature: thermal::read(root),
             clock: clock::read(root),
-            firmware: self.firmware.read(root),
+            firmware: self.firmware.get_or_insert_with(|| Firmware::find(root)).read(root),
             memory: memory::read(root, &mut self.swap, now),
             link: interface.and_then(|interface| link::read(root, &interface)),
             load: self.load.read(root),

@@ -113,6 +113,44 @@ fn rates_come_from_two_readings() {
 }
 
 #[test]
+fn swap_counters_that_come_back_are_no_rate_since_boot() {
+    let copy = Copy::of("pi4", "swap");
+    let mut monitor = monitor(&copy.0);
+    let start = Instant::now();
+    let mut rate = |seconds, counters: &[u8]| {
+        copy.write("proc/vmstat", counters);
+        monitor.read(start + Duration::from_secs(seconds)).memory.map(|memory| memory.swap_rate)
+    };
+    let counters = b"pswpin 900000\npswpout 900000\n";
+    for (second, text) in [&counters[..], b"", counters, b"pswpin 900000\n", counters].into_iter().enumerate() {
+        assert_eq!(rate(second as u64, text), Some(Bytes(0)), "reading {second}");
+    }
+    assert!(rate(5, b"pswpin 900001\npswpout 900000\n").is_some_and(|rate| rate.0 >= 4096));
+}
+
+#[test]
+fn the_temperature_is_the_processors_where_there_is_one_and_else_any_zones() {
+    let copy = Copy::of("linux", "zones");
+    let celsius = || monitor(&copy.0).read(Instant::now()).temperature.map(|celsius| celsius.0);
+    fs::remove_dir_all(copy.0.join("sys/class/hwmon/hwmon2")).expect("a folder can be removed");
+    assert_eq!(celsius(), Some(27.8), "no coretemp: the mainboard's zone, never the disk's monitor");
+    for (zone, kind, temp) in [(1, "x86_pkg_temp", "odd"), (2, "x86_pkg_temp", "55000"), (3, "soc-thermal", "66000")] {
+        let folder = format!("sys/class/thermal/thermal_zone{zone}");
+        fs::create_dir_all(copy.0.join(&folder)).expect("a folder can be made");
+        copy.write(&format!("{folder}/type"), kind.as_bytes());
+        copy.write(&format!("{folder}/temp"), temp.as_bytes());
+    }
+    assert_eq!(celsius(), Some(55.0), "the next of a kind where one cannot be read");
+}
+
+#[test]
+fn a_wireless_interface_is_told() {
+    let copy = Copy::of("pi4", "wireless");
+    fs::create_dir(copy.0.join("sys/class/net/eth0/wireless")).expect("a folder can be made");
+    assert_eq!(monitor(&copy.0).read(Instant::now()).warnings(), [Warning::Wireless]);
+}
+
+#[test]
 fn what_is_odd_or_missing_is_not_a_reading_and_never_a_panic() {
     let odd: [&[u8]; 7] =
         [b"", b"\n", b"warm\n", b"-9999999999999999999\n", b"99999999999999999999999\n", b"\xff\xfe", b"1 2 3"];

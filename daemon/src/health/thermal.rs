@@ -1,4 +1,4 @@
-//! Temperature of the processor: thermal zones, else hardware monitors.
+//! Temperature of the processor: its thermal zone, else its hardware monitor, else whatever zone says something.
 use shared::units::Celsius;
 
 use super::source::Root;
@@ -11,15 +11,16 @@ const MONITORS: [&str; 4] = ["cpu_thermal", "coretemp", "k10temp", "zenpower"];
 pub(super) fn read(root: &Root) -> Option<Celsius> {
     let zones = root.entries("sys/class/thermal", "thermal_zone");
     let kind = |zone: &String| root.value::<String>(&format!("{zone}/type")).unwrap_or_default();
-    let preferred = ZONES.iter().find_map(|wanted| zones.iter().find(|zone| kind(zone).starts_with(wanted)));
+    let reading = |zone: &String| degrees(root, &format!("{zone}/temp"));
+    let of_kind = |wanted: &&str| zones.iter().filter(|zone| kind(zone).starts_with(wanted)).find_map(reading);
     let monitor = || {
         let monitors = root.entries("sys/class/hwmon", "hwmon");
         let name = |monitor: &&String| root.value::<String>(&format!("{monitor}/name")).unwrap_or_default();
         let found = monitors.iter().find(|monitor| MONITORS.contains(&name(monitor).as_str()))?;
         degrees(root, &format!("{found}/temp1_input"))
     };
-    let zone = |zone: &String| degrees(root, &format!("{zone}/temp"));
-    preferred.and_then(zone).or_else(monitor)
+    // Zones of other kinds (`acpitz`) may stand still on a mainboard's default: better than nothing, but last.
+    ZONES.iter().find_map(of_kind).or_else(monitor).or_else(|| zones.iter().find_map(reading))
 }
 
 /// A file in thousandths of a degree; what no processor has is no reading.

@@ -152,6 +152,7 @@ impl Driver {
     pub async fn run(mut self, mut inputs: Receiver<Input>) -> i32 {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        self.watching.begin(&self.around.inputs).await;
         self.supervisor.ready(&self.status());
         while self.exit.is_none() {
             tokio::select! {

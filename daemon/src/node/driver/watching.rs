@@ -2,13 +2,19 @@
 use std::time::{Duration, Instant};
 
 use shared::telemetry::{Health, Warning};
-use tokio::{sync::mpsc::Sender, task::spawn_blocking};
+use tokio::{
+    sync::mpsc::Sender,
+    task::{JoinHandle, spawn_blocking},
+    time::timeout,
+};
 
 use super::Input;
 use crate::health::Monitor;
 
 /// Between two readings.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Most that the node's beginning waits for the first reading; one takes milliseconds.
+const BEGIN: Duration = Duration::from_millis(500);
 /// A warning is over when it stayed away for so long: voltage and load come and go.
 const QUIET: Duration = Duration::from_secs(10);
 
@@ -17,46 +23,60 @@ const QUIET: Duration = Duration::from_secs(10);
 pub(super) struct Watching {
     monitor: Option<Monitor>,
     next: Instant,
+    /// Empty before the first reading.
     pub(super) health: Health,
+    is_first: bool,
     known: Known,
 }
 
+/// A reading under way, apart from the threads of sockets.
+type Reading = JoinHandle<(Health, Monitor)>;
+
 impl Watching {
-    /// Begins with a reading, so that no report is without one.
-    pub(super) fn new(mut monitor: Monitor) -> Self {
-        let now = Instant::now();
-        let health = monitor.read(now);
-        tracing::info!("{}", summary(&health));
-        let mut watching = Self { monitor: Some(monitor), next: now + INTERVAL, health, known: Known::default() };
-        watching.tell(now);
-        watching
+    pub(super) fn new(monitor: Monitor) -> Self {
+        let (health, known) = (Health::default(), Known::default());
+        Self { monitor: Some(monitor), next: Instant::now(), health, is_first: true, known }
+    }
+
+    /// Makes the first reading, so that no report is without one, unless it hangs: then it arrives as an input.
+    pub(super) async fn begin(&mut self, inputs: &Sender<Input>) {
+        let Some(mut reading) = self.start() else { return };
+        match timeout(BEGIN, &mut reading).await {
+            Ok(Ok((health, monitor))) => self.read(health, monitor),
+            // It panicked, which the log tells; the node works without.
+            Ok(Err(_)) => {}
+            Err(_) => {
+                tracing::warn!("the machine's health cannot be read within {} ms", BEGIN.as_millis());
+                send(reading, inputs.clone());
+            }
+        }
     }
 
     /// Starts a reading if it is time and none is under way; it arrives as an input.
     pub(super) fn tick(&mut self, inputs: &Sender<Input>) {
-        let now = Instant::now();
-        if now < self.next {
-            return;
+        if let Some(reading) = self.start() {
+            send(reading, inputs.clone());
         }
-        let Some(mut monitor) = self.monitor.take() else { return };
+    }
+
+    fn start(&mut self) -> Option<Reading> {
+        let now = Instant::now();
+        let mut monitor = self.monitor.take_if(|_| now >= self.next)?;
         self.next = now + INTERVAL;
-        let inputs = inputs.clone();
-        spawn_blocking(move || {
-            let health = Box::new(monitor.read(Instant::now()));
-            // A driver that is gone needs no health.
-            let _ = inputs.blocking_send(Input::Health(health, monitor));
-        });
+        Some(spawn_blocking(move || (monitor.read(Instant::now()), monitor)))
     }
 
     /// A reading arrived.
     pub(super) fn read(&mut self, health: Health, monitor: Monitor) {
         let governor = |health: &Health| health.clock.as_ref().map(|clock| clock.governor.clone());
         let (before, after) = (governor(&self.health), governor(&health));
-        if before != after {
+        if self.is_first {
+            tracing::info!("{}", summary(&health));
+        } else if before != after {
             let word = |governor: Option<String>| governor.unwrap_or_else(|| "none".into());
             tracing::info!("governor {} -> {}", word(before), word(after));
         }
-        (self.monitor, self.health) = (Some(monitor), health);
+        (self.monitor, self.health, self.is_first) = (Some(monitor), health, false);
         self.tell(Instant::now());
     }
 
@@ -68,6 +88,16 @@ impl Watching {
             }
         }
     }
+}
+
+/// Sends a reading to the driver once it is there.
+fn send(reading: Reading, inputs: Sender<Input>) {
+    tokio::spawn(async move {
+        if let Ok((health, monitor)) = reading.await {
+            // A driver that is gone needs no health.
+            let _ = inputs.send(Input::Health(Box::new(health), monitor)).await;
+        }
+    });
 }
 
 fn summary(health: &Health) -> String {
