@@ -64,7 +64,8 @@ pub fn matmul(compute: &Compute, matrix: MatrixRows<'_>, x: &Activations, out: &
     });
 }
 
-/// Some rows with all tokens, a tile at a time; the rows of a tile stay in the nearest cache for all tokens.
+/// Some rows with all tokens, a tile at a time. Four tokens stay in the nearest cache for all rows; the rows of a piece stay
+/// in the second one for all tokens.
 fn tiles<'a>(
     tile: super::Tile,
     rows: Range<usize>,
@@ -73,13 +74,13 @@ fn tiles<'a>(
     out: &mut ColumnsMut<'_>,
 ) {
     let mut products = [0.0; TILE_ROWS * TILE_TOKENS];
-    for first in rows.clone().step_by(TILE_ROWS) {
-        let count = TILE_ROWS.min(rows.end - first);
-        let tile_rows: [&[u8]; TILE_ROWS] = std::array::from_fn(|row| weights(first + row.min(count - 1)));
-        for token in (0..x.tokens()).step_by(TILE_TOKENS) {
-            let tokens = TILE_TOKENS.min(x.tokens() - token);
-            let tile_tokens: [ActivationRow<'_>; TILE_TOKENS] =
-                std::array::from_fn(|index| x.row(token + index.min(tokens - 1)));
+    for token in (0..x.tokens()).step_by(TILE_TOKENS) {
+        let tokens = TILE_TOKENS.min(x.tokens() - token);
+        let tile_tokens: [ActivationRow<'_>; TILE_TOKENS] =
+            std::array::from_fn(|index| x.row(token + index.min(tokens - 1)));
+        for first in rows.clone().step_by(TILE_ROWS) {
+            let count = TILE_ROWS.min(rows.end - first);
+            let tile_rows: [&[u8]; TILE_ROWS] = std::array::from_fn(|row| weights(first + row.min(count - 1)));
             let products = &mut products[..count * tokens];
             tile(&tile_rows[..count], &tile_tokens[..tokens], products);
             for (row, products) in products.chunks_exact(tokens).enumerate() {

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""brambled beside llama.cpp on this machine: the same files, threads and prompt lengths, in turns; medians and ratios.
+
+    cargo build --release --locked && tests/peers/llama_cpp.py [--threads 1,2] [--rounds 3] MODEL.gguf ..
+
+Installs llama-cpp-python (built for this machine, without AMX, which no Raspberry Pi has) below target/peers. Without a model
+it makes three of the TinyLlama-1.1B shape there. Nothing else should run on the machine meanwhile.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PEERS = os.path.join(ROOT, "target", "peers")
+PYTHON = os.path.join(PEERS, "venv", "bin", "python")
+PREFILL = [128, 512]
+TOKENS = 24
+
+
+def install():
+    if os.path.exists(PYTHON) and subprocess.run([PYTHON, "-c", "import llama_cpp"], capture_output=True).returncode == 0:
+        return
+    print("installing llama-cpp-python; it is compiled here, which takes minutes", file=sys.stderr)
+    subprocess.run([sys.executable, "-m", "venv", os.path.join(PEERS, "venv")], check=True)
+    flags = "-DGGML_NATIVE=ON -DGGML_AMX_TILE=OFF -DGGML_AMX_INT8=OFF -DGGML_AMX_BF16=OFF"
+    subprocess.run(
+        [PYTHON, "-m", "pip", "install", "-q", "--no-binary", "llama-cpp-python", "llama-cpp-python"],
+        env={**os.environ, "CMAKE_ARGS": flags},
+        check=True,
+    )
+
+
+def models():
+    made = []
+    for name in ["q4_0", "q4_k_m", "q8_0"]:
+        path = os.path.join(PEERS, f"tinyllama-1.1b-{name}.gguf")
+        if not os.path.exists(path):
+            command = ["cargo", "run", "-q", "--release", "--locked", "-p", "bramble-tests", "--bin", "make_model", "--"]
+            subprocess.run([*command, "tinyllama-1.1b", name, path], cwd=ROOT, check=True)
+        made.append(path)
+    return made
+
+
+def worker(path, threads):
+    """In the peer's own process: one measurement a line of input."""
+    # This file has the module's name.
+    sys.path = [folder for folder in sys.path if folder != os.path.dirname(os.path.abspath(__file__))]
+    from llama_cpp import Llama
+
+    model = Llama(path, n_ctx=1024, n_threads=threads, n_threads_batch=threads, n_batch=512, verbose=False)
+    prompt = [3 + position % 250 for position in range(max(PREFILL))]
+
+    def prefill(count):
+        model.reset()
+        begin = time.perf_counter()
+        model.eval(prompt[:count])
+        return count / (time.perf_counter() - begin)
+
+    def decode():
+        prefill(8)
+        begin = time.perf_counter()
+        for token in range(TOKENS):
+            model.eval([5 + token])
+        return TOKENS / (time.perf_counter() - begin)
+
+    prefill(32)
+    for _ in sys.stdin:
+        found = {f"prefill {count}": prefill(count) for count in PREFILL}
+        print(json.dumps({**found, "decode": decode()}), flush=True)
+
+
+def ours(path, threads):
+    command = [os.path.join(ROOT, "target", "release", "brambled"), "bench", "node", "--json", "--model", path]
+    command += ["--threads", str(threads), "--prefill", ",".join(map(str, PREFILL)), "--context", "0"]
+    command += ["--tokens", str(TOKENS), "--repeats", "1"]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    rates = {f"prefill {one['tokens']}": one["tokens_per_second"] for one in found["prefill"]}
+    return {**rates, "decode": found["decode"][0]["tokens_per_second"]}, found["kernels"]
+
+
+def compare(path, threads, rounds):
+    peer = subprocess.Popen(
+        [PYTHON, os.path.abspath(__file__), "--worker", path, "--threads", str(threads)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    theirs, own, kernels = [], [], ""
+    for _ in range(rounds):
+        peer.stdin.write("\n")
+        peer.stdin.flush()
+        theirs.append(json.loads(peer.stdout.readline()))
+        found, kernels = ours(path, threads)
+        own.append(found)
+    peer.stdin.close()
+    peer.wait(timeout=60)
+    for what in theirs[0]:
+        mine = statistics.median(one[what] for one in own)
+        peers = statistics.median(one[what] for one in theirs)
+        name = os.path.basename(path)
+        print(f"{name:28} {threads} threads  {what:12} {mine:8.2f} {peers:8.2f} tokens/s  {mine / peers:5.2f}x  {kernels}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--worker", metavar="MODEL", help=argparse.SUPPRESS)
+    parser.add_argument("models", nargs="*", metavar="MODEL.gguf")
+    arguments = parser.parse_args()
+    threads = [int(count) for count in arguments.threads.split(",")]
+    if arguments.worker:
+        return worker(arguments.worker, threads[0])
+    os.makedirs(PEERS, exist_ok=True)
+    install()
+    print(f"{'model':28} {'':10} {'':12} {'ours':>8} {'peer':>8}")
+    for path in arguments.models or models():
+        for count in threads:
+            compare(path, count, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
