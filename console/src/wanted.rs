@@ -1,5 +1,5 @@
 //! The topology that an operator asks for: what commands, dashboard and client speak of.
-use shared::topology::{Exchange, KvFormat, Layout};
+use shared::topology::{Exchange, KvFormat, Layout, Topology};
 
 /// What an operator wants the nodes to hold; identity, epoch and members are found out while it is assigned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,4 +16,18 @@ pub struct Wanted {
     pub context_length: Option<u32>,
     /// Sequences at the same time.
     pub slots: u16,
+}
+
+impl Wanted {
+    /// What a topology held, on so many ranks.
+    pub fn again(topology: &Topology, ranks: usize) -> Self {
+        Self {
+            layout: Layout::tensor_parallel(u16::try_from(ranks).unwrap_or(u16::MAX)),
+            model: topology.model.clone(),
+            kv: topology.kv,
+            exchange: topology.exchange,
+            context_length: Some(topology.context_length),
+            slots: topology.slots,
+        }
+    }
 }

@@ -7,7 +7,7 @@ use shared::{
         message::{RequestBody, ResponseBody},
     },
     telemetry::{NodeReport, NodeState},
-    topology::{Exclusion, Exclusions, Layout, Topology},
+    topology::{Exclusion, Exclusions, Topology},
 };
 use tokio::task::JoinSet;
 
@@ -15,7 +15,6 @@ use super::{
     assign::{report, unexpected},
     session::Session,
 };
-use crate::wanted::Wanted;
 
 /// A list of exclusions must be kept within this.
 const KEEP: Duration = Duration::from_secs(10);
@@ -185,16 +184,4 @@ async fn answer(session: Result<Arc<Session>, Fault>) -> Result<(Arc<Session>, N
     let session = session?;
     let report = report(&session).await?;
     Ok((session, report))
-}
-
-/// What to assign so that `count` nodes hold what a topology held.
-pub fn wanted_again(topology: &Topology, count: usize) -> Wanted {
-    Wanted {
-        layout: Layout::tensor_parallel(u16::try_from(count).unwrap_or(u16::MAX)),
-        model: topology.model.clone(),
-        kv: topology.kv,
-        exchange: topology.exchange,
-        context_length: Some(topology.context_length),
-        slots: topology.slots,
-    }
 }

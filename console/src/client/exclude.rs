@@ -6,10 +6,11 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     assign::{Assigned, assign, report},
-    cluster::{Cluster, wanted_again},
+    cluster::Cluster,
     event::{AssignEvent, OperateEvent},
     session::{Session, own_name},
 };
+use crate::wanted::Wanted;
 
 /// Running requests may finish within this before the topology is assigned anew.
 pub const GRACE: Duration = Duration::from_secs(20);
@@ -59,7 +60,7 @@ pub async fn exclude(
     let stays = |other: &str| if other == name { reason.is_none() } else { members.contains(&other) };
     let rest = cluster.nodes.iter().filter(|other| stays(cluster.name(other)));
     let sessions = rest.map(|other| other.session()).collect::<Result<Vec<Arc<Session>>, Fault>>()?;
-    let wanted = wanted_again(topology, sessions.len());
+    let wanted = Wanted::again(topology, sessions.len());
     let head = reports.first().filter(|_| cluster.is_serving()).map(|report| report.name.clone());
     if let Some(head) = head.and_then(|head| cluster.find(&head)) {
         wait_for_requests(&*cluster.nodes[head].session()?, tell).await;

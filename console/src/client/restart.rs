@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     assign::{assign, report, unexpected},
-    cluster::{Cluster, wanted_again},
+    cluster::Cluster,
     event::{AssignEvent, OperateEvent, RestartStep},
     session::Session,
 };
@@ -113,7 +113,7 @@ fn check(cluster: &Cluster, node: usize) -> Result<Option<(Wanted, Vec<usize>)>,
         let reason = "its topology has members that were not named: name all nodes with --nodes".into();
         Fault::new(cluster.name(&cluster.nodes[node]), FaultKind::ParameterInvalid { reason })
     })?;
-    Ok(Some((wanted_again(topology, members.len()), members)))
+    Ok(Some((Wanted::again(topology, members.len()), members)))
 }
 
 fn place_is_outside(cluster: &Cluster, node: usize, topology: &shared::topology::Topology) -> bool {

@@ -297,14 +297,7 @@ impl State {
         let again = || {
             let (topology, _) = self.topology()?;
             let count = topology.members.len();
-            (count == usable || usable < self.nodes.len()).then(|| Wanted {
-                layout: topology.layout,
-                model: topology.model.clone(),
-                kv: topology.kv,
-                exchange: topology.exchange,
-                context_length: Some(topology.context_length),
-                slots: topology.slots,
-            })
+            (count == usable || usable < self.nodes.len()).then(|| Wanted::again(topology, usable))
         };
         let wanted = self.wanted.clone().or_else(again)?;
         let rest = Layout::tensor_parallel(u16::try_from(usable).unwrap_or(u16::MAX));
