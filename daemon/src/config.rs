@@ -62,6 +62,7 @@ struct File {
     threads: Option<u16>,
     log_dir: Option<PathBuf>,
     memory_max_mib: Option<u64>,
+    packed_shards: Option<bool>,
     heartbeat_ms: Option<u64>,
     silent_ms: Option<u64>,
     stall_ms: Option<u64>,
@@ -103,6 +104,8 @@ pub struct Config {
     pub log_dir: Option<PathBuf>,
     /// Most memory that a shard may take.
     pub memory_max: Option<u64>,
+    /// Whether packed shards are kept in the state folder for the next start.
+    pub packed_shards: bool,
     /// When a peer counts as lost.
     pub liveness: Liveness,
     /// Longest drain.
@@ -168,6 +171,7 @@ impl Config {
             threads,
             log_dir: file.log_dir,
             memory_max: file.memory_max_mib.map(|mib| mib.saturating_mul(1 << 20)),
+            packed_shards: file.packed_shards.unwrap_or(true),
             liveness,
             drain: milliseconds("drain_ms", file.drain_ms, 20_000, 1)?,
             lease: milliseconds("lease_ms", file.lease_ms, 60_000, 100)?,
@@ -212,7 +216,7 @@ mod tests {
         let text = include_str!("../../packaging/bramble.toml");
         let is_setting = |line: &&str| line.starts_with('#') && line.contains(" = ") && !line.starts_with("# ");
         let settings: Vec<&str> = text.lines().filter(is_setting).map(|line| &line[1..]).collect();
-        assert_eq!(settings.len(), 12);
+        assert_eq!(settings.len(), 13);
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         assert!(check(text).is_ok(), "as shipped, it says nothing");

@@ -9,7 +9,12 @@ mod gguf;
 // Messages and frames, the same.
 mod frames;
 
+// The forward pass of decoded tokens.
+mod decode;
+
 thread_local! {
+    /// Allocations of this thread so far.
+    static CALLS: Cell<usize> = const { Cell::new(0) };
     /// Bytes this thread holds and the most it held. Per thread, so that tests run beside each other undisturbed; what
     /// a measured closure lets other threads allocate is not counted.
     static HELD: Cell<[isize; 2]> = const { Cell::new([0; 2]) };
@@ -22,6 +27,9 @@ static ALLOCATOR: Counting = Counting;
 
 impl Counting {
     fn count(&self, bytes: isize) {
+        if bytes > 0 {
+            let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
+        }
         // A thread that ends frees after its cell is gone.
         let _ = HELD.try_with(|held| {
             let [now, most] = held.get();

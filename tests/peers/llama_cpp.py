@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""brambled beside llama.cpp on this machine: the same files, threads and prompt lengths, in turns; medians and ratios.
+"""brambled beside llama.cpp on this machine: the same files, threads and prompt lengths, in turns; medians, ratios and whether the most probable tokens are the same.
 
     cargo build --release --locked && tests/peers/llama_cpp.py [--threads 1,2] [--rounds 3] MODEL.gguf ..
 
 Installs llama-cpp-python (built for this machine, without AMX, which no Raspberry Pi has) below target/peers. Without a model
-it makes three of the TinyLlama-1.1B shape there. Nothing else should run on the machine meanwhile.
+it makes six of the TinyLlama-1.1B and Llama-3.2-1B shapes there. Nothing else should run on the machine meanwhile.
 """
 import argparse
 import json
@@ -19,6 +19,8 @@ PEERS = os.path.join(ROOT, "target", "peers")
 PYTHON = os.path.join(PEERS, "venv", "bin", "python")
 PREFILL = [128, 512]
 TOKENS = 24
+IDS = 32
+CLEAR = 0.02
 
 
 def install():
@@ -36,12 +38,13 @@ def install():
 
 def models():
     made = []
-    for name in ["q4_0", "q4_k_m", "q8_0"]:
-        path = os.path.join(PEERS, f"tinyllama-1.1b-{name}.gguf")
-        if not os.path.exists(path):
-            command = ["cargo", "run", "-q", "--release", "--locked", "-p", "bramble-tests", "--bin", "make_model", "--"]
-            subprocess.run([*command, "tinyllama-1.1b", name, path], cwd=ROOT, check=True)
-        made.append(path)
+    for shape in ["tinyllama-1.1b", "llama-3.2-1b"]:
+        for name in ["q4_0", "q4_k_m", "q8_0"]:
+            path = os.path.join(PEERS, f"{shape}-{name}.gguf")
+            if not os.path.exists(path):
+                command = ["cargo", "run", "-q", "--release", "--locked", "-p", "bramble-tests", "--bin", "make_model", "--"]
+                subprocess.run([*command, shape, name, path], cwd=ROOT, check=True)
+            made.append(path)
     return made
 
 
@@ -49,6 +52,7 @@ def worker(path, threads):
     """In the peer's own process: one measurement a line of input."""
     # This file has the module's name.
     sys.path = [folder for folder in sys.path if folder != os.path.dirname(os.path.abspath(__file__))]
+    import llama_cpp
     from llama_cpp import Llama
 
     model = Llama(path, n_ctx=1024, n_threads=threads, n_threads_batch=threads, n_batch=512, verbose=False)
@@ -67,19 +71,35 @@ def worker(path, threads):
             model.eval([5 + token])
         return TOKENS / (time.perf_counter() - begin)
 
+    def greedy():
+        """Ids of the prompt and of 32 more, the most probable ones, and by how much of the largest logit each won."""
+        model.reset()
+        ids, wins = list(range(3, 11)), []
+        model.eval(ids)
+        for _ in range(IDS):
+            row = llama_cpp.llama_get_logits_ith(model._ctx.ctx, -1)
+            logits = sorted(((row[id], id) for id in range(model.n_vocab())), reverse=True)
+            wins.append((logits[0][0] - logits[1][0]) / abs(logits[0][0]))
+            ids.append(logits[0][1])
+            model.eval([ids[-1]])
+        return {"ids": ids, "wins": wins}
+
     prefill(32)
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        if line.strip() == "ids":
+            print(json.dumps(greedy()), flush=True)
+            continue
         found = {f"prefill {count}": prefill(count) for count in PREFILL}
         print(json.dumps({**found, "decode": decode()}), flush=True)
 
 
-def ours(path, threads):
+def ours(path, threads, ids):
     command = [os.path.join(ROOT, "target", "release", "brambled"), "bench", "node", "--json", "--model", path]
     command += ["--threads", str(threads), "--prefill", ",".join(map(str, PREFILL)), "--context", "0"]
-    command += ["--tokens", str(TOKENS), "--repeats", "1"]
+    command += ["--tokens", str(TOKENS), "--repeats", "1", "--ids", ",".join(map(str, ids))]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     rates = {f"prefill {one['tokens']}": one["tokens_per_second"] for one in found["prefill"]}
-    return {**rates, "decode": found["decode"][0]["tokens_per_second"]}, found["kernels"]
+    return {**rates, "decode": found["decode"][0]["tokens_per_second"]}, found
 
 
 def compare(path, threads, rounds):
@@ -89,12 +109,15 @@ def compare(path, threads, rounds):
         stdout=subprocess.PIPE,
         text=True,
     )
-    theirs, own, kernels = [], [], ""
+    peer.stdin.write("ids\n")
+    peer.stdin.flush()
+    greedy = json.loads(peer.stdout.readline())
+    theirs, own, last = [], [], {}
     for _ in range(rounds):
         peer.stdin.write("\n")
         peer.stdin.flush()
         theirs.append(json.loads(peer.stdout.readline()))
-        found, kernels = ours(path, threads)
+        found, last = ours(path, threads, greedy["ids"])
         own.append(found)
     peer.stdin.close()
     peer.wait(timeout=60)
@@ -102,7 +125,13 @@ def compare(path, threads, rounds):
         mine = statistics.median(one[what] for one in own)
         peers = statistics.median(one[what] for one in theirs)
         name = os.path.basename(path)
-        print(f"{name:28} {threads} threads  {what:12} {mine:8.2f} {peers:8.2f} tokens/s  {mine / peers:5.2f}x  {kernels}")
+        print(f"{name:28} {threads} threads  {what:12} {mine:8.2f} {peers:8.2f} tokens/s  {mine / peers:5.2f}x  {last['kernels']}")
+    # Where the two best are nearer than what int8 activations change, either may win.
+    clear = [at for at, win in enumerate(greedy["wins"]) if win > CLEAR]
+    first = len(greedy["ids"]) - IDS
+    equal = sum(last["ids"][first - 1 + at] == greedy["ids"][first + at] for at in clear)
+    share = 100 * last["decode"][0]["share_of_bandwidth"]
+    print(f"{'':28} {threads} threads  greedy ids   {equal} of {len(clear)} equal (two best logits apart by more than {CLEAR:.0%}); decode at {share:.0f} % of the read bandwidth")
 
 
 def main():

@@ -20,6 +20,8 @@ mod health;
 mod loss;
 // Restart, exclusion and the straggler, as an operator does and sees them.
 mod operate;
+// Packed shards from one start to the next.
+mod packed;
 // n ranks against the oracle and against one.
 mod ranks;
 // Logits against reference outputs.

@@ -57,7 +57,7 @@ fn every_format_agrees_with_the_oracle_and_with_one_rank_wherever_blocks_are_cut
             assert!(error <= bound, "{} on {world} ranks: {error}", format.name());
             // A flipped rounding of one activation is all that summing in another order may do.
             let change = rms_error(&found, &alone);
-            assert!(change <= bound / 3.0, "{} on {world} ranks against one: {change}", format.name());
+            assert!(change <= bound / 2.0, "{} on {world} ranks against one: {change}", format.name());
         }
     }
 }

@@ -16,7 +16,14 @@ fn tolerance(format: BlockFormat) -> f32 {
         BlockFormat::Q8_0 => 0.5 / 127.0 + 0.001,
         BlockFormat::Q4_0 => 1.0 / 8.0 + 0.001,
         BlockFormat::Q5_0 => 1.0 / 16.0 + 0.001,
+        BlockFormat::Q4_1 => 1.0 / 15.0 + 0.002,
         BlockFormat::Q5_1 => 1.0 / 31.0 + 0.002,
+        BlockFormat::Q2K => 0.5 / 3.0 + 0.5 / 15.0 + 0.5,
+        BlockFormat::Q3K => 1.0 / 4.0 + 0.5 / 31.0,
+        // Half of the widest step, and the end that is nearer to 0.
+        BlockFormat::Iq4Nl => 14.0 / 127.0 + 0.001,
+        BlockFormat::Iq4Xs => 14.0 / 127.0 + 1.0 / 31.0,
+        BlockFormat::Mxfp4 => 1.0 / 4.0,
         // As above, and scale and minimum are rounded to 63 levels.
         BlockFormat::Q4K => 1.0 / 15.0 + 3.0 / 63.0,
         BlockFormat::Q5K => 1.0 / 31.0 + 3.0 / 63.0,

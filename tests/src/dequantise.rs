@@ -24,7 +24,33 @@ fn weight(format: BlockFormat, block: &[u8], i: usize) -> f32 {
         BlockFormat::Q8_0 => half_at(block, 0) * f32::from(block[2 + i] as i8),
         BlockFormat::Q4_0 => half_at(block, 0) * (f32::from(nibble_of_32(&block[2..], i)) - 8.0),
         BlockFormat::Q5_0 => half_at(block, 0) * (f32::from(five_bits(&block[2..], i)) - 16.0),
+        BlockFormat::Q4_1 => half_at(block, 0) * f32::from(nibble_of_32(&block[4..], i)) + half_at(block, 2),
         BlockFormat::Q5_1 => half_at(block, 0) * f32::from(five_bits(&block[4..], i)) + half_at(block, 2),
+        BlockFormat::Q2K => {
+            let packed = block[i / 16];
+            let level = f32::from(two_bits(&block[16..], i));
+            half_at(block, 80) * f32::from(packed & 15) * level - half_at(block, 82) * f32::from(packed >> 4)
+        }
+        BlockFormat::Q3K => {
+            let third = block[i % 32] >> (i / 32) & 1;
+            let sub = i / 16;
+            let low = if sub < 8 { block[96 + sub] & 15 } else { block[96 + sub - 8] >> 4 };
+            let high = block[104 + sub % 4] >> (sub / 4 * 2) & 3;
+            let scale = half_at(block, 108) * (f32::from(low + 16 * high) - 32.0);
+            scale * (f32::from(two_bits(&block[32..], i) + 4 * third) - 4.0)
+        }
+        BlockFormat::Iq4Nl => half_at(block, 0) * IQ4[usize::from(nibble_of_32(&block[2..], i))],
+        BlockFormat::Iq4Xs => {
+            let sub = i / 32;
+            let high = u16::from_le_bytes([block[2], block[3]]) >> (2 * sub) & 3;
+            let low = u16::from(block[4 + sub / 2] >> (sub % 2 * 4) & 15);
+            let scale = half_at(block, 0) * (f32::from(low + 16 * high) - 32.0);
+            scale * IQ4[usize::from(nibble_of_32(&block[8 + 16 * sub..], i % 32))]
+        }
+        BlockFormat::Mxfp4 => {
+            let scale = f32::powi(2.0, i32::from(block[0]) - 127);
+            scale * four_bit_float(nibble_of_32(&block[1..], i))
+        }
         BlockFormat::Q4K => {
             let level = nibble_of_64(&block[16..], i);
             super_block(block, i, level)
@@ -50,6 +76,22 @@ fn half_at(block: &[u8], at: usize) -> f32 {
 /// Of 16 bytes for 32 levels: the first 16 levels are the low nibbles.
 fn nibble_of_32(bytes: &[u8], i: usize) -> u8 {
     bytes[i % 16] >> (i / 16 * 4) & 15
+}
+
+/// Values of IQ4_NL (ggml-common.h, kvalues_iq4nl).
+const IQ4: [f32; 16] =
+    [-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0];
+
+/// Sign, two bits of exponent, one of mantissa (OCP Microscaling Formats v1.0, E2M1).
+fn four_bit_float(bits: u8) -> f32 {
+    let (exponent, mantissa) = (bits >> 1 & 3, f32::from(bits & 1));
+    let size = if exponent == 0 { 0.5 * mantissa } else { (1.0 + 0.5 * mantissa) * f32::from(1_u8 << (exponent - 1)) };
+    if bits & 8 == 0 { size } else { -size }
+}
+
+/// Of 32 bytes for every 128 levels: two bits of each quarter of them.
+fn two_bits(bytes: &[u8], i: usize) -> u8 {
+    bytes[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3
 }
 
 /// Of 32 fifth bits and then 16 bytes of nibbles.

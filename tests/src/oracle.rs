@@ -36,8 +36,8 @@ impl<'a> Oracle<'a> {
 
     fn matrix(&self, name: &str) -> Option<Matrix> {
         let tensor = self.file.tensor(name)?;
-        let bytes = self.file.slice(tensor.split, tensor.offset..tensor.offset + tensor.byte_length);
-        let values = dequantise(tensor.format, bytes).into_iter().map(f64::from).collect();
+        let bytes = self.file.tensor_bytes(&tensor).expect("the tensor can be read");
+        let values = dequantise(tensor.format, &bytes).into_iter().map(f64::from).collect();
         Some(Matrix { rows: tensor.rows(), columns: tensor.columns(), values })
     }
 

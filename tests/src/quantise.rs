@@ -1,6 +1,8 @@
 //! Encodes f32 rows in every weight format: plain rounding, not the search that llama.cpp does, but its exact layouts.
 //! The way back is `dequantise`, which is written element by element and shares no code with this.
 
+mod few_bits;
+
 use half::{bf16, f16};
 use shared::gguf::BlockFormat;
 
@@ -21,7 +23,13 @@ pub fn quantise(format: BlockFormat, weights: &[f32]) -> Vec<u8> {
             BlockFormat::Q8_0 => q8_0(&mut out, block),
             BlockFormat::Q4_0 => symmetric(&mut out, block, 4),
             BlockFormat::Q5_0 => symmetric(&mut out, block, 5),
-            BlockFormat::Q5_1 => q5_1(&mut out, block),
+            BlockFormat::Q4_1 => with_minimum(&mut out, block, 4),
+            BlockFormat::Q5_1 => with_minimum(&mut out, block, 5),
+            BlockFormat::Q2K => few_bits::q2_k(&mut out, block),
+            BlockFormat::Q3K => few_bits::q3_k(&mut out, block),
+            BlockFormat::Iq4Nl => few_bits::iq4_nl(&mut out, block),
+            BlockFormat::Iq4Xs => few_bits::iq4_xs(&mut out, block),
+            BlockFormat::Mxfp4 => few_bits::mxfp4(&mut out, block),
             BlockFormat::Q4K => q45_k(&mut out, block, 4),
             BlockFormat::Q5K => q45_k(&mut out, block, 5),
             BlockFormat::Q6K => q6_k(&mut out, block),
@@ -74,13 +82,15 @@ fn symmetric(out: &mut Vec<u8>, block: &[f32], bits: u32) {
     write_levels(out, &levels, bits);
 }
 
-fn q5_1(out: &mut Vec<u8>, block: &[f32]) {
+/// Q4_1 and Q5_1.
+fn with_minimum(out: &mut Vec<u8>, block: &[f32], bits: u32) {
+    let top = (1 << bits) - 1;
     let low = block.iter().copied().fold(f32::INFINITY, f32::min);
     let high = block.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let scale = write_scale(out, (high - low) / 31.0);
+    let scale = write_scale(out, (high - low) / top as f32);
     let low = write_scale(out, low);
-    let levels: Vec<u8> = block.iter().map(|&w| level(w - low, scale, 0, 31) as u8).collect();
-    write_levels(out, &levels, 5);
+    let levels: Vec<u8> = block.iter().map(|&w| level(w - low, scale, 0, top) as u8).collect();
+    write_levels(out, &levels, bits);
 }
 
 /// Q4_K and Q5_K: 8 sub-blocks of 32, weight = scale * level - minimum, both in 6 bits of a scale of their own.

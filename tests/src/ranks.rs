@@ -10,7 +10,7 @@ use std::{
 use daemon::{
     collective::{Abort, Accounting, Group, Links, SyncRing},
     kernels::{Compute, Kernels, Pool, PoolOptions},
-    model::{Batch, BatchToken, KvCache, Model, Shard},
+    model::{Batch, BatchToken, KvCache, Model, Shard, Source},
 };
 use shared::{
     gguf::{GgufFile, Shape},
@@ -113,10 +113,12 @@ fn rank_of(
     how: &Run,
 ) -> (Range<usize>, Vec<f32>, PhaseTotals) {
     let vocabulary = plan.vocabulary.clone();
-    let shard = Shard::load(file, shape, &plan, &|_| true).expect("the shard can be loaded");
-    let blocks = tokens.len().div_ceil(KV_BLOCK_LENGTH);
-    let cache = KvCache::new(how.kv, shape.block_count, blocks, plan.heads_kv.len(), shape.head_length);
     let kernels = Kernels::choose(how.kernels).expect("the table is supported here");
+    let source = Source { file, shape, plan: &plan, kernels, cache: None, progress: &|_| true };
+    let shard = Shard::load(source).expect("the shard can be loaded");
+    let blocks = tokens.len().div_ceil(KV_BLOCK_LENGTH);
+    let cache = KvCache::new(how.kv, shape.block_count, blocks, plan.heads_kv.len(), shape.head_length)
+        .expect("there is memory");
     let pool = Pool::new(PoolOptions { threads: how.threads, cores: Vec::new(), spin: false });
     let mut model = Model::new(shard, cache, Compute { kernels, pool });
     let accounting = Accounting::new(Rank(rank as u16), Arc::new(SyncRing::default()));

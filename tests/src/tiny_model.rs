@@ -241,6 +241,7 @@ fn fitting(format: BlockFormat, columns: usize) -> BlockFormat {
         return format;
     }
     let fallback = match format {
+        BlockFormat::Q2K | BlockFormat::Q3K | BlockFormat::Iq4Xs => BlockFormat::Iq4Nl,
         BlockFormat::Q4K => BlockFormat::Q5_0,
         BlockFormat::Q5K => BlockFormat::Q5_1,
         BlockFormat::Q6K => BlockFormat::Q8_0,

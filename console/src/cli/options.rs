@@ -22,14 +22,6 @@ fn layout(text: &str) -> Result<Layout, String> {
     text.parse().map_err(|error: shared::topology::SpecError| error.to_string())
 }
 
-fn kv(text: &str) -> Result<KvFormat, String> {
-    match text {
-        "f32" => Ok(KvFormat::F32),
-        "f16" => Ok(KvFormat::F16),
-        _ => Err("f32 or f16".into()),
-    }
-}
-
 fn exchange(text: &str) -> Result<Exchange, String> {
     match text {
         "f32" => Ok(Exchange::F32),
@@ -63,7 +55,7 @@ pub(super) struct Assignment {
     #[arg(long, value_parser = layout)]
     pub(super) topology: Option<Layout>,
     /// Format of the KV cache: f32 or f16
-    #[arg(long, default_value = "f16", value_parser = kv)]
+    #[arg(long, default_value = "f16", value_parser = <KvFormat as std::str::FromStr>::from_str)]
     kv: KvFormat,
     /// Format of the partial sums between nodes: f32 or q80
     #[arg(long, default_value = "f32", value_parser = exchange)]

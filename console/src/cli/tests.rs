@@ -37,7 +37,7 @@ fn what_cannot_be_is_a_usage_error_with_a_message_for_people_and_programs() {
         ("console generate --nodes a --prompt x --model m --top-p 2", "from 0 to 1"),
         ("console generate --nodes a --prompt x --model m --max-tokens 0", "max-tokens"),
         ("console generate --nodes a --prompt x --model m --logprobs 21", "logprobs"),
-        ("console generate --nodes a --prompt x --model m --kv f8", "f32 or f16"),
+        ("console generate --nodes a --prompt x --model m --kv f8", "q8_0 or f32"),
         ("console generate --nodes a --prompt x --model m --exchange q4", "f32 or q80"),
         ("console generate --nodes a --prompt x --model m --context 0", "context"),
         ("console generate --nodes a --prompt x --prompt-file y --model m", "cannot be used with"),

@@ -1,6 +1,7 @@
 //! `brambled bench`: what this machine does with real work, beside what it could do at most. Prints a table or JSON; never
 //! touches a running daemon.
 mod bandwidth;
+mod kernels;
 mod node;
 
 use std::path::PathBuf;
@@ -22,6 +23,41 @@ pub enum Command {
 pub enum Bench {
     /// A whole model on this machine: load, prefill, decode, memory
     Node(NodeArguments),
+    /// Matrix products of every format and kernel table
+    Kernels(KernelArguments),
+}
+
+/// Options of `brambled bench kernels`.
+#[derive(Clone, Debug, Args)]
+pub struct KernelArguments {
+    /// Multiply with matrices of this GGUF file instead of made-up ones
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Formats as llama.cpp names them [default: all, or those of the file]
+    #[arg(long, value_name = "FORMAT,..", value_delimiter = ',')]
+    formats: Vec<String>,
+    /// Kernel tables [default: the one that is used; `all`: every one that this machine can run]
+    #[arg(long, value_name = "TABLE,..", value_delimiter = ',')]
+    tables: Vec<String>,
+    /// Tokens of a product
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 4, 8, 128],
+        value_parser = clap::value_parser!(u32).range(1..=512))]
+    tokens: Vec<u32>,
+    /// Rows of a matrix
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    rows: u32,
+    /// Columns of a matrix
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(256..=1 << 16))]
+    columns: u32,
+    /// Compute threads
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: u16,
+    /// Repeats; the median counts
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=9999))]
+    repeats: u32,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// Options of `brambled bench node`.
@@ -45,20 +81,18 @@ pub struct NodeArguments {
     /// Repeats; the median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     repeats: u32,
-    /// Format of the KV cache: f32 or f16
-    #[arg(long, default_value = "f16", value_parser = kv)]
+    /// Format of the KV cache: f16, q8_0 or f32
+    #[arg(long, default_value = "f16")]
     kv: KvFormat,
+    /// Tokens of steps whose cost is compared with that of one; for example 1,2,4,8
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=64))]
+    rows: Vec<u32>,
+    /// Token ids; the most probable token behind each of them is found, for comparing with other programs
+    #[arg(long, value_name = "ID,..", value_delimiter = ',')]
+    ids: Vec<u32>,
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-fn kv(text: &str) -> Result<KvFormat, String> {
-    match text {
-        "f32" => Ok(KvFormat::F32),
-        "f16" => Ok(KvFormat::F16),
-        _ => Err("f32 or f16".into()),
-    }
 }
 
 /// Runs a command to its end and prints what it found.
@@ -66,13 +100,25 @@ fn kv(text: &str) -> Result<KvFormat, String> {
 /// # Errors
 /// The model cannot be used.
 pub fn run(command: Command, kernels: &'static crate::kernels::Kernels) -> anyhow::Result<()> {
-    let Command::Bench(Bench::Node(arguments)) = command;
-    let found = node::run(&arguments, kernels)?;
-    if arguments.json { print(&found) } else { node::table(&found).iter().try_for_each(|line| line_out(line)) }
+    let Command::Bench(bench) = command;
+    match bench {
+        Bench::Node(arguments) => {
+            let found = node::run(&arguments, kernels)?;
+            show(&found, node::table, arguments.json)
+        }
+        Bench::Kernels(arguments) => {
+            let found = kernels::run(&arguments, kernels)?;
+            show(&found, kernels::table, arguments.json)
+        }
+    }
 }
 
-fn print(found: &impl Serialize) -> anyhow::Result<()> {
-    line_out(&serde_json::to_string(found)?)
+fn show<F: Serialize>(found: &F, table: fn(&F) -> Vec<String>, json: bool) -> anyhow::Result<()> {
+    if json {
+        line_out(&serde_json::to_string(found)?)
+    } else {
+        table(found).iter().try_for_each(|line| line_out(line))
+    }
 }
 
 /// A reader that left had enough.

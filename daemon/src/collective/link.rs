@@ -9,6 +9,7 @@ use shared::{
         frame::{FrameHeader, FrameKind, HEADER_BYTES},
         seal::Seal,
     },
+    topology::spec::NODES_MAX,
     units::Nanoseconds,
 };
 
@@ -232,16 +233,19 @@ impl Links {
 
     /// Sleeps until a socket or the abort descriptor has something to say.
     fn sleep(&self) -> Result<(), CollectiveError> {
-        let mut list: Vec<PollFd> = Vec::with_capacity(self.peers.len());
+        // The first place is the abort descriptor's.
+        let mut list: [PollFd; NODES_MAX] =
+            std::array::from_fn(|_| PollFd::new(self.abort.descriptor(), PollFlags::POLLIN));
+        let mut count = 1;
         for peer in self.peers.iter().flatten() {
             // A peer whose frame waits to be consumed is not read on: its socket would wake the poll for nothing.
             let mut events = PollFlags::empty();
             events.set(PollFlags::POLLIN, peer.front.is_none());
             events.set(PollFlags::POLLOUT, !peer.is_flushed());
-            list.push(PollFd::new(peer.stream.as_fd(), events));
+            list[count] = PollFd::new(peer.stream.as_fd(), events);
+            count += 1;
         }
-        list.push(PollFd::new(self.abort.descriptor(), PollFlags::POLLIN));
-        match poll(&mut list, PollTimeout::from(POLL_MS)) {
+        match poll(&mut list[..count], PollTimeout::from(POLL_MS)) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
             Err(error) => Err(CollectiveError::System { rank: self.own, error }),
         }

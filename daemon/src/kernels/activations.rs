@@ -1,100 +1,144 @@
-//! Activations of a step as kernels read them: f32, and int8 in groups of 16 columns.
-use super::Kernels;
+//! Activations of a step as kernels read them, in tiles of a few tokens: the same columns of a tile's tokens side by side.
+use super::{Compute, Kernels};
 
-/// Columns that share a scale. With 32, the demo model misses its reference bound (rms error 1.27 to 1.33 of llama.cpp's,
-/// bound 1.25); with 16 it is 0.7 to 1.1.
-pub const GROUP: usize = 16;
-/// The largest value of a group becomes this. With 127 the demo model's shortest prompt is 1 % beyond the bound.
-pub const LEVELS: f32 = 126.0;
-/// Columns are padded to a multiple of this with zeros.
-const PAD: usize = 64;
-/// Columns of a lane: what a byte dot product adds up.
-const LANE: usize = 4;
+/// Columns that share a scale, as in Q8_0.
+pub const BLOCK: usize = 32;
+/// The largest value of a block becomes this.
+pub const LEVELS: f32 = 127.0;
+/// Columns are padded to whole super-blocks with zeros.
+const SUPER_BLOCK: usize = 256;
 
-/// One token's activations.
-#[derive(Clone, Copy, Debug)]
-pub struct ActivationRow<'a> {
-    /// `[columns]`
-    pub values: &'a [f32],
-    /// `[columns padded to 64]`; empty, as all below, where they were loaded as f32 only.
-    pub quants: &'a [i8],
-    /// `[columns padded to 32, / 16]`
-    pub scales: &'a [f32],
-    /// As `scales`: sum of each group's quants.
-    pub sums: &'a [i16],
-    /// `[columns padded to 64, / 4]`: each group's scale, four times; empty without tiles.
-    pub lane_scales: &'a [f32],
-    /// As `lane_scales`: minus the sum of each 4 quants.
-    pub lane_sums: &'a [i32],
+/// 32 columns of a token as Q8_0 has them: int8 times a scale that a half holds (llama.cpp's rule, so that results differ from
+/// its own by what sums are rounded to, and not by other quants).
+#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::NoUninit)]
+#[repr(C)]
+pub struct Block {
+    /// Values divided by the scale.
+    pub quants: [i8; BLOCK],
+    /// The scale.
+    pub scale: f32,
+    /// Minus the sum of all quants times the scale.
+    pub minus_sums: f32,
+    /// Minus 8 times the sum of all quants.
+    pub minus_8_sums: i32,
+    /// The same of the first 16.
+    pub minus_8_first: i32,
 }
 
-/// `[token, columns]`; the storage is kept from step to step.
+/// What of the activations a product reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Blocks of 32 columns of the matrix before the first column that is given: they count as zeros.
+    pub skip: usize,
+    /// As int8.
+    pub quantised: bool,
+    /// As f32.
+    pub floats: bool,
+}
+
+/// Activations of a step; the storage is kept from step to step.
 #[derive(Debug, Default)]
 pub struct Activations {
+    tokens: usize,
     columns: usize,
-    padded: usize,
-    values: Vec<f32>,
-    quants: Vec<i8>,
-    scales: Vec<f32>,
-    sums: Vec<i16>,
-    lane_scales: Vec<f32>,
-    lane_sums: Vec<i32>,
+    /// `[tile, block, token of the tile]`; empty where nobody wants them.
+    blocks: Vec<Block>,
+    /// `[tile, column, token of the tile]`; as `blocks`.
+    floats: Vec<f32>,
+}
+
+/// Tokens `first..first + tokens` of a step in a tile of `shape` tokens; those beyond are zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tile {
+    /// First token.
+    pub first: usize,
+    /// Tokens.
+    pub tokens: usize,
+    /// Tokens of the tile's layout.
+    pub shape: usize,
+}
+
+/// Cuts tokens into the largest tiles, and the rest into the smallest that holds it.
+pub(super) fn tiles(shapes: &'static [usize], tokens: usize) -> impl Iterator<Item = Tile> {
+    let largest = shapes.last().copied().unwrap_or(1);
+    (0..tokens).step_by(largest).map(move |first| {
+        let tokens = largest.min(tokens - first);
+        let shape = shapes.iter().copied().find(|shape| *shape >= tokens).unwrap_or(largest);
+        Tile { first, tokens, shape }
+    })
+}
+
+/// Tokens in all tiles before one and, with those that fill it up, in the tile itself.
+fn padded(shapes: &'static [usize], tokens: usize) -> usize {
+    tiles(shapes, tokens).map(|tile| tile.shape).sum()
 }
 
 impl Activations {
-    /// Takes `[token, columns]` values over, quantised too if a weight format wants it.
-    pub fn load(&mut self, kernels: &Kernels, values: &[f32], columns: usize, quantise: bool) {
+    /// Takes `[token, columns]` values over.
+    pub fn load(&mut self, compute: &Compute, values: &[f32], columns: usize, wanted: Wanted) {
         assert!(columns > 0 && values.len().is_multiple_of(columns), "whole tokens");
-        let tokens = values.len() / columns;
-        self.columns = columns;
-        self.values.clear();
-        self.values.extend_from_slice(values);
-        // Without the int8 values there is nothing a quantised format could take for them.
-        self.padded = if quantise { columns.next_multiple_of(PAD) } else { 0 };
-        let groups = self.padded / GROUP;
-        self.quants.resize(tokens * self.padded, 0);
-        self.scales.resize(tokens * groups, 0.0);
-        self.sums.resize(tokens * groups, 0);
-        if quantise {
-            let rows = values.chunks_exact(columns).zip(self.quants.chunks_exact_mut(self.padded));
-            let groups = self.scales.chunks_exact_mut(groups).zip(self.sums.chunks_exact_mut(groups));
-            for ((row, quants), (scales, sums)) in rows.zip(groups) {
-                (kernels.quantize)(row, quants, scales, sums);
+        let kernels = compute.kernels;
+        self.tokens = values.len() / columns;
+        let all = wanted.skip * BLOCK + columns;
+        self.columns = all;
+        let blocks = if wanted.quantised { all.next_multiple_of(SUPER_BLOCK) / BLOCK } else { 0 };
+        self.blocks.resize(blocks * padded(kernels.tiles, self.tokens), Block::default());
+        let largest = kernels.tiles.last().copied().unwrap_or(1);
+        compute.pool.chunks(&mut self.blocks, largest * blocks, |index, blocks| {
+            quantise_tile(kernels, values, columns, wanted.skip, index, blocks);
+        });
+        let floats = if wanted.floats { all } else { 0 };
+        self.floats.resize(floats * padded(kernels.float_tiles, self.tokens), 0.0);
+        let largest = kernels.float_tiles.last().copied().unwrap_or(1);
+        compute.pool.chunks(&mut self.floats, largest * floats, |index, floats| {
+            let shape = floats.len() / all;
+            floats.fill(0.0);
+            let rows = values.chunks_exact(columns).skip(index * largest).take(shape);
+            for (token, row) in rows.enumerate() {
+                let places = floats[wanted.skip * BLOCK * shape..].iter_mut().skip(token).step_by(shape);
+                places.zip(row).for_each(|(out, value)| *out = *value);
             }
-        }
-        let lanes = if kernels.has_tiles() { self.quants.len() / LANE } else { 0 };
-        self.lane_scales.resize(lanes, 0.0);
-        self.lane_sums.resize(lanes, 0);
-        let quants = self.quants.as_chunks::<LANE>().0;
-        let (scales, sums) = (self.lane_scales.iter_mut(), self.lane_sums.iter_mut());
-        for (index, ((scale, sum), quants)) in scales.zip(sums).zip(quants).enumerate() {
-            *scale = self.scales[index * LANE / GROUP];
-            *sum = -quants.iter().map(|quant| i32::from(*quant)).sum::<i32>();
-        }
+        });
     }
 
     /// Tokens.
     pub fn tokens(&self) -> usize {
-        self.values.len().checked_div(self.columns).unwrap_or(0)
+        self.tokens
     }
 
-    /// Columns of a token.
+    /// Columns of a token, those before the given ones included.
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// One token.
-    pub fn row(&self, token: usize) -> ActivationRow<'_> {
-        let (columns, padded, groups) = (self.columns, self.padded, self.padded / GROUP);
-        let lanes = self.lane_sums.len() / self.tokens().max(1);
-        let given = if padded == 0 { 0 } else { columns.next_multiple_of(32) / GROUP };
-        ActivationRow {
-            values: &self.values[token * columns..][..columns],
-            quants: &self.quants[token * padded..][..padded],
-            scales: &self.scales[token * groups..][..given],
-            sums: &self.sums[token * groups..][..given],
-            lane_scales: &self.lane_scales[token * lanes..][..lanes],
-            lane_sums: &self.lane_sums[token * lanes..][..lanes],
+    /// `[block, token]` of a tile.
+    pub(super) fn blocks(&self, kernels: &Kernels, tile: Tile) -> &[Block] {
+        let blocks = self.blocks.len() / padded(kernels.tiles, self.tokens).max(1);
+        assert!(blocks > 0, "the activations were quantised");
+        &self.blocks[tile.first * blocks..][..tile.shape * blocks]
+    }
+
+    /// `[column, token]` of a tile.
+    pub(super) fn floats(&self, kernels: &Kernels, tile: Tile) -> &[f32] {
+        let columns = self.floats.len() / padded(kernels.float_tiles, self.tokens).max(1);
+        assert!(columns > 0, "the activations were loaded as floats");
+        &self.floats[tile.first * columns..][..tile.shape * columns]
+    }
+}
+
+/// Fills the blocks `[block, token]` of tile `index`.
+fn quantise_tile(kernels: &Kernels, values: &[f32], columns: usize, skip: usize, index: usize, blocks: &mut [Block]) {
+    let first = index * kernels.tiles.last().copied().unwrap_or(1);
+    let tokens = values.len() / columns;
+    let tile = tiles(kernels.tiles, tokens).nth(index).unwrap_or(Tile { first, tokens: 1, shape: 1 });
+    for (block, tokens) in blocks.chunks_exact_mut(tile.shape).enumerate() {
+        let begin = block.wrapping_sub(skip).saturating_mul(BLOCK);
+        for (token, out) in tokens.iter_mut().enumerate() {
+            *out = Block::default();
+            if token < tile.tokens && begin < columns {
+                let row = &values[(tile.first + token) * columns..][..columns];
+                (kernels.quantise)(&row[begin..(begin + BLOCK).min(columns)], out);
+            }
         }
     }
 }

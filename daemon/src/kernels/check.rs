@@ -15,21 +15,65 @@ impl Random {
         (self.next() as f32 / (1_u64 << 30) as f32 - 1.0) * 3.0
     }
 
+    fn values(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.value()).collect()
+    }
+
     /// Blocks of any bytes, but with finite scales: halves in them are below 2.
     fn row(&mut self, format: BlockFormat, blocks: usize) -> Vec<u8> {
         let mut bytes: Vec<u8> = (0..blocks * format.block_bytes()).map(|_| self.next() as u8).collect();
         for block in bytes.chunks_exact_mut(format.block_bytes()) {
-            let scales: &[usize] = match format {
-                BlockFormat::Q8_0 | BlockFormat::Q4_0 | BlockFormat::Q5_0 => &[1],
-                BlockFormat::Q5_1 | BlockFormat::Q4K | BlockFormat::Q5K => &[1, 3],
-                BlockFormat::Q6K => &[209],
-                BlockFormat::F32 => &[3],
-                BlockFormat::F16 | BlockFormat::BF16 => &[1],
-            };
-            scales.iter().for_each(|at| block[*at] &= 0xbf);
+            scales_of(format).iter().for_each(|at| block[*at + 1] &= 0xbf);
+            if format == BlockFormat::Mxfp4 {
+                block[0] = 120 + block[0] % 8;
+            }
         }
         bytes
     }
+}
+
+/// Where halves (or floats) of a block begin.
+fn scales_of(format: BlockFormat) -> &'static [usize] {
+    match format {
+        BlockFormat::Q8_0 | BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Iq4Nl | BlockFormat::Iq4Xs => &[0],
+        BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4K | BlockFormat::Q5K => &[0, 2],
+        BlockFormat::Q2K => &[80, 82],
+        BlockFormat::Q3K => &[108],
+        BlockFormat::Q6K => &[208],
+        BlockFormat::F32 => &[2],
+        BlockFormat::F16 | BlockFormat::BF16 => &[0],
+        BlockFormat::Mxfp4 => &[],
+    }
+}
+
+fn compute(kernels: &'static Kernels, threads: usize) -> Compute {
+    Compute { kernels, pool: Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false }) }
+}
+
+/// Products `[token, row]` of rows from their block `begin` on.
+fn product(
+    compute: &Compute,
+    format: BlockFormat,
+    rows: &[Vec<u8>],
+    skip: usize,
+    columns: usize,
+    x: &[f32],
+) -> Vec<f32> {
+    let height = compute.kernels.panel_rows;
+    let row_bytes = rows[0].len();
+    let mut bytes = vec![0; packed_bytes(rows.len(), row_bytes, height)];
+    for (panel, out) in bytes.chunks_exact_mut(row_bytes * height).enumerate() {
+        let row = |lane: usize| rows.get(panel * height + lane).map(Vec::as_slice);
+        pack_panel(format, height, 0..row_bytes / format.block_bytes(), row, out);
+    }
+    let padded = row_bytes / format.block_bytes() * format.block_length();
+    let matrix = MatrixPanels { format, bytes: &bytes, rows: rows.len(), columns: padded };
+    let mut activations = Activations::default();
+    let wanted = Wanted { skip, quantised: format.is_quantised(), floats: !format.is_quantised() };
+    activations.load(compute, x, columns, wanted);
+    let mut out = vec![f32::NAN; x.len() / columns * rows.len()];
+    matmul(compute, matrix, &activations, &mut out);
+    out
 }
 
 const TOLERANCE: f64 = 2e-5;
@@ -40,27 +84,34 @@ fn assert_near(found: f64, exact: f64, scale: f64, what: &str) {
     assert!(error <= TOLERANCE, "{what}: {found} instead of {exact}, {error} of {scale}");
 }
 
-/// The dot of each table against f64 on dequantised weights and activations; `x` has the columns from `skip` on.
+/// The values that kernels of a format multiply with.
+fn as_multiplied(format: BlockFormat, x: &[f32]) -> Vec<f64> {
+    if !format.is_quantised() {
+        return x.iter().map(|value| f64::from(*value)).collect();
+    }
+    let of_block = |values: &[f32]| {
+        let mut block = Block::default();
+        (Kernels::SCALAR.quantise)(values, &mut block);
+        block.quants[..values.len()].iter().map(|quant| f64::from(block.scale) * f64::from(*quant)).collect::<Vec<_>>()
+    };
+    x.chunks(BLOCK).flat_map(of_block).collect()
+}
+
+/// The products of each table against f64 on dequantised weights and activations; `x` has the columns from `skip` on.
 #[track_caller]
 fn check(format: BlockFormat, row: &[u8], skip: usize, x: &[f32]) {
     let mut weights = vec![0.0; row.len() / format.block_bytes() * format.block_length()];
     Kernels::SCALAR.dequantise_row(format, row, &mut weights);
     let weights = &weights[skip * 32..][..x.len()];
+    let products: Vec<f64> =
+        weights.iter().zip(as_multiplied(format, x)).map(|(weight, x)| f64::from(*weight) * x).collect();
+    // Formats with minimums subtract two large sums: errors are relative to what was added up.
+    let scale: f64 = products.iter().map(|product| product.abs()).sum::<f64>()
+        + weights.iter().fold(0.0_f64, |most, weight| most.max(f64::from(weight.abs())));
     for table in Kernels::available() {
-        let mut activations = Activations::default();
-        activations.load(table, x, x.len(), true);
-        let token = activations.row(0);
-        let value = |index: usize| {
-            let quantised = f64::from(token.scales[index / GROUP]) * f64::from(token.quants[index]);
-            if format.is_quantised() { quantised } else { f64::from(token.values[index]) }
-        };
-        let products: Vec<f64> = weights.iter().enumerate().map(|(i, weight)| f64::from(*weight) * value(i)).collect();
-        // Formats with minimums subtract two large sums: errors are relative to what was added up.
-        let scale: f64 = products.iter().map(|product| product.abs()).sum::<f64>()
-            + weights.iter().fold(0.0_f64, |most, weight| most.max(f64::from(weight.abs())));
-        let found = table.dot(format, row, skip, token);
+        let found = product(&compute(table, 1), format, &[row.to_vec()], skip, x.len(), x);
         let what = format!("{} {} columns {} skip {skip}", table.name, format.name(), x.len());
-        assert_near(f64::from(found), products.iter().sum(), scale, &what);
+        assert_near(f64::from(found[0]), products.iter().sum(), scale, &what);
     }
 }
 
@@ -72,7 +123,7 @@ fn every_table_multiplies_every_format_as_its_bytes_say() {
             let blocks = columns.div_ceil(format.block_length());
             for _ in 0..20 {
                 let row = random.row(format, blocks);
-                let x: Vec<f32> = (0..columns).map(|_| random.value()).collect();
+                let x = random.values(blocks * format.block_length());
                 check(format, &row, 0, &x);
             }
         }
@@ -85,13 +136,11 @@ fn every_table_multiplies_every_format_as_its_bytes_say() {
 #[test]
 fn only_the_columns_between_two_cuts_of_a_super_block_are_multiplied() {
     let mut random = Random(2);
-    for format in [BlockFormat::Q4K, BlockFormat::Q5K, BlockFormat::Q6K] {
+    for format in BlockFormat::ALL.into_iter().filter(|format| format.block_length() == 256) {
         for skip in 0..8_usize {
             for length in 1..=20_usize {
-                let blocks = (skip + length).div_ceil(8);
-                let row = random.row(format, blocks);
-                let x: Vec<f32> = (0..length * 32).map(|_| random.value()).collect();
-                check(format, &row, skip, &x);
+                let row = random.row(format, (skip + length).div_ceil(8));
+                check(format, &row, skip, &random.values(length * 32));
             }
         }
     }
@@ -103,8 +152,7 @@ fn unquantised_rows_of_any_length_are_multiplied_to_their_end() {
     for format in [BlockFormat::F32, BlockFormat::F16, BlockFormat::BF16] {
         for columns in [1, 7, 8, 9, 31, 33, 100] {
             let row = random.row(format, columns);
-            let x: Vec<f32> = (0..columns).map(|_| random.value()).collect();
-            check(format, &row, 0, &x);
+            check(format, &row, 0, &random.values(columns));
         }
     }
 }
@@ -112,16 +160,14 @@ fn unquantised_rows_of_any_length_are_multiplied_to_their_end() {
 #[test]
 fn extreme_levels_do_not_saturate() {
     for format in BlockFormat::ALL.into_iter().filter(|format| format.is_quantised()) {
-        for byte in [0x80, 0x7f, 0xff, 0x00] {
+        for byte in [0x80, 0x7f, 0xff, 0x00, 0x88] {
             let mut row = vec![byte; 2 * format.block_bytes()];
             // Scales of 1.0 where the format has them.
             for block in row.chunks_exact_mut(format.block_bytes()) {
-                let at: &[usize] = match format {
-                    BlockFormat::Q5_1 | BlockFormat::Q4K | BlockFormat::Q5K => &[0, 2],
-                    BlockFormat::Q6K => &[208],
-                    _ => &[0],
-                };
-                at.iter().for_each(|at| block[*at..at + 2].copy_from_slice(&[0x00, 0x3c]));
+                scales_of(format).iter().for_each(|at| block[*at..at + 2].copy_from_slice(&[0x00, 0x3c]));
+                if format == BlockFormat::Mxfp4 {
+                    block[0] = 127;
+                }
             }
             for value in [1.0, -1.0, 1e20, 1e-30] {
                 check(format, &row, 0, &vec![value; 2 * format.block_length()]);
@@ -133,19 +179,17 @@ fn extreme_levels_do_not_saturate() {
 #[test]
 fn quantised_activations_are_the_same_bytes_in_every_table() {
     let mut random = Random(4);
-    for columns in [1, 16, 31, 32, 33, 256] {
-        let mut values: Vec<f32> = (0..columns).map(|_| random.value()).collect();
-        for special in [0.0, -0.0, 1e-42, f32::MAX, f32::INFINITY, f32::NAN] {
+    for columns in [1, 16, 31, 32] {
+        let mut values = random.values(columns);
+        for special in [0.0, -0.0, 1e-42, 1e-30, 1e-9, f32::MAX, f32::INFINITY, f32::NAN] {
             values[columns / 2] = special;
             let quantised = |table: &Kernels| {
-                let (padded, mut scales) = (columns.next_multiple_of(32), vec![0.0; columns.next_multiple_of(32) / 16]);
-                let (mut quants, mut sums) = (vec![1; padded], vec![1; padded / 16]);
-                (table.quantize)(&values, &mut quants, &mut scales, &mut sums);
-                let scales: Vec<u32> = scales.iter().map(|scale| scale.to_bits()).collect();
-                (quants, scales, sums)
+                let mut block = Block { quants: [1; BLOCK], ..Block::default() };
+                (table.quantise)(&values, &mut block);
+                (block.quants, block.scale.to_bits(), block.minus_8_sums, block.minus_8_first)
             };
             for table in Kernels::available() {
-                assert_eq!(quantised(table), quantised(&Kernels::SCALAR), "{}", table.name);
+                assert_eq!(quantised(table), quantised(&Kernels::SCALAR), "{} {special}", table.name);
             }
         }
     }
@@ -153,71 +197,155 @@ fn quantised_activations_are_the_same_bytes_in_every_table() {
 
 #[test]
 fn activations_that_are_not_finite_make_products_that_are_not_either() {
+    let ones = [[0, 0x3c].as_slice(), &[1; 32]].concat().repeat(2);
     for kernels in Kernels::available() {
         for special in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = [1.0; 64];
             x[40] = special;
-            let mut activations = Activations::default();
-            activations.load(kernels, &x, 64, true);
-            let row = [[0, 0x3c].as_slice(), &[1; 32]].concat().repeat(2);
-            let product = kernels.dot(BlockFormat::Q8_0, &row, 0, activations.row(0));
-            assert!(!product.is_finite(), "{} {special}: {product}", kernels.name);
+            let found = product(&compute(kernels, 1), BlockFormat::Q8_0, std::slice::from_ref(&ones), 0, 64, &x);
+            assert!(!found[0].is_finite(), "{} {special}: {found:?}", kernels.name);
         }
     }
 }
 
 #[test]
-fn quants_are_the_nearest_integers_ties_to_even() {
+fn quants_are_the_nearest_integers_ties_to_even_and_the_scale_is_a_half() {
     let mut random = Random(7);
-    let mut values =
-        [0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 125.5, -125.5, 0.499_999_97, 1.0, -126.0, 63.5, 0.0, 3.5, 4.5, LEVELS];
+    let mut values: Vec<f32> = vec![0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5, -126.5, 0.499_999_97, 1.0, -127.0, 63.5];
+    values.resize(BLOCK, 3.5);
     for round in 0..2_000 {
-        let (mut quants, mut scales, mut sums) = ([0; GROUP], [0.0], [0]);
-        (Kernels::SCALAR.quantize)(&values, &mut quants, &mut scales, &mut sums);
+        let mut block = Block::default();
+        (Kernels::SCALAR.quantise)(&values, &mut block);
         let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
-        let expected = values.map(|value| (value * (LEVELS / largest)).round_ties_even() as i8);
-        assert_eq!((quants, scales), (expected, [largest / LEVELS]), "round {round}: {values:?}");
-        assert_eq!(i32::from(sums[0]), quants.iter().map(|quant| i32::from(*quant)).sum::<i32>());
-        values = std::array::from_fn(|_| random.value());
+        let expected: Vec<i8> =
+            values.iter().map(|value| (value * (LEVELS / largest)).round_ties_even() as i8).collect();
+        assert_eq!(block.quants.to_vec(), expected, "round {round}: {values:?}");
+        assert_eq!(block.scale, half::f16::from_f32(largest / LEVELS).to_f32());
+        let sum = |quants: &[i8]| quants.iter().map(|quant| i32::from(*quant)).sum::<i32>();
+        assert_eq!((block.minus_8_sums, block.minus_8_first), (-8 * sum(&block.quants), -8 * sum(&block.quants[..16])));
+        assert_eq!(block.minus_sums, -block.scale * sum(&block.quants) as f32);
+        values = random.values(BLOCK);
     }
 }
 
 #[test]
 #[should_panic(expected = "the activations were quantised")]
 fn a_quantised_format_refuses_activations_that_were_loaded_as_f32_only() {
+    let compute = compute(Kernels::choose(Some("scalar")).expect("it is everywhere"), 1);
     let mut activations = Activations::default();
-    activations.load(&Kernels::SCALAR, &[1.0; 32], 32, true);
-    activations.load(&Kernels::SCALAR, &[5.0; 32], 32, false);
-    Kernels::SCALAR.dot(BlockFormat::Q8_0, &[0; 34], 0, activations.row(0));
+    let wanted = Wanted { skip: 0, quantised: true, floats: true };
+    activations.load(&compute, &[1.0; 32], 32, wanted);
+    activations.load(&compute, &[5.0; 32], 32, Wanted { quantised: false, ..wanted });
+    let matrix = MatrixPanels { format: BlockFormat::Q8_0, bytes: &[0; 34], rows: 1, columns: 32 };
+    matmul(&compute, matrix, &activations, &mut [0.0]);
 }
 
 #[test]
 fn dense_kernels_agree_with_the_scalar_ones() {
     let mut random = Random(5);
     for length in [1, 7, 8, 9, 31, 47, 64, 129] {
-        let a: Vec<f32> = (0..length).map(|_| random.value()).collect();
-        let b: Vec<f32> = (0..length).map(|_| random.value()).collect();
-        let mut halves = vec![0; length];
-        (Kernels::SCALAR.to_f16)(&b, &mut halves);
+        let (a, b) = (random.values(length), random.values(length));
         let run = |table: &Kernels| {
-            let mut converted = vec![0; length];
-            (table.to_f16)(&b, &mut converted);
-            assert_eq!(converted, halves);
-            let mut out = vec![vec![0.5; length]; 5];
-            (table.accumulate_f32)(&mut out[0], 0.7, &a);
-            (table.accumulate_f16)(&mut out[1], 0.7, &halves);
-            (table.rms_norm)(&a, &b, 1e-5, &mut out[2]);
-            out[3].copy_from_slice(&a);
-            (table.silu_multiply)(&mut out[3], &b);
-            (table.add)(&mut out[4], &b);
-            out.push(vec![(table.dot_f32)(&a, &b), (table.dot_f16)(&a, &halves)]);
+            let mut out = vec![vec![0.5; length]; 2];
+            (table.rms_norm)(&a, &b, 1e-5, &mut out[0]);
+            (table.add)(&mut out[1], &b);
             out.concat()
         };
-        let exact = run(&Kernels::SCALAR);
+        let gated = |table: &Kernels| {
+            let mut gate: Vec<f32> = a.iter().map(|value| value * 40.0).collect();
+            (table.silu_multiply)(&mut gate, &b);
+            gate
+        };
         for table in Kernels::available() {
-            for (found, exact) in run(table).into_iter().zip(&exact) {
-                assert_near(f64::from(found), f64::from(*exact), length as f64 * 9.0, table.name);
+            for (found, exact) in run(table).into_iter().zip(run(&Kernels::SCALAR)) {
+                assert_near(f64::from(found), f64::from(exact), length as f64 * 9.0, table.name);
             }
+            for ((found, exact), gate) in gated(table).into_iter().zip(gated(&Kernels::SCALAR)).zip(&a) {
+                let near = f64::from(exact.abs()) + 1e-30;
+                assert_near(f64::from(found), f64::from(exact), near.max(1e-20), &format!("{} {gate}", table.name));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gate_that_is_not_a_number_stays_one() {
+    for table in Kernels::available() {
+        let mut gate = [f32::NAN, 1e30, -1e30, f32::INFINITY];
+        (table.silu_multiply)(&mut gate, &[1.0; 4]);
+        assert!(gate[0].is_nan() && gate[1] == 1e30 && gate[2].abs() < 1e-3 && !gate[3].is_nan(), "{}", table.name);
+    }
+}
+
+/// Stored keys `[columns, 32]`, values `[32, columns]` and scales.
+fn kv_block(random: &mut Random, length: usize) -> (Vec<f32>, Vec<u16>, Vec<i8>, Vec<u16>) {
+    let floats = random.values(32 * length);
+    let halves = floats.iter().map(|value| half::f16::from_f32(*value).to_bits()).collect();
+    let levels = (0..32 * length).map(|_| random.next() as i8).collect();
+    let scales =
+        (0..32 * length.div_ceil(32)).map(|_| half::f16::from_f32(random.value().abs() / 127.0).to_bits()).collect();
+    (floats, halves, levels, scales)
+}
+
+#[test]
+fn attention_of_every_table_agrees_with_the_formula_over_several_blocks() {
+    let mut random = Random(8);
+    for (length, heads) in [(64, 8), (64, 1), (128, 7), (16, 3), (24, 2), (80, 5)] {
+        let queries: Vec<f32> = random.values(heads * length).iter().map(|value| value / 8.0).collect();
+        let blocks: Vec<_> = (0..4).map(|_| (kv_block(&mut random, length), kv_block(&mut random, length))).collect();
+        for format in 0..3 {
+            let run = |table: &Kernels| {
+                let (mut largest, mut sum) = (vec![0.0; heads], vec![0.0; heads]);
+                let mut out = vec![0.0; heads * length];
+                let mut state = Attention {
+                    head_length: length,
+                    queries: &queries,
+                    largest: &mut largest,
+                    sum: &mut sum,
+                    out: &mut out,
+                };
+                state.clear();
+                for ((keys, values), count) in blocks.iter().zip([32, 32, 32, 5]) {
+                    let of =
+                        |(floats, halves, levels, scales): &'_ (Vec<f32>, Vec<u16>, Vec<i8>, Vec<u16>)| match format {
+                            0 => KvOwned::F32(floats.clone()),
+                            1 => KvOwned::F16(halves.clone()),
+                            _ => KvOwned::Q8(levels.clone(), scales.clone()),
+                        };
+                    let (keys, values) = (of(keys), of(values));
+                    (table.attend)(
+                        KvBlock { keys: keys.view(), values: values.view(), count, next: [keys.view().bytes(), &[]] },
+                        &mut state,
+                    );
+                }
+                out.chunks(length)
+                    .zip(&sum)
+                    .flat_map(|(out, sum)| out.iter().map(move |v| v / sum))
+                    .collect::<Vec<f32>>()
+            };
+            let exact = run(&Kernels::SCALAR);
+            for table in Kernels::available() {
+                for (found, exact) in run(table).iter().zip(&exact) {
+                    let what = format!("{} format {format} length {length}", table.name);
+                    assert_near(f64::from(*found), f64::from(*exact), 3.0, &what);
+                }
+            }
+        }
+    }
+}
+
+enum KvOwned {
+    F32(Vec<f32>),
+    F16(Vec<u16>),
+    Q8(Vec<i8>, Vec<u16>),
+}
+
+impl KvOwned {
+    fn view(&self) -> KvValues<'_> {
+        match self {
+            Self::F32(values) => KvValues::F32(values),
+            Self::F16(values) => KvValues::F16(values),
+            Self::Q8(levels, scales) => KvValues::Q8(levels, scales),
         }
     }
 }
@@ -225,23 +353,20 @@ fn dense_kernels_agree_with_the_scalar_ones() {
 #[test]
 fn a_batch_gives_the_bits_of_single_tokens_on_any_number_of_threads() {
     let mut random = Random(6);
-    let (rows, columns, tokens) = (37, 512, 5);
+    let (count, columns, tokens) = (37, 512, 64);
     for format in BlockFormat::ALL {
-        let bytes: Vec<u8> = (0..rows).flat_map(|_| random.row(format, columns / format.block_length())).collect();
-        let x: Vec<f32> = (0..tokens * columns).map(|_| random.value()).collect();
-        let row_bytes = bytes.len() / rows;
-        let matrix = MatrixRows { format, bytes: &bytes, row_stride: row_bytes, row_bytes, skip: 0, rows, columns };
+        let rows: Vec<Vec<u8>> = (0..count).map(|_| random.row(format, columns / format.block_length())).collect();
+        let x = random.values(tokens * columns);
         for kernels in Kernels::available() {
-            let product = |x: &[f32], threads: usize| {
-                let pool = Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false });
-                let mut activations = Activations::default();
-                activations.load(kernels, x, columns, true);
-                let mut out = vec![0.0; x.len() / columns * rows];
-                matmul(&Compute { kernels, pool }, matrix, &activations, &mut out);
+            let bits = |x: &[f32], threads: usize| {
+                let out = product(&compute(kernels, threads), format, &rows, 0, columns, x);
                 out.iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
             };
-            let alone: Vec<u32> = x.chunks(columns).flat_map(|token| product(token, 1)).collect();
-            (1..=4).for_each(|threads| assert_eq!(product(&x, threads), alone, "{threads} threads"));
+            let alone: Vec<u32> = x.chunks(columns).flat_map(|token| bits(token, 1)).collect();
+            for tokens in [1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 64] {
+                let what = format!("{} {} {tokens} tokens", kernels.name, format.name());
+                assert_eq!(bits(&x[..tokens * columns], 1 + tokens % 4), alone[..tokens * count], "{what}");
+            }
         }
     }
 }
@@ -251,34 +376,4 @@ fn a_table_that_is_not_there_is_refused_with_those_that_are() {
     let error = Kernels::choose(Some("avx9000")).expect_err("there is no such table").to_string();
     assert!(error.contains("avx9000") && error.contains("scalar"), "{error}");
     assert_eq!(Kernels::choose(Some("scalar")).map(|table| table.name), Ok("scalar"));
-}
-
-#[test]
-fn a_product_is_the_same_bit_for_bit_in_every_shape_of_tile() {
-    let mut random = Random(5);
-    for table in Kernels::available().into_iter().filter(|table| table.has_tiles()) {
-        for format in BlockFormat::ALL {
-            for columns in [32_usize, 96, 256, 768].into_iter().filter(|columns| columns % format.block_length() == 0) {
-                let Some(tile) = table.tile(format, 0, columns) else { continue };
-                let rows: Vec<Vec<u8>> =
-                    (0..TILE_ROWS).map(|_| random.row(format, columns / format.block_length())).collect();
-                let values: Vec<f32> = (0..columns * TILE_TOKENS).map(|_| random.value()).collect();
-                let mut x = Activations::default();
-                x.load(table, &values, columns, true);
-                for (count, tokens) in
-                    (1..=TILE_ROWS).flat_map(|rows| (1..=TILE_TOKENS).map(move |tokens| (rows, tokens)))
-                {
-                    let weights: Vec<&[u8]> = rows[..count].iter().map(Vec::as_slice).collect();
-                    let batch: Vec<ActivationRow<'_>> = (0..tokens).map(|token| x.row(token)).collect();
-                    let mut out = vec![f32::NAN; count * tokens];
-                    tile(&weights, &batch, &mut out);
-                    for (index, found) in out.iter().enumerate() {
-                        let single = table.dot(format, weights[index / tokens], 0, batch[index % tokens]);
-                        let what = format!("{} {} {count}x{tokens} {columns}", table.name, format.name());
-                        assert_eq!(found.to_bits(), single.to_bits(), "{what}");
-                    }
-                }
-            }
-        }
-    }
 }

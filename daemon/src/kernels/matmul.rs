@@ -1,16 +1,21 @@
-//! Matrix products: rows of weights over the threads, all tokens of a step while a row is in the cache.
+//! Matrix products: panels of weight rows over the threads, all tokens of a step while a panel is in the cache.
 use std::ops::Range;
 
 use shared::gguf::BlockFormat;
 
-use super::{ActivationRow, Activations, Kernels, Pool, TILE_ROWS, TILE_TOKENS, pool::ColumnsMut};
+use super::{
+    Activations, Kernels, Panel, Pool,
+    activations::tiles,
+    pool::{Columns, ColumnsMut},
+};
 
-/// Fewest rows that a thread takes at a time, and about how many bytes: short pieces that threads take in turn defeat the
-/// prefetchers (measured on two cores with a 1.1B Q4_0 model: 16 rows of 1 kB 23.5 tokens/s, 128 rows 41).
-const ROWS_MIN: usize = 16;
+/// About how many bytes of weights a thread takes at a time: short pieces that threads take in turn defeat the prefetchers
+/// (measured on two cores with a 1.1B Q4_0 model: pieces of 16 kB 23.5 tokens/s, 128 kB 41).
 const PIECE_BYTES: usize = 128 << 10;
 /// Pieces for each thread, so that a slow core does not hold up the rest.
 const PIECES: usize = 4;
+/// Rows of the largest panel and tokens of the largest tile.
+const PRODUCTS_MAX: usize = 16 * 16;
 
 /// What a rank computes with.
 #[derive(Debug)]
@@ -21,70 +26,73 @@ pub struct Compute {
     pub pool: Pool,
 }
 
-/// Weight rows, or the columns of them that a rank holds.
+/// Weights in panels of the kernels' rows (`pack.rs`).
 #[derive(Clone, Copy, Debug)]
-pub struct MatrixRows<'a> {
+pub struct MatrixPanels<'a> {
     /// Format of the blocks.
     pub format: BlockFormat,
-    /// All rows.
+    /// All panels; the last one is filled up with zeros.
     pub bytes: &'a [u8],
-    /// Bytes from one row to the next.
-    pub row_stride: usize,
-    /// Bytes of a row.
-    pub row_bytes: usize,
-    /// Blocks of 32 columns at a row's start that belong to the rank before.
-    pub skip: usize,
     /// Rows.
     pub rows: usize,
-    /// Columns.
+    /// Columns, whole blocks.
     pub columns: usize,
 }
 
 /// `out[token, row] = matrix[row] . x[token]`. Each product is the one of a single token, bit for bit.
-pub fn matmul(compute: &Compute, matrix: MatrixRows<'_>, x: &Activations, out: &mut [f32]) {
-    assert_eq!(matrix.columns, x.columns(), "the activations have the matrix's columns");
-    assert_eq!(out.len(), x.tokens() * matrix.rows, "out is [token, rows]");
-    let MatrixRows { format, bytes, row_stride, row_bytes, skip, .. } = matrix;
-    let kernels = compute.kernels;
-    let fair = matrix.rows.div_ceil(PIECES * compute.pool.threads());
-    let rows_at_once = (PIECE_BYTES / row_bytes.max(1)).min(fair).max(ROWS_MIN);
-    let tile = kernels.tile(format, skip, matrix.columns);
-    // Where tiles are, whole blocks are ours.
-    let ours = skip * 32 / format.block_length() * format.block_bytes();
-    compute.pool.columns(out, matrix.rows, rows_at_once, |rows, out| match tile {
-        Some(tile) => tiles(tile, rows, |row| &bytes[row * row_stride + ours..(row + 1) * row_stride], x, out),
-        None => {
-            for row in rows {
-                let weights = &bytes[row * row_stride..][..row_bytes];
-                for token in 0..x.tokens() {
-                    out.set(token, row, kernels.dot(format, weights, skip, x.row(token)));
-                }
-            }
-        }
+pub fn matmul(compute: &Compute, matrix: MatrixPanels<'_>, x: &Activations, out: &mut [f32]) {
+    matmuls(compute, [matrix], x, [out]);
+}
+
+/// Several matrices with the same activations in one run of the threads.
+pub fn matmuls<const N: usize>(
+    compute: &Compute,
+    matrices: [MatrixPanels<'_>; N],
+    x: &Activations,
+    outs: [&mut [f32]; N],
+) {
+    let height = compute.kernels.panel_rows;
+    let all_bytes: usize = matrices.iter().map(|matrix| matrix.bytes.len()).sum();
+    let fair = (all_bytes / (PIECES * compute.pool.threads())).max(1);
+    let mut outs = outs.into_iter();
+    let mut outputs = matrices.map(|matrix| {
+        let out = outs.next().expect("there is an output for each matrix");
+        assert!(x.columns() <= matrix.columns, "the matrix has the activations' columns");
+        assert_eq!(out.len(), x.tokens() * matrix.rows, "out is [token, rows]");
+        let panels = matrix.rows.div_ceil(height);
+        assert_eq!(matrix.bytes.len(), panels * matrix.panel_bytes(height), "panels hold all rows and columns");
+        let at_once = (PIECE_BYTES.min(fair) / matrix.panel_bytes(height).max(1)).max(1);
+        Columns { out, width: matrix.rows, unit: at_once * height }
+    });
+    compute.pool.columns(&mut outputs, |index, rows, out| {
+        piece(compute.kernels, matrices[index], rows, x, out);
     });
 }
 
-/// Some rows with all tokens, a tile at a time. Four tokens stay in the nearest cache for all rows; the rows of a piece stay
-/// in the second one for all tokens.
-fn tiles<'a>(
-    tile: super::Tile,
-    rows: Range<usize>,
-    weights: impl Fn(usize) -> &'a [u8],
-    x: &Activations,
-    out: &mut ColumnsMut<'_>,
-) {
-    let mut products = [0.0; TILE_ROWS * TILE_TOKENS];
-    for token in (0..x.tokens()).step_by(TILE_TOKENS) {
-        let tokens = TILE_TOKENS.min(x.tokens() - token);
-        let tile_tokens: [ActivationRow<'_>; TILE_TOKENS] =
-            std::array::from_fn(|index| x.row(token + index.min(tokens - 1)));
-        for first in rows.clone().step_by(TILE_ROWS) {
-            let count = TILE_ROWS.min(rows.end - first);
-            let tile_rows: [&[u8]; TILE_ROWS] = std::array::from_fn(|row| weights(first + row.min(count - 1)));
-            let products = &mut products[..count * tokens];
-            tile(&tile_rows[..count], &tile_tokens[..tokens], products);
-            for (row, products) in products.chunks_exact(tokens).enumerate() {
-                products.iter().enumerate().for_each(|(index, sum)| out.set(token + index, first + row, *sum));
+impl MatrixPanels<'_> {
+    fn panel_bytes(&self, height: usize) -> usize {
+        self.columns / self.format.block_length() * self.format.block_bytes() * height
+    }
+}
+
+/// Some panels with all tokens: a tile of tokens for all of them, then the next.
+fn piece(kernels: &Kernels, matrix: MatrixPanels<'_>, rows: Range<usize>, x: &Activations, out: &mut ColumnsMut<'_>) {
+    let height = kernels.panel_rows;
+    let panel_bytes = matrix.panel_bytes(height);
+    let mut products = [0.0; PRODUCTS_MAX];
+    let panel = kernels.panels[matrix.format as usize];
+    let shapes = if matrix.format.is_quantised() { kernels.tiles } else { kernels.float_tiles };
+    for tile in tiles(shapes, x.tokens()) {
+        let products = &mut products[..tile.shape * height];
+        for first in rows.clone().step_by(height) {
+            let weights = &matrix.bytes[first / height * panel_bytes..][..panel_bytes];
+            match panel {
+                Panel::Quantised(product) => product(weights, tile.shape, x.blocks(kernels, tile), products),
+                Panel::Floats(product) => product(weights, tile.shape, x.floats(kernels, tile), products),
+            }
+            let last = (first + height).min(rows.end);
+            for (token, products) in products.chunks_exact(height).take(tile.tokens).enumerate() {
+                out.row_mut(tile.first + token, first..last).copy_from_slice(&products[..last - first]);
             }
         }
     }

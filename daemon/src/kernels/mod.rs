@@ -1,6 +1,7 @@
 //! Tables of compute kernels, one per instruction set, chosen once at start. Entries are safe functions of slices; the
 //! summing order of every result depends on its lengths alone, never on batch size or threads.
 mod activations;
+mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -8,57 +9,56 @@ mod avx512;
 #[cfg(test)]
 mod check;
 mod matmul;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod pack;
+mod panel;
 mod pool;
 mod scalar;
 
 use shared::gguf::BlockFormat;
 
-pub use activations::{ActivationRow, Activations, GROUP, LEVELS};
-pub use matmul::{Compute, MatrixRows, matmul};
+pub use activations::{Activations, BLOCK, Block, LEVELS, Wanted};
+pub use attention::{Attention, KvBlock, KvValues};
+pub use matmul::{Compute, MatrixPanels, matmul, matmuls};
+pub use pack::{pack_panel, packed_bytes, unpack_row};
 pub use pool::{Pool, PoolOptions};
 
-/// Product of a weight row (bytes from a block's border, the first `skip` blocks of 32 columns not ours) with a token.
-type Dot = fn(row: &[u8], skip: usize, x: ActivationRow<'_>) -> f32;
-
-/// Products of up to [`TILE_ROWS`] rows with up to [`TILE_TOKENS`] tokens: `out` is `[row, token]`. Rows begin with the
-/// tokens' first column; each product is the one of a single row with a single token, bit for bit.
-type Tile = fn(rows: &[&[u8]], tokens: &[ActivationRow<'_>], out: &mut [f32]);
-
-/// Rows of a whole tile.
-pub const TILE_ROWS: usize = 4;
-/// Tokens of a whole tile.
-pub const TILE_TOKENS: usize = 4;
-
-/// Quantises one token: values, quants, scales, sums.
-type Quantize = fn(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]);
+/// Products of a panel with a tile of tokens: weights, tokens of the tile, `[block or column, token]`, `[token, row]`.
+#[derive(Clone, Copy, Debug)]
+pub enum Panel {
+    /// With int8 activations.
+    Quantised(fn(&[u8], usize, &[Block], &mut [f32])),
+    /// With floats.
+    Floats(fn(&[u8], usize, &[f32], &mut [f32])),
+}
 
 /// A table of kernels.
 #[derive(Debug)]
 pub struct Kernels {
     /// Name, as `BRAMBLE_KERNELS` takes it.
     pub name: &'static str,
-    dots: [Dot; BlockFormat::ALL.len()],
-    /// For formats that have one, where whole blocks of a row are ours.
-    tiles: [Option<Tile>; BlockFormat::ALL.len()],
-    /// int8 in groups of 16 with one scale each, and the sum of each group. `quants` is padded with zeros. A group with an
-    /// infinity or a NaN gets scale NaN, so that products with it are NaN and not plausible numbers.
-    pub quantize: Quantize,
-    /// Sum of products.
-    pub dot_f32: fn(&[f32], &[f32]) -> f32,
-    /// Sum of products with halves, given as bits.
-    pub dot_f16: fn(&[f32], &[u16]) -> f32,
-    /// `out += a * x`
-    pub accumulate_f32: fn(out: &mut [f32], a: f32, x: &[f32]),
-    /// `out += a * x`, x halves as bits.
-    pub accumulate_f16: fn(out: &mut [f32], a: f32, x: &[u16]),
-    /// To halves, as bits, round to nearest even.
-    pub to_f16: fn(&[f32], &mut [u16]),
+    /// Rows of a panel.
+    pub panel_rows: usize,
+    /// Tokens that a tile of a quantised format may have, ascending.
+    pub tiles: &'static [usize],
+    /// The same of floats.
+    pub float_tiles: &'static [usize],
+    panels: [Panel; BlockFormat::ALL.len()],
+    /// A block of up to 32 values, the rest zeros. One with an infinity or a NaN gets scale NaN, so that products with it are
+    /// NaN and not plausible numbers.
+    pub quantise: fn(&[f32], &mut Block),
+    /// Merges a block of the KV cache into the state of the heads that read it.
+    pub attend: fn(KvBlock<'_>, &mut Attention<'_>),
     /// `out = x / sqrt(mean(x^2) + epsilon) * weight`
     pub rms_norm: fn(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]),
     /// `gate = silu(gate) * up`
     pub silu_multiply: fn(gate: &mut [f32], up: &[f32]),
-    /// Exclusive or of all words: reads them and does nothing else.
-    pub read: fn(&[u64]) -> u64,
+    /// Reads bytes as so many streams side by side, asking for them so many bytes ahead, and does nothing else.
+    pub read: fn(bytes: &[u8], streams: usize, ahead: usize) -> u8,
+    /// Multiplies registers so many times and does nothing else: the machine's most. Returns the products of one round (0: the
+    /// instruction set has no such instruction) and something of them all.
+    pub peak: fn(rounds: usize) -> (usize, f32),
     /// `out += x`
     pub add: fn(out: &mut [f32], x: &[f32]),
 }
@@ -99,34 +99,6 @@ impl Kernels {
         })
     }
 
-    /// Product of a weight row with a token's activations. The row's bytes begin with a block; `skip` blocks of 32 columns
-    /// of it belong to the rank before, and only the columns of `x` are multiplied.
-    pub fn dot(&self, format: BlockFormat, row: &[u8], skip: usize, x: ActivationRow<'_>) -> f32 {
-        let blocks = (skip * 32 + x.values.len()).div_ceil(format.block_length());
-        assert!(row.len() >= blocks * format.block_bytes(), "the row holds all columns of the activations");
-        assert!(!format.is_quantised() || x.quants.len() >= x.values.len(), "the activations were quantised");
-        match self.tile(format, skip, x.values.len()) {
-            Some(tile) => {
-                let mut out = [0.0];
-                tile(&[&row[skip * 32 / format.block_length() * format.block_bytes()..]], &[x], &mut out);
-                out[0]
-            }
-            None => self.dots[format as usize](row, skip, x),
-        }
-    }
-
-    /// The tile for rows of which `columns` columns are ours behind `skip` blocks of 32, if whole blocks are.
-    fn tile(&self, format: BlockFormat, skip: usize, columns: usize) -> Option<Tile> {
-        let length = format.block_length();
-        let is_whole = (skip * 32).is_multiple_of(length) && columns.is_multiple_of(length);
-        self.tiles[format as usize].filter(|_| is_whole)
-    }
-
-    /// Whether activations need sums and scales of each 4 columns.
-    fn has_tiles(&self) -> bool {
-        self.tiles.iter().any(Option::is_some)
-    }
-
     /// Weights of whole blocks as f32; `out` has their number.
     pub fn dequantise_row(&self, format: BlockFormat, row: &[u8], out: &mut [f32]) {
         assert_eq!(format.row_bytes(out.len()), Some(row.len()), "the row has as many weights as `out`");
@@ -139,7 +111,12 @@ fn detected() -> impl Iterator<Item = &'static Kernels> {
     avx2::detect().into_iter().chain(avx512::detect())
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+fn detected() -> impl Iterator<Item = &'static Kernels> {
+    neon::detect()
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn detected() -> impl Iterator<Item = &'static Kernels> {
     std::iter::empty()
 }

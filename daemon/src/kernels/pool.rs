@@ -1,24 +1,27 @@
-//! Compute threads of a rank: persistent, pinned to the cores that the commit gave, waiting by a bounded spin and then by
-//! sleeping. The caller is thread 0. Splits outputs so that no two threads write the same element.
+//! Compute threads of a rank: persistent, pinned to the cores that the commit gave, waiting by a bounded spin and then asleep
+//! until the next run. The caller is thread 0. A run takes no lock, allocates nothing and calls the system only for threads that
+//! sleep. Splits outputs so that no two threads write the same element.
 #![expect(unsafe_code, reason = "a job borrows from the caller, who waits until all threads are done with it")]
 use std::{
     any::Any,
+    cell::UnsafeCell,
     marker::PhantomData,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     thread::JoinHandle,
 };
 
+use atomic_wait::{wait, wake_all, wake_one};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
 
-/// Looks at the state this often before sleeping, where spinning is allowed.
+/// Looks this often before sleeping, where spinning is allowed: about as long as a thread waits for the others inside a layer.
 const SPIN_ROUNDS: u32 = 10_000;
 
 /// How a pool is made.
@@ -42,62 +45,95 @@ pub struct Pool {
 
 #[derive(Debug)]
 struct Shared {
-    state: Mutex<State>,
-    /// A job came, or the end.
-    begin: Condvar,
-    /// The last thread finished.
-    end: Condvar,
-    /// Mirrors of the state for spinning threads.
-    generation: AtomicUsize,
-    remaining: AtomicUsize,
+    /// Written by the caller before a run begins, read by workers until they have counted themselves out of it.
+    job: JobCell,
+    /// Counts runs; workers sleep on it.
+    generation: AtomicU32,
+    /// Workers that sleep or are about to.
+    sleepers: AtomicU32,
+    /// Workers that are not done; the caller sleeps on it.
+    remaining: AtomicU32,
+    /// The caller sleeps or is about to.
+    caller_sleeps: AtomicBool,
     /// A run is under way: there is one place for a job, and a second one would let the first return too early.
     busy: AtomicBool,
+    stop: AtomicBool,
+    /// Of each thread's part of what is shared, the next index.
+    next_of: Box<[Alone]>,
+    /// The first panic of a thread in this run; locked only by one that panics, and by the caller after that.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    has_panicked: AtomicBool,
     spin: bool,
-}
-
-#[derive(Debug)]
-struct State {
-    job: Option<Job>,
-    /// The first panic of a thread in this run.
-    panic: Option<Box<dyn Any + Send>>,
-    stop: bool,
 }
 
 /// A borrowed job; valid until `remaining` is 0.
 #[derive(Clone, Copy)]
 struct Job(*const (dyn Fn(usize) + Sync));
 
-impl std::fmt::Debug for Job {
+struct JobCell(UnsafeCell<Option<Job>>);
+
+impl std::fmt::Debug for JobCell {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Job")
+        f.write_str("JobCell")
     }
 }
 
 // SAFETY: the function behind the pointer is Sync, and `run` keeps it alive until all threads are done with it.
-unsafe impl Send for Job {}
+unsafe impl Send for JobCell {}
+// SAFETY: the caller of the only run writes it while no worker reads (all have counted themselves out of the run before), and
+// workers read it after they saw the new generation, which the caller publishes after the write.
+unsafe impl Sync for JobCell {}
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while the lock is held.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn spins_until(&self, is_so: impl Fn() -> bool) -> bool {
+        is_so()
+            || (0..if self.spin { SPIN_ROUNDS } else { 0 }).any(|_| {
+                std::hint::spin_loop();
+                is_so()
+            })
     }
 
-    fn spins_until(&self, is_so: impl Fn() -> bool) -> bool {
-        (0..if self.spin { SPIN_ROUNDS } else { 0 }).any(|_| {
-            std::hint::spin_loop();
-            is_so()
-        })
+    /// Publishes a new generation and wakes who sleeps.
+    fn begin(&self) {
+        self.generation.fetch_add(1, Ordering::SeqCst);
+        // A worker that is not counted yet will see the new generation before it sleeps.
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            wake_all(&raw const self.generation);
+        }
+    }
+
+    /// Waits for a generation that is not `seen`; returns it.
+    fn next(&self, seen: u32) -> u32 {
+        if !self.spins_until(|| self.generation.load(Ordering::Acquire) != seen) {
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            while self.generation.load(Ordering::SeqCst) == seen {
+                wait(&self.generation, seen);
+            }
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Counts a worker out of the run.
+    fn end(&self) {
+        if self.remaining.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_sleeps.load(Ordering::SeqCst) {
+            wake_one(&raw const self.remaining);
+        }
     }
 
     /// Waits until every thread has counted itself out of the run.
     fn wait_for_all(&self) {
-        let is_done = || self.remaining.load(Ordering::Acquire) == 0;
-        if !is_done() && !self.spins_until(is_done) {
-            let mut state = self.lock();
-            while !is_done() {
-                state = self.end.wait(state).unwrap_or_else(PoisonError::into_inner);
+        if self.spins_until(|| self.remaining.load(Ordering::Acquire) == 0) {
+            return;
+        }
+        self.caller_sleeps.store(true, Ordering::SeqCst);
+        loop {
+            match self.remaining.load(Ordering::SeqCst) {
+                0 => break,
+                remaining => wait(&self.remaining, remaining),
             }
         }
+        self.caller_sleeps.store(false, Ordering::SeqCst);
     }
 }
 
@@ -105,12 +141,16 @@ impl Pool {
     /// Starts the threads.
     pub fn new(options: PoolOptions) -> Self {
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { job: None, panic: None, stop: false }),
-            begin: Condvar::new(),
-            end: Condvar::new(),
-            generation: AtomicUsize::new(0),
-            remaining: AtomicUsize::new(0),
+            job: JobCell(UnsafeCell::new(None)),
+            generation: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+            remaining: AtomicU32::new(0),
+            caller_sleeps: AtomicBool::new(false),
             busy: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            next_of: (0..options.threads.max(1)).map(|_| Alone(AtomicUsize::new(0))).collect(),
+            panic: Mutex::new(None),
+            has_panicked: AtomicBool::new(false),
             spin: options.spin,
         });
         let worker = |thread: usize| {
@@ -146,16 +186,17 @@ impl Pool {
         // SAFETY: only the lifetime changes; nothing from here to `wait_for_all` returns or unwinds.
         let job =
             Job(unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync), *const (dyn Fn(usize) + Sync)>(work) });
-        {
-            let mut state = shared.lock();
-            state.job = Some(job);
-            shared.remaining.store(self.workers.len(), Ordering::Release);
-            shared.generation.fetch_add(1, Ordering::Release);
-            shared.begin.notify_all();
-        }
+        // SAFETY: this is the only run, and every worker has counted itself out of the one before.
+        unsafe { *shared.job.0.get() = Some(job) };
+        shared.remaining.store(self.workers.len() as u32, Ordering::Relaxed);
+        shared.begin();
         let own = catch_unwind(AssertUnwindSafe(|| work(0)));
         shared.wait_for_all();
-        let theirs = shared.lock().panic.take();
+        let theirs = if shared.has_panicked.swap(false, Ordering::Acquire) {
+            shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take()
+        } else {
+            None
+        };
         shared.busy.store(false, Ordering::Release);
         if let Some(panic) = own.err().or(theirs) {
             resume_unwind(panic);
@@ -163,62 +204,98 @@ impl Pool {
     }
 
     /// Calls `each(index, chunk)` for every chunk of `length` elements, on any thread.
-    pub fn chunks(&self, out: &mut [f32], length: usize, each: impl Fn(usize, &mut [f32]) + Sync) {
+    pub fn chunks<T: Send>(&self, out: &mut [T], length: usize, each: impl Fn(usize, &mut [T]) + Sync) {
         let count = out.len().div_ceil(length.max(1));
         let (start, total) = (Start(out.as_mut_ptr()), out.len());
-        self.share(count, 1, &|range| {
-            for index in range {
-                let begin = index * length;
-                let end = (begin + length).min(total);
-                // SAFETY: each index is handed to one thread, chunks do not overlap and lie inside `out`, which is
-                // borrowed mutably until all threads are done.
-                let chunk = unsafe { std::slice::from_raw_parts_mut(start.get().add(begin), end - begin) };
-                each(index, chunk);
-            }
+        self.share(count, &|index| {
+            let begin = index * length;
+            let end = (begin + length).min(total);
+            // SAFETY: each index is handed to one thread, chunks do not overlap and lie inside `out`, which is borrowed
+            // mutably until all threads are done.
+            let chunk = unsafe { std::slice::from_raw_parts_mut(start.get().add(begin), end - begin) };
+            each(index, chunk);
         });
     }
 
-    /// Splits the columns of `out` `[row, width]` among the threads, `unit` at a time: each call of `each` may set the
-    /// columns of its range in all rows.
-    pub fn columns(
-        &self,
-        out: &mut [f32],
-        width: usize,
-        unit: usize,
-        each: impl Fn(Range<usize>, &mut ColumnsMut<'_>) + Sync,
-    ) {
-        if width == 0 {
-            return;
+    /// Splits the columns of some outputs among the threads: each call of `each(index, range, columns)` may set the columns of
+    /// its range in all rows of output `index`.
+    ///
+    /// # Panics
+    /// More than [`OUTPUTS_MAX`] outputs, or one that does not end with a row.
+    pub fn columns(&self, outputs: &mut [Columns<'_>], each: impl Fn(usize, Range<usize>, &mut ColumnsMut<'_>) + Sync) {
+        assert!(outputs.len() <= OUTPUTS_MAX, "at most {OUTPUTS_MAX} outputs at once");
+        let mut starts = [const { None }; OUTPUTS_MAX];
+        let mut pieces = 0;
+        for (output, start) in outputs.iter_mut().zip(&mut starts) {
+            let (width, unit) = (output.width, output.unit);
+            assert!(unit > 0, "columns are taken in ranges of at least one");
+            assert!(output.out.len().is_multiple_of(width.max(1)), "whole rows");
+            let rows = output.out.len().checked_div(width).unwrap_or(0);
+            let begin = pieces;
+            pieces += if rows > 0 { width.div_ceil(unit) } else { 0 };
+            *start = Some((Start(output.out.as_mut_ptr()), width, unit, rows, begin..pieces));
         }
-        assert!(unit > 0, "columns are taken in ranges of at least one");
-        assert!(out.len().is_multiple_of(width), "whole rows");
-        let (start, rows) = (Start(out.as_mut_ptr()), out.len() / width);
-        self.share(width, unit, &|range| {
-            let mut columns = ColumnsMut { start: start.get(), width, rows, range: range.clone(), out: PhantomData };
-            each(range, &mut columns);
+        self.share(pieces, &|piece| {
+            let found = starts.iter().flatten().enumerate().find(|(_, start)| start.4.contains(&piece));
+            let Some((index, (start, width, unit, rows, pieces))) = found else { return };
+            let begin = (piece - pieces.start) * unit;
+            let range = begin..(begin + unit).min(*width);
+            let mut columns =
+                ColumnsMut { start: start.get(), width: *width, rows: *rows, range: range.clone(), out: PhantomData };
+            each(index, range, &mut columns);
         });
     }
 
-    /// Hands ranges of at most `unit` of `0..count` to the threads, each to one; a slow core does not hold up the rest.
-    fn share(&self, count: usize, unit: usize, each: &(dyn Fn(Range<usize>) + Sync)) {
-        let next = AtomicUsize::new(0);
-        self.run(&|_| {
-            loop {
-                let begin = next.fetch_add(unit, Ordering::Relaxed);
-                if begin >= count {
-                    return;
+    /// Hands each index below `count` to a thread. Every thread goes through a part of its own in order, so that what is read
+    /// ahead behind one piece is its next one; one that is done takes from the others, so that a slow core does not hold them up.
+    fn share(&self, count: usize, each: &(dyn Fn(usize) + Sync)) {
+        if count <= 1 || self.workers.is_empty() {
+            // Not worth waking anybody.
+            return (0..count).for_each(each);
+        }
+        let threads = self.threads();
+        let begin = |part: usize| count * part / threads;
+        for (part, next) in self.shared.next_of.iter().enumerate() {
+            next.0.store(begin(part), Ordering::Relaxed);
+        }
+        self.run(&|thread| {
+            for part in (thread..threads).chain(0..thread) {
+                let next = &self.shared.next_of[part].0;
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= begin(part + 1) {
+                        break;
+                    }
+                    each(index);
                 }
-                each(begin..(begin + unit).min(count));
             }
         });
     }
 }
 
+/// Alone in its cache line.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Alone(AtomicUsize);
+
+/// Most outputs of one run.
+pub(super) const OUTPUTS_MAX: usize = 4;
+
+/// An output `[row, width]` whose columns threads take `unit` at a time.
+#[derive(Debug)]
+pub struct Columns<'a> {
+    /// All rows.
+    pub out: &'a mut [f32],
+    /// Columns of a row.
+    pub width: usize,
+    /// Columns of a piece.
+    pub unit: usize,
+}
+
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.lock().stop = true;
-        self.shared.generation.fetch_add(1, Ordering::Release);
-        self.shared.begin.notify_all();
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.begin();
         for worker in self.workers.drain(..) {
             // A panic of a worker was reported by `run`.
             let _ = worker.join();
@@ -227,19 +304,18 @@ impl Drop for Pool {
 }
 
 /// The start of a buffer that several threads write to, each its own part.
-#[derive(Clone, Copy)]
-struct Start(*mut f32);
+struct Start<T>(*mut T);
 
-impl Start {
-    fn get(self) -> *mut f32 {
+impl<T> Start<T> {
+    fn get(&self) -> *mut T {
         self.0
     }
 }
 
 // SAFETY: the threads write disjoint parts, and the buffer outlives them.
-unsafe impl Send for Start {}
+unsafe impl<T: Send> Send for Start<T> {}
 // SAFETY: as above.
-unsafe impl Sync for Start {}
+unsafe impl<T: Send> Sync for Start<T> {}
 
 /// Some columns of a `[row, width]` buffer; no other thread has them.
 #[derive(Debug)]
@@ -252,11 +328,13 @@ pub struct ColumnsMut<'a> {
 }
 
 impl ColumnsMut<'_> {
-    /// Sets an element.
-    pub fn set(&mut self, row: usize, column: usize, value: f32) {
-        assert!(row < self.rows && self.range.contains(&column), "an element of this part");
-        // SAFETY: row and column were checked just now; `columns` made the range this thread's alone.
-        unsafe { self.start.add(row * self.width + column).write(value) };
+    /// Columns of a row.
+    pub fn row_mut(&mut self, row: usize, columns: Range<usize>) -> &mut [f32] {
+        let Range { start, end } = columns;
+        let is_ours = row < self.rows && self.range.start <= start && start <= end && end <= self.range.end;
+        assert!(is_ours, "columns of this part");
+        // SAFETY: row and columns were checked just now; `columns` of the pool made the range this thread's alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.width + start), end - start) }
     }
 }
 
@@ -264,32 +342,20 @@ fn work(shared: &Shared, thread: usize, core: Option<usize>) {
     pin(core);
     let mut seen = 0;
     loop {
-        let has_news = || shared.generation.load(Ordering::Acquire) != seen;
-        if !has_news() {
-            shared.spins_until(has_news);
+        seen = shared.next(seen);
+        if shared.stop.load(Ordering::SeqCst) {
+            return;
         }
-        let job = {
-            let mut state = shared.lock();
-            while !has_news() {
-                state = shared.begin.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
-            if state.stop {
-                return;
-            }
-            seen = shared.generation.load(Ordering::Acquire);
-            state.job
-        };
-        let Some(Job(job)) = job else { continue };
+        // SAFETY: the caller wrote the job before it published this generation, and writes the next one after this thread has
+        // counted itself out below.
+        let Some(Job(job)) = (unsafe { *shared.job.0.get() }) else { continue };
         // SAFETY: the caller waits in `run` until this thread has counted itself out below.
         let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*job)(thread) }));
         if let Err(panic) = result {
-            shared.lock().panic.get_or_insert(panic);
+            shared.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+            shared.has_panicked.store(true, Ordering::Release);
         }
-        if shared.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // Under the lock, so that the caller cannot begin to wait in between.
-            let _state = shared.lock();
-            shared.end.notify_all();
-        }
+        shared.end();
     }
 }
 
@@ -320,9 +386,10 @@ mod tests {
             for round in 0..300_usize {
                 let width = 1 + round % 70;
                 let mut out = vec![0.0; 3 * width];
-                pool.columns(&mut out, width, 16, |range, out| {
+                let mut outputs = [Columns { out: &mut out, width, unit: 16 }];
+                pool.columns(&mut outputs, |_, range, out| {
                     for column in range {
-                        (0..3).for_each(|row| out.set(row, column, (row * 1000 + column) as f32));
+                        (0..3).for_each(|row| out.row_mut(row, column..column + 1)[0] = (row * 1000 + column) as f32);
                     }
                 });
                 let expected: Vec<f32> = (0..3 * width).map(|i| (i / width * 1000 + i % width) as f32).collect();
@@ -375,8 +442,9 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "an element of this part")]
+    #[should_panic(expected = "columns of this part")]
     fn a_part_cannot_write_beyond_its_columns() {
-        pool(1).columns(&mut [0.0; 64], 64, 16, |range, out| out.set(0, (range.end) % 64, 1.0));
+        let mut outputs = [Columns { out: &mut [0.0; 64], width: 64, unit: 16 }];
+        pool(1).columns(&mut outputs, |_, range, out| out.row_mut(0, range.end % 64..range.end % 64 + 1)[0] = 1.0);
     }
 }

@@ -1,79 +1,163 @@
-//! Grouped-query attention of this rank's heads over the blocks of the KV cache, with an online softmax by position.
+//! Grouped-query attention of this rank's heads over the blocks of the KV cache. The query heads of a KV head read it together;
+//! a long context is cut into parts of a fixed length that threads take apart and that are merged in order, so that a result
+//! depends on the sequence alone and not on batch or threads.
+use std::ops::Range;
+
 use shared::topology::spec::KV_BLOCK_LENGTH;
 
-use super::kv_cache::{HeadBlock, KvCache};
-use crate::kernels::Kernels;
+use super::{
+    Batch,
+    kv_cache::{KvCache, Place},
+};
+use crate::kernels::{Attention, Compute};
 
-/// One head of one token: what it attends with and to.
+/// Positions of a part.
+const PART: usize = 512;
+/// What of a head's state stands before its values: largest score and sum of weights.
+const HEADER: usize = 2;
+
+/// This rank's heads.
+#[derive(Clone, Debug)]
+pub struct Heads {
+    /// Query heads of each KV head, as ranges of this rank's heads.
+    groups: Vec<Range<usize>>,
+    head_length: usize,
+}
+
+impl Heads {
+    /// Of the query heads `heads` of a model where `per_kv` of them share a KV head; `first_kv` is the rank's first one.
+    pub fn new(heads: &Range<usize>, heads_kv: &Range<usize>, per_kv: usize, head_length: usize) -> Self {
+        let of_kv = |kv: usize| {
+            let begin = (kv * per_kv).max(heads.start);
+            begin - heads.start..((kv + 1) * per_kv).min(heads.end).max(begin) - heads.start
+        };
+        Self { groups: heads_kv.clone().map(of_kv).collect(), head_length }
+    }
+
+    fn largest_group(&self) -> usize {
+        self.groups.iter().map(ExactSizeIterator::len).max().unwrap_or(0)
+    }
+}
+
+/// Where a step's queries are and which layer they read.
 #[derive(Clone, Copy, Debug)]
-pub struct HeadQuery<'a> {
+pub struct Queries<'a> {
     /// The layer's number in the cache.
     pub layer: usize,
-    /// The KV head, counted on this rank.
-    pub head_kv: usize,
-    /// Positions that it sees: its own and all before.
-    pub length: usize,
-    /// The sequence's blocks in the order of positions.
-    pub blocks: &'a [u32],
-    /// `[head_length]`
-    pub query: &'a [f32],
+    /// The step.
+    pub batch: Batch<'a>,
+    /// `[token, heads, head_length]`, divided by the square root of the head's length.
+    pub queries: &'a [f32],
 }
 
-/// Writes the weighted mean of the values into `out` `[head_length]`.
-///
-/// Positions are merged block by block in order, so that the result depends on the sequence alone and not on the batch
-/// (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
-pub fn attend(kernels: &Kernels, cache: &KvCache, head: HeadQuery<'_>, out: &mut [f32]) {
-    let scale = 1.0 / (out.len() as f32).sqrt();
-    let mut largest = f32::NEG_INFINITY;
-    let mut sum = 0.0;
-    out.fill(0.0);
-    for (index, block) in head.blocks.iter().take(head.length.div_ceil(KV_BLOCK_LENGTH)).enumerate() {
-        let count = (head.length - index * KV_BLOCK_LENGTH).min(KV_BLOCK_LENGTH);
-        let (keys, values) = cache.block(head.layer, *block, head.head_kv);
-        let mut scores = [0.0; KV_BLOCK_LENGTH];
-        let scores = &mut scores[..count];
-        score(kernels, keys, head.query, scores);
-        scores.iter_mut().for_each(|score| *score *= scale);
-        let block_largest = scores.iter().fold(f32::NEG_INFINITY, |largest, score| largest.max(*score));
-        if block_largest > largest {
-            let shrink = (largest - block_largest).exp();
-            out.iter_mut().for_each(|value| *value *= shrink);
-            sum *= shrink;
-            largest = block_largest;
+/// Writes the weighted means of the values into `out` `[token, heads, head_length]`. `states` is scratch.
+pub fn attend(
+    compute: &Compute,
+    cache: &KvCache,
+    heads: &Heads,
+    queries: Queries<'_>,
+    states: &mut Vec<f32>,
+    out: &mut [f32],
+) {
+    let (tokens, kv) = (queries.batch.tokens.len(), heads.groups.len());
+    let per_state = heads.largest_group() * (HEADER + heads.head_length);
+    let longest = queries.batch.tokens.iter().map(|token| token.position as usize + 1).max().unwrap_or(0);
+    // Enough tokens for all threads: each sums its parts up by itself. Else parts are apart, too.
+    let is_many = tokens * kv >= 4 * compute.pool.threads();
+    let slots = if is_many { 2 } else { longest.div_ceil(PART) };
+    states.resize(tokens * kv * slots * per_state, 0.0);
+    let at_once = if is_many { slots } else { 1 };
+    compute.pool.chunks(states, at_once * per_state, |index, state| {
+        let item = index * at_once / slots;
+        let (token, head_kv) = (item / kv, item % kv);
+        let seen = Seen { compute, cache, heads, queries, token, head_kv };
+        if is_many { seen.all_parts(state) } else { seen.part(index % slots, state) }
+    });
+    let row = out.len() / tokens;
+    for (item, states) in states.chunks_exact_mut(slots * per_state).enumerate() {
+        let group = &heads.groups[item % kv];
+        let out = &mut out[item / kv * row..][group.start * heads.head_length..group.end * heads.head_length];
+        let parts = if is_many { 1 } else { queries.length(item / kv).div_ceil(PART) };
+        let queries = queries.of(item / kv, group, heads.head_length);
+        let (first, rest) = states.split_at_mut(per_state);
+        let mut all = state(heads.head_length, queries, first);
+        for part in rest.chunks_exact_mut(per_state).take(parts - 1) {
+            all.merge(&state(heads.head_length, queries, part));
         }
-        for score in scores.iter_mut() {
-            *score = (*score - largest).exp();
-            sum += *score;
-        }
-        accumulate(kernels, values, scores, out);
-    }
-    let inverse = 1.0 / sum;
-    out.iter_mut().for_each(|value| *value *= inverse);
-}
-
-fn score(kernels: &Kernels, keys: HeadBlock<'_>, query: &[f32], scores: &mut [f32]) {
-    match keys {
-        HeadBlock::F32(keys) => {
-            let rows = scores.iter_mut().zip(keys.chunks_exact(query.len()));
-            rows.for_each(|(score, key)| *score = (kernels.dot_f32)(query, key));
-        }
-        HeadBlock::F16(keys) => {
-            let rows = scores.iter_mut().zip(keys.chunks_exact(query.len()));
-            rows.for_each(|(score, key)| *score = (kernels.dot_f16)(query, key));
+        for (head, out) in out.chunks_exact_mut(heads.head_length).enumerate() {
+            let inverse = 1.0 / all.sum[head];
+            let values = &all.out[head * heads.head_length..];
+            out.iter_mut().zip(values).for_each(|(out, value)| *out = value * inverse);
         }
     }
 }
 
-fn accumulate(kernels: &Kernels, values: HeadBlock<'_>, weights: &[f32], out: &mut [f32]) {
-    match values {
-        HeadBlock::F32(values) => {
-            let rows = weights.iter().zip(values.chunks_exact(out.len()));
-            rows.for_each(|(weight, value)| (kernels.accumulate_f32)(out, *weight, value));
-        }
-        HeadBlock::F16(values) => {
-            let rows = weights.iter().zip(values.chunks_exact(out.len()));
-            rows.for_each(|(weight, value)| (kernels.accumulate_f16)(out, *weight, value));
+impl<'a> Queries<'a> {
+    /// Positions that a token sees.
+    fn length(&self, token: usize) -> usize {
+        self.batch.tokens[token].position as usize + 1
+    }
+
+    /// Queries of some heads of a token.
+    fn of(&self, token: usize, group: &Range<usize>, head_length: usize) -> &'a [f32] {
+        let row = self.queries.len() / self.batch.tokens.len();
+        &self.queries[token * row..][group.start * head_length..group.end * head_length]
+    }
+}
+
+/// One token and one KV head.
+struct Seen<'a> {
+    compute: &'a Compute,
+    cache: &'a KvCache,
+    heads: &'a Heads,
+    queries: Queries<'a>,
+    token: usize,
+    head_kv: usize,
+}
+
+impl Seen<'_> {
+    /// All parts one after the other into the first half of `states`.
+    fn all_parts(&self, states: &mut [f32]) {
+        let (all, part) = states.split_at_mut(states.len() / 2);
+        let group = &self.heads.groups[self.head_kv];
+        let queries = self.queries.of(self.token, group, self.heads.head_length);
+        self.part(0, all);
+        for number in 1..self.queries.length(self.token).div_ceil(PART) {
+            self.part(number, part);
+            let part = state(self.heads.head_length, queries, part);
+            state(self.heads.head_length, queries, all).merge(&part);
         }
     }
+
+    fn place(&self, block: u32) -> Place {
+        Place { layer: self.queries.layer, block, head: self.head_kv }
+    }
+
+    /// One part; nothing where the token does not see it.
+    fn part(&self, number: usize, out: &mut [f32]) {
+        let (length, head_length) = (self.queries.length(self.token), self.heads.head_length);
+        let group = &self.heads.groups[self.head_kv];
+        let mut state = state(head_length, self.queries.of(self.token, group, head_length), out);
+        state.clear();
+        let entry = self.queries.batch.tokens[self.token];
+        let blocks = &self.queries.batch.blocks[entry.slot.index()];
+        for begin in (number * PART..length.min((number + 1) * PART)).step_by(KV_BLOCK_LENGTH) {
+            let count = (length - begin).min(KV_BLOCK_LENGTH);
+            let (number, kernels) = (begin / KV_BLOCK_LENGTH, self.compute.kernels);
+            let mut block = self.cache.block(self.place(blocks[number]), count);
+            if let Some(next) = blocks.get(number + 1).filter(|_| begin + KV_BLOCK_LENGTH < length) {
+                let next = self.cache.block(self.place(*next), 0);
+                block.next = [next.keys.bytes(), next.values.bytes()];
+            }
+            (kernels.attend)(block, &mut state);
+        }
+    }
+}
+
+/// The state in `[heads]` largest scores, `[heads]` sums, `[heads, head_length]` values.
+fn state<'a>(head_length: usize, queries: &'a [f32], state: &'a mut [f32]) -> Attention<'a> {
+    let heads = queries.len() / head_length;
+    let (largest, rest) = state.split_at_mut(heads);
+    let (sum, rest) = rest.split_at_mut(heads);
+    Attention { head_length, queries, largest, sum, out: &mut rest[..heads * head_length] }
 }

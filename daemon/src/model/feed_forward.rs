@@ -1,6 +1,9 @@
 //! The gated feed-forward network (Shazeer 2020, SwiGLU) on this rank's columns.
-use super::{forward::Scratch, weights::Layer};
-use crate::kernels::{Compute, matmul};
+use super::{
+    forward::Scratch,
+    weights::{Layer, wanted_by},
+};
+use crate::kernels::{Compute, matmul, matmuls};
 
 /// `scratch.normed -> scratch.partial`: this rank's columns of the feed-forward network, both `[token, embedding_length]`.
 pub fn feed_forward(compute: &Compute, layer: &Layer, tokens: usize, scratch: &mut Scratch) {
@@ -11,13 +14,13 @@ pub fn feed_forward(compute: &Compute, layer: &Layer, tokens: usize, scratch: &m
         return;
     }
     let embedding_length = normed.len() / tokens;
-    let quantise = layer.gate.format.is_quantised() || layer.up.format.is_quantised();
-    activations.load(compute.kernels, normed, embedding_length, quantise);
+    activations.load(compute, normed, embedding_length, wanted_by(&[&layer.gate, &layer.up]));
     gate.resize(tokens * columns, 0.0);
     up.resize(tokens * columns, 0.0);
-    matmul(compute, layer.gate.view(), activations, gate);
-    matmul(compute, layer.up.view(), activations, up);
-    (compute.kernels.silu_multiply)(gate, up);
-    activations.load(compute.kernels, gate, columns, layer.down.format.is_quantised());
+    matmuls(compute, [layer.gate.view(), layer.up.view()], activations, [gate, up]);
+    compute.pool.chunks(gate, columns, |token, gate| {
+        (compute.kernels.silu_multiply)(gate, &up[token * columns..][..columns]);
+    });
+    activations.load(compute, gate, columns, layer.down.wanted());
     matmul(compute, layer.down.view(), activations, partial);
 }

@@ -6,15 +6,15 @@ use shared::{
 };
 
 use super::{
-    attention::{HeadQuery, attend},
+    attention::{Heads, Queries, attend},
     feed_forward::feed_forward,
-    kv_cache::KvCache,
+    kv_cache::{KvCache, Place},
     rope::Rope,
-    weights::{Layer, Shard},
+    weights::{Layer, Matrix, Shard, wanted_by},
 };
 use crate::{
     collective::{Collective, CollectiveError},
-    kernels::{Activations, Compute, matmul},
+    kernels::{Activations, Compute, matmul, matmuls},
 };
 
 /// A token of a step.
@@ -54,6 +54,8 @@ pub struct Scratch {
     value: Vec<f32>,
     /// `[token, heads, head_length]`
     attended: Vec<f32>,
+    /// States of attention (`attention.rs`).
+    states: Vec<f32>,
     /// `[token, columns]`
     pub gate: Vec<f32>,
     /// `[token, columns]`
@@ -69,6 +71,7 @@ pub struct Model {
     compute: Compute,
     cache: KvCache,
     rope: Rope,
+    heads: Heads,
     scratch: Scratch,
     /// `[token, embedding_length]`, the same on every rank.
     hidden: Vec<f32>,
@@ -80,13 +83,21 @@ impl Model {
     /// A model from its weights, an empty KV cache and the means to compute.
     pub fn new(shard: Shard, cache: KvCache, compute: Compute) -> Self {
         let rope = Rope::new(&shard.shape, shard.rope_factors.as_deref());
+        let (shape, plan) = (&shard.shape, &shard.plan);
+        let per_kv = shape.head_count / shape.head_count_kv;
+        let heads = Heads::new(&plan.heads, &plan.heads_kv, per_kv, shape.head_length);
         let scratch = Scratch::default();
-        Self { shard, compute, cache, rope, scratch, hidden: Vec::new(), logits: Vec::new() }
+        Self { shard, compute, cache, rope, heads, scratch, hidden: Vec::new(), logits: Vec::new() }
     }
 
     /// The weights.
     pub fn shard(&self) -> &Shard {
         &self.shard
+    }
+
+    /// What it computes with.
+    pub fn compute(&self) -> &Compute {
+        &self.compute
     }
 
     /// Runs all layers over a batch. Returns `[token that wants logits, vocabulary rows of this rank]`.
@@ -112,7 +123,7 @@ impl Model {
         self.hidden.resize(batch.tokens.len() * length, 0.0);
         self.scratch.partial.resize(batch.tokens.len() * length, 0.0);
         for (token, hidden) in batch.tokens.iter().zip(self.hidden.chunks_exact_mut(length)) {
-            self.shard.embedding.row(self.compute.kernels, token.token as usize, hidden);
+            self.shard.embed(token.token as usize, hidden);
         }
     }
 
@@ -135,7 +146,7 @@ impl Model {
         self.attend(batch, index);
         let Scratch { activations, attended, partial, .. } = &mut self.scratch;
         let output = &self.shard.layers[index].attention_output;
-        activations.load(self.compute.kernels, attended, output.columns, output.format.is_quantised());
+        activations.load(&self.compute, attended, output.columns, output.wanted());
         matmul(&self.compute, output.view(), activations, partial);
     }
 
@@ -145,16 +156,19 @@ impl Model {
         let layer = &self.shard.layers[index];
         let Scratch { normed, activations, query, key, value, .. } = &mut self.scratch;
         let matrices = [&layer.query, &layer.key, &layer.value];
-        let quantise = matrices.iter().any(|matrix| matrix.format.is_quantised());
-        activations.load(self.compute.kernels, normed, shape.embedding_length, quantise);
-        for ((matrix, out), bias) in matrices.into_iter().zip([&mut *query, key, value]).zip(&layer.biases) {
-            out.resize(batch.tokens.len() * matrix.rows, 0.0);
-            matmul(&self.compute, matrix.view(), activations, out);
+        activations.load(&self.compute, normed, shape.embedding_length, wanted_by(&matrices));
+        let tokens = batch.tokens.len();
+        for (matrix, out) in matrices.into_iter().zip([&mut *query, key, value]) {
+            out.resize(tokens * matrix.rows, 0.0);
+        }
+        matmuls(&self.compute, matrices.map(Matrix::view), activations, [query, key, value]);
+        for (out, bias) in [&mut *query, key, value].into_iter().zip(&layer.biases) {
             if !bias.is_empty() {
                 out.chunks_exact_mut(bias.len()).for_each(|row| (self.compute.kernels.add)(row, bias));
             }
         }
-        for (rows, head_norm) in [(query, &layer.head_norms[0]), (key, &layer.head_norms[1])] {
+        let scale = 1.0 / (shape.head_length as f32).sqrt();
+        for (rows, head_norm, scale) in [(query, &layer.head_norms[0], scale), (key, &layer.head_norms[1], 1.0)] {
             let per_token = rows.len() / batch.tokens.len();
             for (token, row) in rows.chunks_exact_mut(per_token).enumerate() {
                 for head in row.chunks_exact_mut(shape.head_length) {
@@ -163,7 +177,7 @@ impl Model {
                         let before = &before[..head.len()];
                         (self.compute.kernels.rms_norm)(before, head_norm, shape.layer_norm_rms_epsilon, head);
                     }
-                    self.rope.rotate(token, head);
+                    self.rope.rotate(token, head, scale);
                 }
             }
         }
@@ -179,31 +193,17 @@ impl Model {
             let block = batch.blocks[entry.slot.index()][position / KV_BLOCK_LENGTH];
             for head in 0..heads {
                 let range = (token * heads + head) * length..(token * heads + head + 1) * length;
-                let place = (index, block, head, position % KV_BLOCK_LENGTH);
-                self.cache.store(self.compute.kernels, place, &key[range.clone()], &value[range]);
+                let (place, offset) = (Place { layer: index, block, head }, position % KV_BLOCK_LENGTH);
+                self.cache.store(self.compute.kernels, place, offset, &key[range.clone()], &value[range]);
             }
         }
     }
 
     fn attend(&mut self, batch: Batch<'_>, index: usize) {
-        let (plan, shape, cache) = (&self.shard.plan, &self.shard.shape, &self.cache);
-        let (heads, length) = (plan.heads.len(), shape.head_length);
-        let group = shape.head_count / shape.head_count_kv;
-        let Scratch { query, attended, .. } = &mut self.scratch;
+        let Scratch { query, attended, states, .. } = &mut self.scratch;
         attended.resize(query.len(), 0.0);
-        let kernels = self.compute.kernels;
-        self.compute.pool.chunks(attended, length, |chunk, out| {
-            let (token, head) = (chunk / heads, chunk % heads);
-            let entry = batch.tokens[token];
-            let head_query = HeadQuery {
-                layer: index,
-                head_kv: (plan.heads.start + head) / group - plan.heads_kv.start,
-                length: entry.position as usize + 1,
-                blocks: &batch.blocks[entry.slot.index()],
-                query: &query[chunk * length..(chunk + 1) * length],
-            };
-            attend(kernels, cache, head_query, out);
-        });
+        let queries = Queries { layer: index, batch, queries: query };
+        attend(&self.compute, &self.cache, &self.heads, queries, states, attended);
     }
 
     /// `hidden -> partial`: this rank's columns.
@@ -232,7 +232,7 @@ impl Model {
         let Scratch { normed, activations, .. } = &mut self.scratch;
         let epsilon = self.shard.shape.layer_norm_rms_epsilon;
         norm(&self.compute, &self.hidden[..wanted * length], &self.shard.output_norm, epsilon, normed);
-        activations.load(self.compute.kernels, normed, length, output.format.is_quantised());
+        activations.load(&self.compute, normed, length, output.wanted());
         matmul(&self.compute, output.view(), activations, &mut self.logits);
     }
 }
@@ -240,9 +240,10 @@ impl Model {
 /// Root-mean-square norm of each token (Zhang and Sennrich 2019).
 fn norm(compute: &Compute, hidden: &[f32], weight: &[f32], epsilon: f32, out: &mut Vec<f32>) {
     out.resize(hidden.len(), 0.0);
-    for (row, out) in hidden.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
+    compute.pool.chunks(out, weight.len(), |token, out| {
+        let row = &hidden[token * weight.len()..][..weight.len()];
         (compute.kernels.rms_norm)(row, weight, epsilon, out);
-    }
+    });
 }
 
 /// A copy of a head on the stack: the norm's input and output may not overlap.

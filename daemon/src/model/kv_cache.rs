@@ -1,84 +1,143 @@
 //! Keys and values of past positions in blocks of 32, reached through block tables that travel in the plan.
-//! Per layer `[block, head_count_kv of this rank, 32, head_length]`; never assumes that a sequence is contiguous.
+//! `[layer, keys or values, block, head_count_kv of this rank]`, each keys `[head_length, 32]` or values `[32, head_length]`, in
+//! q8_0 with scales `[head_length / 32, 32]` behind them; never assumes that a sequence is contiguous.
+use std::{io, ops::Range};
+
+use half::{f16, slice::HalfFloatSliceExt};
 use shared::topology::{KvFormat, spec::KV_BLOCK_LENGTH};
 
-use crate::kernels::Kernels;
+use super::region::Region;
+use crate::kernels::{Block, Kernels, KvBlock, KvValues};
+
+/// Values of a head that share a scale.
+const SCALED: usize = 32;
 
 /// The KV cache of one rank.
 #[derive(Debug)]
 pub struct KvCache {
+    format: KvFormat,
+    blocks: usize,
     head_count_kv: usize,
     head_length: usize,
-    layers: Vec<LayerCache>,
+    region: Region,
 }
 
-#[derive(Debug)]
-enum LayerCache {
-    F32 { keys: Vec<f32>, values: Vec<f32> },
-    F16 { keys: Vec<u16>, values: Vec<u16> },
-}
-
-/// 32 positions of one head: keys or values `[32, head_length]`.
-#[derive(Clone, Copy, Debug)]
-pub enum HeadBlock<'a> {
-    /// As they were computed.
-    F32(&'a [f32]),
-    /// Halves, as bits.
-    F16(&'a [u16]),
+/// One head in one block of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The layer.
+    pub layer: usize,
+    /// The block.
+    pub block: u32,
+    /// The KV head, counted on this rank.
+    pub head: usize,
 }
 
 impl KvCache {
     /// A cache of `blocks` blocks for `head_count_kv` heads; the system gives the memory when it is first written.
-    pub fn new(format: KvFormat, layers: usize, blocks: usize, head_count_kv: usize, head_length: usize) -> Self {
-        let length = blocks * head_count_kv * KV_BLOCK_LENGTH * head_length;
-        let layer = |_| match format {
-            KvFormat::F32 => LayerCache::F32 { keys: vec![0.0; length], values: vec![0.0; length] },
-            KvFormat::F16 => LayerCache::F16 { keys: vec![0; length], values: vec![0; length] },
-        };
-        Self { head_count_kv, head_length, layers: (0..layers).map(layer).collect() }
+    ///
+    /// # Errors
+    /// The system has no address space for it.
+    pub fn new(
+        format: KvFormat,
+        layers: usize,
+        blocks: usize,
+        head_count_kv: usize,
+        head_length: usize,
+    ) -> io::Result<Self> {
+        let bytes = Self::bytes(format, layers, blocks, head_count_kv, head_length);
+        let bytes = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        Ok(Self { format, blocks, head_count_kv, head_length, region: Region::new(bytes)? })
     }
 
     /// Bytes of such a cache.
     pub fn bytes(format: KvFormat, layers: usize, blocks: usize, head_count_kv: usize, head_length: usize) -> u64 {
-        let values = layers as u64 * blocks as u64 * (head_count_kv * KV_BLOCK_LENGTH * head_length) as u64;
-        2 * values * format.value_bytes() as u64
+        let heads = 2 * layers as u64 * blocks as u64 * (head_count_kv * KV_BLOCK_LENGTH) as u64;
+        heads * format.head_bytes(head_length) as u64
     }
 
     /// Stores key and value of one head at an offset (0 to 31) in a block.
-    pub fn store(
-        &mut self,
-        kernels: &Kernels,
-        (layer, block, head, offset): (usize, u32, usize, usize),
-        key: &[f32],
-        value: &[f32],
-    ) {
-        let range = {
-            let begin = self.begin(block, head) + offset * self.head_length;
-            begin..begin + self.head_length
-        };
-        match &mut self.layers[layer] {
-            LayerCache::F32 { keys, values } => {
-                keys[range.clone()].copy_from_slice(key);
-                values[range].copy_from_slice(value);
-            }
-            LayerCache::F16 { keys, values } => {
-                (kernels.to_f16)(key, &mut keys[range.clone()]);
-                (kernels.to_f16)(value, &mut values[range]);
+    pub fn store(&mut self, kernels: &Kernels, place: Place, offset: usize, key: &[f32], value: &[f32]) {
+        let (keys, values) = (self.range(place, false), self.range(place, true));
+        let (format, length) = (self.format, self.head_length);
+        let bytes = self.region.bytes_mut();
+        store(kernels, format, &mut bytes[keys], key, (offset, KV_BLOCK_LENGTH), offset);
+        store(kernels, format, &mut bytes[values], value, (offset * length, 1), offset);
+    }
+
+    /// The first `count` positions of one head in one block.
+    pub fn block(&self, place: Place, count: usize) -> KvBlock<'_> {
+        let (keys, values) = (self.values(self.range(place, false)), self.values(self.range(place, true)));
+        KvBlock { keys, values, count, next: [&[]; 2] }
+    }
+
+    /// Writes every position, so that reading finds memory and not the system's page of zeros: for measuring.
+    pub fn fill(&mut self, kernels: &Kernels) {
+        let layers = self.region.bytes().len() / self.range(Place { layer: 1, block: 0, head: 0 }, false).start.max(1);
+        let values: Vec<f32> = (0..self.head_length).map(|column| (column as f32 * 0.7).sin()).collect();
+        for layer in 0..layers {
+            for place in 0..self.blocks as u32 * self.head_count_kv as u32 {
+                let heads = self.head_count_kv as u32;
+                let place = Place { layer, block: place / heads, head: (place % heads) as usize };
+                (0..KV_BLOCK_LENGTH).for_each(|offset| self.store(kernels, place, offset, &values, &values));
             }
         }
     }
 
-    /// Keys and values of one head in one block.
-    pub fn block(&self, layer: usize, block: u32, head: usize) -> (HeadBlock<'_>, HeadBlock<'_>) {
-        let begin = self.begin(block, head);
-        let range = begin..begin + KV_BLOCK_LENGTH * self.head_length;
-        match &self.layers[layer] {
-            LayerCache::F32 { keys, values } => (HeadBlock::F32(&keys[range.clone()]), HeadBlock::F32(&values[range])),
-            LayerCache::F16 { keys, values } => (HeadBlock::F16(&keys[range.clone()]), HeadBlock::F16(&values[range])),
-        }
+    fn range(&self, place: Place, is_value: bool) -> Range<usize> {
+        let bytes = KV_BLOCK_LENGTH * self.format.head_bytes(self.head_length);
+        let half = 2 * place.layer + usize::from(is_value);
+        let number = (half * self.blocks + place.block as usize) * self.head_count_kv + place.head;
+        number * bytes..(number + 1) * bytes
     }
 
-    fn begin(&self, block: u32, head: usize) -> usize {
-        (block as usize * self.head_count_kv + head) * KV_BLOCK_LENGTH * self.head_length
+    fn values(&self, range: Range<usize>) -> KvValues<'_> {
+        let bytes = &self.region.bytes()[range];
+        match self.format {
+            KvFormat::F32 => KvValues::F32(bytemuck::cast_slice(bytes)),
+            KvFormat::F16 => KvValues::F16(bytemuck::cast_slice(bytes)),
+            KvFormat::Q8 => {
+                let (levels, scales) = bytes.split_at(KV_BLOCK_LENGTH * self.head_length);
+                KvValues::Q8(bytemuck::cast_slice(levels), bytemuck::cast_slice(scales))
+            }
+        }
+    }
+}
+
+/// Stores a head's values from `first` on, `step` apart; a scale goes to the place of the position.
+fn store(
+    kernels: &Kernels,
+    format: KvFormat,
+    part: &mut [u8],
+    values: &[f32],
+    (first, step): (usize, usize),
+    position: usize,
+) {
+    match format {
+        KvFormat::F32 => {
+            let places = bytemuck::cast_slice_mut::<u8, f32>(part)[first..].iter_mut().step_by(step);
+            places.zip(values).for_each(|(out, value)| *out = *value);
+        }
+        KvFormat::F16 => {
+            let mut halves = [f16::ZERO; SCALED];
+            let out = &mut bytemuck::cast_slice_mut::<u8, f16>(part)[first..];
+            for (group, values) in values.chunks(SCALED).enumerate() {
+                let halves = &mut halves[..values.len()];
+                halves.convert_from_f32_slice(values);
+                let places = out[group * SCALED * step..].iter_mut().step_by(step);
+                places.zip(halves).for_each(|(out, half)| *out = *half);
+            }
+        }
+        KvFormat::Q8 => {
+            let (levels, scales) = part.split_at_mut(KV_BLOCK_LENGTH * values.len());
+            let scales: &mut [f16] = bytemuck::cast_slice_mut(scales);
+            for (group, values) in values.chunks(SCALED).enumerate() {
+                let mut block = Block::default();
+                (kernels.quantise)(values, &mut block);
+                scales[group * KV_BLOCK_LENGTH + position] = f16::from_f32(block.scale);
+                let places = levels[first + group * SCALED * step..].iter_mut().step_by(step);
+                places.zip(&block.quants[..values.len()]).for_each(|(out, quant)| *out = quant.cast_unsigned());
+            }
+        }
     }
 }

@@ -5,9 +5,13 @@ pub mod attention;
 pub mod feed_forward;
 pub mod forward;
 pub mod kv_cache;
+pub mod packed;
+pub mod region;
 pub mod rope;
+pub mod slices;
 pub mod weights;
 
 pub use forward::{Batch, BatchToken, Model};
 pub use kv_cache::KvCache;
-pub use weights::{Layer, LoadError, Matrix, Shard};
+pub use packed::PackedCache;
+pub use weights::{Layer, LoadError, Matrix, Shard, Source};

@@ -39,8 +39,8 @@ impl Rope {
         }
     }
 
-    /// Rotates one head of the step's token number `token` in place.
-    pub fn rotate(&self, token: usize, head: &mut [f32]) {
+    /// Rotates one head of the step's token number `token` in place and multiplies it with `scale`.
+    pub fn rotate(&self, token: usize, head: &mut [f32], scale: f32) {
         let pairs = self.frequencies.len();
         let angles = &self.angles[token * pairs..][..pairs];
         for (pair, (cosine, sine)) in angles.iter().enumerate() {
@@ -51,6 +51,9 @@ impl Rope {
             let (a, b) = (head[first], head[second]);
             head[first] = a * cosine - b * sine;
             head[second] = a * sine + b * cosine;
+        }
+        if scale != 1.0 {
+            head.iter_mut().for_each(|value| *value *= scale);
         }
     }
 }

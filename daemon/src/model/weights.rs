@@ -1,14 +1,18 @@
-//! The weights that one rank holds. Whole rows stay in the mapped file; columns that are cut out of rows are copied once,
-//! in the file's own format and scales: nothing is re-quantised.
-use std::{ops::Range, sync::Arc};
+//! The weights that one rank holds, as the kernels want them: all slices of the file packed into one region of memory, in the
+//! file's own formats and scales: nothing is re-quantised. A super-block across a cut is held by both ranks.
+use std::{io, ops::Range, sync::Arc};
 
-use rayon::prelude::*;
 use shared::{
-    gguf::{BlockFormat, GgufFile, Shape, Tensor},
+    gguf::{BlockFormat, GgufFile, Shape},
     topology::ShardPlan,
 };
 
-use crate::kernels::{Kernels, MatrixRows};
+use super::{
+    packed::PackedCache,
+    region::Region,
+    slices::{Slice, Slices},
+};
+use crate::kernels::{Kernels, MatrixPanels, Wanted};
 
 /// Why a shard could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +20,22 @@ pub enum LoadError {
     /// The file changed between checking and loading.
     #[error("tensor {0} is not in the file any more; do not replace a model while it is loaded")]
     Missing(String),
+    /// The file cannot be read.
+    #[error("tensor {tensor} cannot be read: {source}; check the file and its disk")]
+    Read {
+        /// The tensor.
+        tensor: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The system has no memory for the shard.
+    #[error("no memory for {bytes} bytes of weights: {source}")]
+    Memory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The assignment was given up.
     #[error("the load was cancelled")]
     Cancelled,
@@ -30,76 +50,49 @@ pub struct Matrix {
     pub rows: usize,
     /// Inputs.
     pub columns: usize,
-    row_bytes: usize,
     /// Blocks of 32 columns at the start of each row that belong to the rank before.
     skip: usize,
-    storage: Storage,
-}
-
-#[derive(Debug)]
-enum Storage {
-    Mapped { file: Arc<GgufFile>, split: usize, range: Range<usize> },
-    Owned(Vec<u8>),
+    /// Columns of whole blocks.
+    padded: usize,
+    region: Arc<Region>,
+    place: Range<usize>,
 }
 
 impl Matrix {
-    /// Rows of a tensor, used in place.
-    pub fn of_rows(file: &Arc<GgufFile>, tensor: &Tensor<'_>, rows: Range<usize>) -> Self {
-        let row_bytes = tensor.row_bytes();
-        let range = tensor.offset + rows.start * row_bytes..tensor.offset + rows.end * row_bytes;
-        let storage = Storage::Mapped { file: Arc::clone(file), split: tensor.split, range };
-        let (format, columns) = (tensor.format, tensor.columns());
-        Self { format, rows: rows.len(), columns, row_bytes, skip: 0, storage }
-    }
-
-    /// Columns of a tensor, cut at multiples of 32. A super-block across a cut is taken whole: both ranks hold it.
-    pub fn of_columns(file: &Arc<GgufFile>, tensor: &Tensor<'_>, columns: Range<usize>) -> Self {
-        if columns.len() == tensor.columns() {
-            return Self::of_rows(file, tensor, 0..tensor.rows());
+    fn new(slice: &Slice, region: &Arc<Region>) -> Self {
+        Self {
+            format: slice.format,
+            rows: slice.rows.len(),
+            columns: slice.columns.len(),
+            skip: slice.skip(),
+            padded: slice.blocks().len() * slice.format.block_length(),
+            region: Arc::clone(region),
+            place: slice.place.clone(),
         }
-        let (format, rows) = (tensor.format, tensor.rows());
-        let blocks = columns.start / format.block_length()..columns.end.div_ceil(format.block_length());
-        let bytes = blocks.start * format.block_bytes()..blocks.end * format.block_bytes();
-        let skip = (columns.start - blocks.start * format.block_length()) / 32;
-        let row_bytes = if columns.is_empty() { 0 } else { bytes.len() };
-        let all = file.slice(tensor.split, tensor.offset..tensor.offset + tensor.byte_length);
-        let mut owned = Vec::with_capacity(rows * row_bytes);
-        if row_bytes > 0 {
-            all.chunks_exact(tensor.row_bytes()).for_each(|row| owned.extend_from_slice(&row[bytes.clone()]));
-        }
-        Self { format, rows, columns: columns.len(), row_bytes, skip, storage: Storage::Owned(owned) }
     }
 
     /// The matrix as kernels take it.
-    pub fn view(&self) -> MatrixRows<'_> {
-        let (format, row_bytes, skip) = (self.format, self.row_bytes, self.skip);
-        let (rows, columns) = (self.rows, self.columns);
-        MatrixRows { format, bytes: self.bytes(), row_stride: row_bytes, row_bytes, skip, rows, columns }
+    pub fn view(&self) -> MatrixPanels<'_> {
+        let bytes = &self.region.bytes()[self.place.clone()];
+        MatrixPanels { format: self.format, bytes, rows: self.rows, columns: self.padded }
     }
 
-    /// One row as f32; `out` is `[columns]`.
-    pub fn row(&self, kernels: &Kernels, row: usize, out: &mut [f32]) {
-        let bytes = &self.bytes()[row * self.row_bytes..][..self.row_bytes];
-        kernels.dequantise_row(self.format, bytes, out);
+    /// What activations it is multiplied with.
+    pub fn wanted(&self) -> Wanted {
+        wanted_by(&[self])
     }
 
-    /// Bytes that it holds, mapped or copied.
+    /// Bytes that it holds.
     pub fn byte_length(&self) -> u64 {
-        self.bytes().len() as u64
+        self.place.len() as u64
     }
+}
 
-    /// Reads every page once, so that the first token does not wait for the disk.
-    fn touch(&self) -> u64 {
-        // The sum must be used, or the reads are optimised away.
-        self.bytes().iter().step_by(4096).fold(0, |sum, byte| sum ^ u64::from(*byte))
-    }
-
-    fn bytes(&self) -> &[u8] {
-        match &self.storage {
-            Storage::Mapped { file, split, range } => file.slice(*split, range.clone()),
-            Storage::Owned(bytes) => bytes,
-        }
-    }
+/// What activations some matrices with the same columns are multiplied with.
+pub fn wanted_by(matrices: &[&Matrix]) -> Wanted {
+    let quantised = matrices.iter().any(|matrix| matrix.format.is_quantised());
+    let floats = matrices.iter().any(|matrix| !matrix.format.is_quantised());
+    Wanted { skip: matrices.first().map_or(0, |matrix| matrix.skip), quantised, floats }
 }
 
 /// A layer's weights on this rank. Norms and biases are whole where every rank needs them.
@@ -136,8 +129,6 @@ pub struct Shard {
     pub shape: Shape,
     /// What of it this rank holds.
     pub plan: ShardPlan,
-    /// `[vocabulary, embedding_length]`, read one row at a time.
-    pub embedding: Matrix,
     /// The layers.
     pub layers: Vec<Layer>,
     /// `[embedding_length]`
@@ -146,123 +137,131 @@ pub struct Shard {
     pub output: Matrix,
     /// `rope_freqs.weight`, if the file has it.
     pub rope_factors: Option<Vec<f32>>,
+    embedding: Embedding,
+}
+
+/// `[vocabulary, embedding_length]`: rows are read from the file one at a time and not kept.
+#[derive(Debug)]
+struct Embedding {
+    file: Arc<GgufFile>,
+    format: BlockFormat,
+    split: usize,
+    offset: usize,
+    row: Vec<u8>,
+}
+
+/// Where a shard comes from and how it is to be loaded.
+#[derive(Clone, Copy)]
+pub struct Source<'a> {
+    /// The model.
+    pub file: &'a Arc<GgufFile>,
+    /// Its shape.
+    pub shape: &'a Shape,
+    /// What of it is ours.
+    pub plan: &'a ShardPlan,
+    /// Whose panels.
+    pub kernels: &'static Kernels,
+    /// Where packed shards are kept from one start to the next.
+    pub cache: Option<&'a PackedCache>,
+    /// Is told the bytes of each part that is done and says whether to go on.
+    pub progress: &'a (dyn Fn(u64) -> bool + Sync),
 }
 
 /// Bytes of weights that a rank holds, from the tensor table alone: what the memory preflight asks before loading.
-pub fn shard_bytes(file: &GgufFile, shape: &Shape, plan: &ShardPlan) -> u64 {
-    let share = |tensor: Tensor<'_>| {
-        let name = tensor.name.rsplit_once("blk.").map_or(tensor.name, |(_, name)| name);
-        let part = |held: usize, whole: usize| tensor.byte_length as u64 * held as u64 / whole.max(1) as u64;
-        let is = |kind: &str| name.contains(kind);
-        match () {
-            () if is("attn_q.") || is("attn_output.") => part(plan.heads.len(), shape.head_count),
-            () if is("attn_k.") || is("attn_v.") => part(plan.heads_kv.len(), shape.head_count_kv),
-            () if is("ffn_gate.") || is("ffn_up.") || is("ffn_down.") => {
-                part(plan.columns.len(), shape.feed_forward_length)
-            }
-            () if name == "output.weight" => part(plan.vocabulary.len(), shape.vocabulary_length),
-            // Rows are read one at a time; of a tied matrix this rank's part of the vocabulary stays resident.
-            () if is("token_embd") && shape.tied_output => part(plan.vocabulary.len(), shape.vocabulary_length),
-            () if is("token_embd") => 0,
-            () => tensor.byte_length as u64,
-        }
-    };
-    file.tensors().map(share).sum()
+///
+/// # Errors
+/// A tensor is missing.
+pub fn shard_bytes(file: &GgufFile, shape: &Shape, plan: &ShardPlan) -> Result<u64, LoadError> {
+    Ok(Slices::of(file, shape, plan, &Kernels::SCALAR)?.bytes as u64)
 }
 
 impl Shard {
-    /// Loads the slices of one rank, layers in parallel. `progress` is told the bytes of each part that is done and says
-    /// whether to go on.
+    /// Loads the slices of one rank: from the cache of packed shards if it has them, else from the file.
     ///
     /// # Errors
-    /// A tensor vanished, or `progress` said no.
-    pub fn load(
+    /// A tensor vanished or cannot be read, there is no memory, or `progress` said no.
+    pub fn load(source: Source<'_>) -> Result<Self, LoadError> {
+        let Source { file, shape, plan, kernels, cache, progress } = source;
+        let slices = Slices::of(file, shape, plan, kernels)?;
+        let mut region =
+            Region::new(slices.bytes).map_err(|source| LoadError::Memory { bytes: slices.bytes, source })?;
+        let key = cache.map(|cache| cache.key(file, plan, kernels, slices.bytes));
+        let is_cached = match (cache, &key) {
+            (Some(cache), Some(key)) => cache.read(key, region.bytes_mut(), progress)?,
+            _ => false,
+        };
+        if !is_cached {
+            slices.fill(file, region.bytes_mut(), progress)?;
+        }
+        let region = Arc::new(region);
+        if let (false, Some(cache), Some(key)) = (is_cached, cache, key) {
+            cache.write(key, Arc::clone(&region));
+        }
+        Self::of_region(file, shape, plan, &slices, &region)
+    }
+
+    fn of_region(
         file: &Arc<GgufFile>,
         shape: &Shape,
         plan: &ShardPlan,
-        progress: &(dyn Fn(u64) -> bool + Sync),
+        slices: &Slices,
+        region: &Arc<Region>,
     ) -> Result<Self, LoadError> {
-        let source = Source { file, shape, plan };
-        let layers = (0..shape.block_count).into_par_iter().map(|layer| {
-            let layer = source.layer(layer)?;
-            if progress(layer.touch()) { Ok(layer) } else { Err(LoadError::Cancelled) }
-        });
-        let layers = layers.collect::<Result<Vec<_>, LoadError>>()?;
-        let output = if shape.tied_output { "token_embd.weight" } else { "output.weight" };
-        let output = Matrix::of_rows(file, &source.tensor(output)?, plan.vocabulary.clone());
-        output.touch();
-        progress(output.byte_length());
-        let embedding = source.tensor("token_embd.weight")?;
+        let matrix = |name: &str| slices.get(name).map(|slice| Matrix::new(slice, region));
+        let vector = |name: &str| slices.get(name).map(|slice| slice.floats(region.bytes()));
+        let optional = |name: &str| vector(name).unwrap_or_default();
+        let layer = |layer: usize| {
+            let matrix = |name: &str| matrix(&format!("blk.{layer}.{name}.weight"));
+            let optional = |name: &str| optional(&format!("blk.{layer}.{name}"));
+            Ok(Layer {
+                attention_norm: vector(&format!("blk.{layer}.attn_norm.weight"))?,
+                query: matrix("attn_q")?,
+                key: matrix("attn_k")?,
+                value: matrix("attn_v")?,
+                biases: ["attn_q.bias", "attn_k.bias", "attn_v.bias"].map(optional),
+                head_norms: ["attn_q_norm.weight", "attn_k_norm.weight"].map(optional),
+                attention_output: matrix("attn_output")?,
+                feed_forward_norm: vector(&format!("blk.{layer}.ffn_norm.weight"))?,
+                gate: matrix("ffn_gate")?,
+                up: matrix("ffn_up")?,
+                down: matrix("ffn_down")?,
+            })
+        };
+        let layers = (0..shape.block_count).map(layer).collect::<Result<Vec<_>, LoadError>>()?;
+        let missing = || LoadError::Missing("token_embd.weight".into());
+        let embedding = file.tensor("token_embd.weight").ok_or_else(missing)?;
         Ok(Self {
             shape: shape.clone(),
             plan: plan.clone(),
-            embedding: Matrix::of_rows(file, &embedding, 0..embedding.rows()),
             layers,
-            output_norm: source.vector("output_norm.weight")?,
-            output,
-            rope_factors: shape.has_rope_factors.then(|| source.vector("rope_freqs.weight")).transpose()?,
-        })
-    }
-}
-
-impl Layer {
-    /// Touches all matrices; returns their bytes.
-    fn touch(&self) -> u64 {
-        let matrices = [&self.query, &self.key, &self.value, &self.attention_output, &self.gate, &self.up, &self.down];
-        std::hint::black_box(matrices.iter().fold(0, |sum, matrix| sum ^ matrix.touch()));
-        matrices.iter().map(|matrix| matrix.byte_length()).sum()
-    }
-}
-
-/// Where the slices of one rank come from.
-struct Source<'a> {
-    file: &'a Arc<GgufFile>,
-    shape: &'a Shape,
-    plan: &'a ShardPlan,
-}
-
-impl Source<'_> {
-    fn layer(&self, layer: usize) -> Result<Layer, LoadError> {
-        let head = self.shape.head_length;
-        let of_heads = |heads: &Range<usize>| heads.start * head..heads.end * head;
-        let (queries, keys) = (of_heads(&self.plan.heads), of_heads(&self.plan.heads_kv));
-        let columns = self.plan.columns.clone();
-        let tensor = |name: &str| self.tensor(&format!("blk.{layer}.{name}.weight"));
-        let rows = |name: &str, rows: &Range<usize>| Ok(Matrix::of_rows(self.file, &tensor(name)?, rows.clone()));
-        let vector = |name: &str| self.optional(&format!("blk.{layer}.{name}"));
-        let bias = |name: &str, rows: &Range<usize>| {
-            let whole = vector(&format!("{name}.bias"));
-            if whole.is_empty() { whole } else { whole[rows.clone()].to_vec() }
-        };
-        Ok(Layer {
-            attention_norm: self.vector(&format!("blk.{layer}.attn_norm.weight"))?,
-            query: rows("attn_q", &queries)?,
-            key: rows("attn_k", &keys)?,
-            value: rows("attn_v", &keys)?,
-            biases: [bias("attn_q", &queries), bias("attn_k", &keys), bias("attn_v", &keys)],
-            head_norms: [vector("attn_q_norm.weight"), vector("attn_k_norm.weight")],
-            attention_output: Matrix::of_columns(self.file, &tensor("attn_output")?, queries.clone()),
-            feed_forward_norm: self.vector(&format!("blk.{layer}.ffn_norm.weight"))?,
-            gate: rows("ffn_gate", &columns)?,
-            up: rows("ffn_up", &columns)?,
-            down: Matrix::of_columns(self.file, &tensor("ffn_down")?, columns.clone()),
+            output_norm: vector("output_norm.weight")?,
+            output: matrix(if shape.tied_output { "token_embd.weight" } else { "output.weight" })?,
+            rope_factors: shape.has_rope_factors.then(|| vector("rope_freqs.weight")).transpose()?,
+            embedding: Embedding {
+                file: Arc::clone(file),
+                format: embedding.format,
+                split: embedding.split,
+                offset: embedding.offset,
+                row: vec![0; embedding.row_bytes()],
+            },
         })
     }
 
-    fn tensor(&self, name: &str) -> Result<Tensor<'_>, LoadError> {
-        self.file.tensor(name).ok_or_else(|| LoadError::Missing(name.into()))
+    /// A token's row of the embedding; `out` is `[embedding_length]`. NaN where the file cannot be read any more: that ends the
+    /// topology as a broken model does.
+    pub fn embed(&mut self, token: usize, out: &mut [f32]) {
+        let Embedding { file, format, split, offset, row } = &mut self.embedding;
+        match file.read(*split, *offset + token * row.len(), row) {
+            Ok(()) => Kernels::SCALAR.dequantise_row(*format, row, out),
+            Err(error) => {
+                tracing::error!("token_embd.weight cannot be read: {error}");
+                out.fill(f32::NAN);
+            }
+        }
     }
 
-    /// A norm, bias or factor as f32.
-    fn vector(&self, name: &str) -> Result<Vec<f32>, LoadError> {
-        let tensor = self.tensor(name)?;
-        let mut values = vec![0.0; tensor.columns()];
-        let bytes = self.file.slice(tensor.split, tensor.offset..tensor.offset + tensor.byte_length);
-        Kernels::SCALAR.dequantise_row(tensor.format, bytes, &mut values);
-        Ok(values)
-    }
-
-    fn optional(&self, name: &str) -> Vec<f32> {
-        self.vector(name).unwrap_or_default()
+    /// Bytes of all weights.
+    pub fn byte_length(&self) -> u64 {
+        self.output.region.bytes().len() as u64
     }
 }

@@ -13,31 +13,49 @@ pub enum BlockFormat {
     Q8_0,
     /// f16 scale and 32 4-bit values minus 8.
     Q4_0,
+    /// f16 scale and minimum, 32 nibbles.
+    Q4_1,
     /// f16 scale, 32 fifth bits, 32 nibbles; values minus 16.
     Q5_0,
     /// f16 scale and minimum, 32 fifth bits, 32 nibbles.
     Q5_1,
+    /// Super-block of 256: 16 sub-blocks of 16 with 4-bit scale and minimum, 2-bit values.
+    Q2K,
+    /// Super-block of 256: 16 sub-blocks of 16 with 6-bit scale, 3-bit values minus 4.
+    Q3K,
     /// Super-block of 256: 8 sub-blocks of 32 with 6-bit scale and minimum, 4-bit values.
     Q4K,
     /// As `Q4K` with 5-bit values.
     Q5K,
     /// Super-block of 256: 16 sub-blocks of 16 with int8 scale, 6-bit values minus 32.
     Q6K,
+    /// f16 scale and 32 numbers of entries of a table of 16.
+    Iq4Nl,
+    /// Super-block of 256: 8 sub-blocks of 32 with 6-bit scale, numbers of entries of the same table.
+    Iq4Xs,
+    /// Power of two and 32 4-bit floats.
+    Mxfp4,
 }
 
 impl BlockFormat {
     /// Every format, in the order of the enum.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 16] = [
         Self::F32,
         Self::F16,
         Self::BF16,
         Self::Q8_0,
         Self::Q4_0,
+        Self::Q4_1,
         Self::Q5_0,
         Self::Q5_1,
+        Self::Q2K,
+        Self::Q3K,
         Self::Q4K,
         Self::Q5K,
         Self::Q6K,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+        Self::Mxfp4,
     ];
 
     /// The format of a ggml type number, `None` where Bramble cannot compute with it (ggml.h, enum ggml_type).
@@ -46,13 +64,19 @@ impl BlockFormat {
             0 => Self::F32,
             1 => Self::F16,
             2 => Self::Q4_0,
+            3 => Self::Q4_1,
             6 => Self::Q5_0,
             7 => Self::Q5_1,
             8 => Self::Q8_0,
+            10 => Self::Q2K,
+            11 => Self::Q3K,
             12 => Self::Q4K,
             13 => Self::Q5K,
             14 => Self::Q6K,
+            20 => Self::Iq4Nl,
+            23 => Self::Iq4Xs,
             30 => Self::BF16,
+            39 => Self::Mxfp4,
             _ => return None,
         })
     }
@@ -63,13 +87,19 @@ impl BlockFormat {
             Self::F32 => 0,
             Self::F16 => 1,
             Self::Q4_0 => 2,
+            Self::Q4_1 => 3,
             Self::Q5_0 => 6,
             Self::Q5_1 => 7,
             Self::Q8_0 => 8,
+            Self::Q2K => 10,
+            Self::Q3K => 11,
             Self::Q4K => 12,
             Self::Q5K => 13,
             Self::Q6K => 14,
+            Self::Iq4Nl => 20,
+            Self::Iq4Xs => 23,
             Self::BF16 => 30,
+            Self::Mxfp4 => 39,
         }
     }
 
@@ -81,11 +111,17 @@ impl BlockFormat {
             Self::BF16 => "BF16",
             Self::Q8_0 => "Q8_0",
             Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
             Self::Q5_0 => "Q5_0",
             Self::Q5_1 => "Q5_1",
+            Self::Q2K => "Q2_K",
+            Self::Q3K => "Q3_K",
             Self::Q4K => "Q4_K",
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
+            Self::Iq4Nl => "IQ4_NL",
+            Self::Iq4Xs => "IQ4_XS",
+            Self::Mxfp4 => "MXFP4",
         }
     }
 
@@ -93,8 +129,8 @@ impl BlockFormat {
     pub const fn block_length(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
-            Self::Q8_0 | Self::Q4_0 | Self::Q5_0 | Self::Q5_1 => 32,
-            Self::Q4K | Self::Q5K | Self::Q6K => 256,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Iq4Nl | Self::Mxfp4 => 32,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
         }
     }
 
@@ -104,12 +140,17 @@ impl BlockFormat {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
             Self::Q8_0 => 34,
-            Self::Q4_0 => 18,
+            Self::Q4_0 | Self::Iq4Nl => 18,
+            Self::Q4_1 => 20,
             Self::Q5_0 => 22,
             Self::Q5_1 => 24,
+            Self::Q2K => 84,
+            Self::Q3K => 110,
             Self::Q4K => 144,
             Self::Q5K => 176,
             Self::Q6K => 210,
+            Self::Iq4Xs => 136,
+            Self::Mxfp4 => 17,
         }
     }
 

@@ -144,7 +144,7 @@ pub enum GgufError {
     },
     /// A weight format that Bramble cannot compute with.
     #[error(
-        "tensor {tensor} is of type {number} ({name}), which is not supported; take a file in F32, F16, BF16, Q8_0, Q4_0, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K"
+        "tensor {tensor} is of type {number} ({name}), which is not supported; take a file in F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS or MXFP4"
     )]
     TensorType {
         /// The tensor.

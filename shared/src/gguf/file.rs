@@ -1,9 +1,10 @@
-//! One model on disk: one file or several splits, mapped read-only. The one mmap of this crate.
-//! Metadata and tensor table are copied out of the mapping before they are parsed, so what was checked stays what is
-//! read even where someone writes to the file; only weights are read from the mapping.
+//! One model on disk: one file or several splits. The one mmap of this crate, and only while a file is parsed: metadata and
+//! tensor table are copied out of the mapping before they are checked, so what was checked stays what is read even where
+//! someone writes to the file; weights are read from the file, so that a file cut short is an error and no signal.
 
 use std::fs::File;
-use std::ops::Range;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -39,7 +40,7 @@ struct Split {
 
 #[derive(Debug)]
 enum Bytes {
-    Mapped(Mmap),
+    OnDisk(File, usize),
     Owned(Vec<u8>),
 }
 
@@ -77,7 +78,8 @@ impl GgufFile {
     pub fn from_bytes(splits: Vec<Vec<u8>>) -> Result<Self, GgufError> {
         let mut parts = Vec::new();
         for bytes in splits {
-            parts.push(Split::parse(Bytes::Owned(bytes))?);
+            let (header, index) = Split::parse(&bytes)?;
+            parts.push(Split { bytes: Bytes::Owned(bytes), header, index });
         }
         Self::of_splits(parts)
     }
@@ -145,17 +147,29 @@ impl GgufFile {
         Some(self.splits[number].tensor(number, at))
     }
 
-    /// Bytes of one split's file.
+    /// Reads bytes of one split's file from `offset` on.
     ///
-    /// # Panics
-    /// If the split or the range is not there; those of a [`Tensor`] of this file are.
-    pub fn slice(&self, split: usize, range: Range<usize>) -> &[u8] {
-        &self.splits[split].bytes.all()[range]
+    /// # Errors
+    /// The file cannot be read, or is shorter than it was.
+    pub fn read(&self, split: usize, offset: usize, out: &mut [u8]) -> io::Result<()> {
+        match &self.splits[split].bytes {
+            Bytes::OnDisk(file, _) => file.read_exact_at(out, offset as u64),
+            Bytes::Owned(bytes) => {
+                let bytes = bytes.get(offset..).and_then(|bytes| bytes.get(..out.len()));
+                out.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+                Ok(())
+            }
+        }
     }
 
     /// All bytes of a tensor of this file.
-    pub fn tensor_bytes(&self, tensor: &Tensor) -> &[u8] {
-        self.slice(tensor.split, tensor.offset..tensor.offset + tensor.byte_length)
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn tensor_bytes(&self, tensor: &Tensor) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; tensor.byte_length];
+        self.read(tensor.split, tensor.offset, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// Names the model: SHA-256 over metadata and tensor table of each split and the size of each split.
@@ -164,14 +178,14 @@ impl GgufFile {
         for split in &self.splits {
             hash.update((split.header.len() as u64).to_le_bytes());
             hash.update(&split.header);
-            hash.update((split.bytes.all().len() as u64).to_le_bytes());
+            hash.update((split.bytes.length() as u64).to_le_bytes());
         }
         hash.finalize().into()
     }
 
     /// Size of all splits together.
     pub fn file_bytes(&self) -> u64 {
-        self.splits.iter().map(|split| split.bytes.all().len() as u64).sum()
+        self.splits.iter().map(|split| split.bytes.length() as u64).sum()
     }
 }
 
@@ -183,18 +197,19 @@ impl Split {
         if !std::fs::metadata(path).map_err(failed)?.is_file() {
             return Err(GgufError::NotAFile { path: path.to_path_buf() });
         }
-        let bytes = map_read_only(&File::open(path).map_err(failed)?).map_err(failed)?;
-        Self::parse(Bytes::Mapped(bytes))
-            .map_err(|source| GgufError::InFile { path: path.to_path_buf(), source: Box::new(source) })
+        let file = File::open(path).map_err(failed)?;
+        let bytes = map_read_only(&file).map_err(failed)?;
+        let (header, index) = Self::parse(&bytes)
+            .map_err(|source| GgufError::InFile { path: path.to_path_buf(), source: Box::new(source) })?;
+        Ok(Self { bytes: Bytes::OnDisk(file, bytes.len()), header, index })
     }
 
-    fn parse(bytes: Bytes) -> Result<Self, GgufError> {
-        let all = bytes.all();
+    fn parse(all: &[u8]) -> Result<(Box<[u8]>, Index), GgufError> {
         let header_length = read::parse(all)?.header_length();
         let header: Box<[u8]> = all[..header_length].into();
         // Once more, of the copy that nobody else can change.
         let index = read::parse_header(&header, all.len())?;
-        Ok(Self { bytes, header, index })
+        Ok((header, index))
     }
 
     fn metadata(&self) -> Metadata<'_> {
@@ -229,19 +244,19 @@ impl Split {
 }
 
 impl Bytes {
-    fn all(&self) -> &[u8] {
+    fn length(&self) -> usize {
         match self {
-            Self::Mapped(bytes) => bytes,
-            Self::Owned(bytes) => bytes,
+            Self::OnDisk(_, length) => *length,
+            Self::Owned(bytes) => bytes.len(),
         }
     }
 }
 
 #[expect(unsafe_code, reason = "a file can only be mapped by an unsafe call")]
-fn map_read_only(file: &File) -> std::io::Result<Mmap> {
-    // SAFETY: the mapping is read-only and leaves this module only as byte slices; names and numbers are read from a
-    // copy, so bytes that another process rewrites change weights, never a length or an index. A file that another
-    // process truncates ends this process with SIGBUS; there is no way to map a file without that.
+fn map_read_only(file: &File) -> io::Result<Mmap> {
+    // SAFETY: the mapping is read-only and lives while the file is parsed; what is kept is read from a copy, so bytes that
+    // another process rewrites never change a length or an index. A file that another process truncates in that moment ends
+    // this process with SIGBUS; there is no way to map a file without that.
     unsafe { Mmap::map(file) }
 }
 

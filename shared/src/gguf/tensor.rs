@@ -146,20 +146,15 @@ fn byte_length(name: &str, format: BlockFormat, dimensions: &[u64; 4]) -> Result
 /// ggml's name of a type that Bramble cannot compute with (ggml.h, enum ggml_type).
 fn unsupported_name(number: u32) -> &'static str {
     match number {
-        3 => "Q4_1",
         4 | 5 => "Q4_2 or Q4_3, withdrawn",
         9 => "Q8_1",
-        10 => "Q2_K",
-        11 => "Q3_K",
         15 => "Q8_K",
         16 => "IQ2_XXS",
         17 => "IQ2_XS",
         18 => "IQ3_XXS",
         19 => "IQ1_S",
-        20 => "IQ4_NL",
         21 => "IQ3_S",
         22 => "IQ2_S",
-        23 => "IQ4_XS",
         24 => "I8",
         25 => "I16",
         26 => "I32",
@@ -170,7 +165,6 @@ fn unsupported_name(number: u32) -> &'static str {
         34 => "TQ1_0",
         35 => "TQ2_0",
         36..=38 => "IQ4_NL repacked, withdrawn",
-        39 => "MXFP4",
         40 => "NVFP4",
         _ => "unknown",
     }

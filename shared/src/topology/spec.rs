@@ -150,15 +150,28 @@ pub enum KvFormat {
     /// 2 bytes a value.
     #[default]
     F16,
+    /// int8 with a half as the scale of each 32 values of a head.
+    Q8,
 }
 
 impl KvFormat {
-    /// Bytes of one value.
-    pub fn value_bytes(self) -> usize {
+    /// Bytes of the keys or values of one position and head.
+    pub fn head_bytes(self, head_length: usize) -> usize {
         match self {
-            Self::F32 => 4,
-            Self::F16 => 2,
+            Self::F32 => 4 * head_length,
+            Self::F16 => 2 * head_length,
+            Self::Q8 => head_length + 2 * head_length.div_ceil(32),
         }
+    }
+}
+
+impl FromStr for KvFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let formats = [Self::F32, Self::F16, Self::Q8];
+        let found = formats.into_iter().find(|format| format.to_string() == text);
+        found.ok_or_else(|| format!("{text:?} is no format of the KV cache; take f16, q8_0 or f32"))
     }
 }
 
@@ -167,6 +180,7 @@ impl fmt::Display for KvFormat {
         f.pad(match self {
             Self::F32 => "f32",
             Self::F16 => "f16",
+            Self::Q8 => "q8_0",
         })
     }
 }

@@ -1,62 +1,71 @@
-//! The reference kernels: plain Rust that says what every other table must compute.
+//! The reference kernels: plain Rust that says what every other table must compute. One row a panel, one token a tile.
 mod unpack;
 
 use half::{bf16, f16};
 use shared::gguf::BlockFormat;
 
-use unpack::{Unpack, q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0};
+use unpack::{Unpack, iq4_nl, iq4_xs, mxfp4, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0};
 
-use super::{ActivationRow, GROUP, Kernels, LEVELS};
+use super::{Attention, BLOCK, Block, Kernels, KvBlock, KvValues, LEVELS, Panel};
 
 pub(super) const TABLE: Kernels = Kernels {
     name: "scalar",
-    dots: [
-        dot_row_f32,
-        dot_row_f16,
-        dot_row_bf16,
-        |row, skip, x| dot(BlockFormat::Q8_0, q8_0, row, skip, x),
-        |row, skip, x| dot(BlockFormat::Q4_0, q4_0, row, skip, x),
-        |row, skip, x| dot(BlockFormat::Q5_0, q5_0, row, skip, x),
-        |row, skip, x| dot(BlockFormat::Q5_1, q5_1, row, skip, x),
-        |row, skip, x| dot(BlockFormat::Q4K, q4_k, row, skip, x),
-        |row, skip, x| dot(BlockFormat::Q5K, q5_k, row, skip, x),
-        |row, skip, x| dot(BlockFormat::Q6K, q6_k, row, skip, x),
+    panel_rows: 1,
+    tiles: &[1],
+    float_tiles: &[1],
+    panels: [
+        Panel::Floats(|row, _, x, out| out[0] = dot_row::<4>(row, x, f32::from_le_bytes)),
+        Panel::Floats(|row, _, x, out| out[0] = dot_row::<2>(row, x, |bytes| f16::from_le_bytes(bytes).to_f32())),
+        Panel::Floats(|row, _, x, out| out[0] = dot_row::<2>(row, x, |bytes| bf16::from_le_bytes(bytes).to_f32())),
+        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q8_0, q8_0, row, x)),
+        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q4_0, q4_0, row, x)),
+        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q4_1, q4_1, row, x)),
+        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q5_0, q5_0, row, x)),
+        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q5_1, q5_1, row, x)),
+        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q2K, q2_k, row, x)),
+        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q3K, q3_k, row, x)),
+        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q4K, q4_k, row, x)),
+        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q5K, q5_k, row, x)),
+        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q6K, q6_k, row, x)),
+        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Iq4Nl, iq4_nl, row, x)),
+        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Iq4Xs, iq4_xs, row, x)),
+        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Mxfp4, mxfp4, row, x)),
     ],
-    tiles: [None; BlockFormat::ALL.len()],
-    quantize,
-    dot_f32,
-    dot_f16,
-    accumulate_f32,
-    accumulate_f16,
-    to_f16,
+    quantise,
+    attend,
     rms_norm,
     silu_multiply,
     read,
+    peak: |_| (0, 0.0),
     add,
 };
 
-/// Sums in 8 lanes, so that a vector unit may do the same.
-const LANES: usize = 8;
-
 /// The product of a quantised row: integer sums of 16 columns, weighted in f32, in the order of columns.
 #[inline(always)]
-fn dot(format: BlockFormat, unpack: Unpack, row: &[u8], skip: usize, x: ActivationRow<'_>) -> f32 {
-    let per_block = format.block_length() / 32;
+fn dot(format: BlockFormat, unpack: Unpack, row: &[u8], x: &[Block]) -> f32 {
+    let per_block = format.block_length() / BLOCK;
     let mut sum = 0.0;
-    for block in 0..x.scales.len() / 2 {
-        let place = skip + block;
-        let bytes = &row[place / per_block * format.block_bytes()..][..format.block_bytes()];
-        let weights = unpack(bytes, place % per_block);
-        for group in 0..2 {
-            let index = 2 * block + group;
-            let quants = &x.quants[index * GROUP..][..GROUP];
-            let products = quants.iter().zip(&weights.quants[group * GROUP..][..GROUP]);
-            let product: i32 = products.map(|(x, w)| i32::from(*x) * i32::from(*w)).sum();
-            let weighted = weights.scales[group] * product as f32 - weights.min * f32::from(x.sums[index]);
-            sum += x.scales[index] * weighted;
+    for (block, x) in row.chunks_exact(format.block_bytes()).zip(x.chunks_exact(per_block)) {
+        for (part, x) in x.iter().enumerate() {
+            let weights = unpack(block, part);
+            let mut of_part = 0.0;
+            for (group, quants) in x.quants.chunks_exact(16).enumerate() {
+                let products = quants.iter().zip(&weights.quants[group * 16..][..16]);
+                let product: i32 = products.map(|(x, w)| i32::from(*x) * i32::from(*w)).sum();
+                let total: i32 = quants.iter().map(|quant| i32::from(*quant)).sum();
+                of_part += weights.scales[group] * product as f32 - weights.mins[group] * total as f32;
+            }
+            sum += x.scale * of_part;
         }
     }
     sum
+}
+
+/// The product of a row of floats of `N` bytes.
+#[inline(always)]
+fn dot_row<const N: usize>(row: &[u8], x: &[f32], read: fn([u8; N]) -> f32) -> f32 {
+    let weights = row.as_chunks::<N>().0;
+    lanes(weights.len(), |index| (read(weights[index]), x[index]))
 }
 
 /// Weights of whole blocks.
@@ -72,18 +81,24 @@ pub(super) fn dequantise(format: BlockFormat, row: &[u8], out: &mut [f32]) {
         BlockFormat::BF16 => return halves(row, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
         BlockFormat::Q8_0 => q8_0,
         BlockFormat::Q4_0 => q4_0,
+        BlockFormat::Q4_1 => q4_1,
         BlockFormat::Q5_0 => q5_0,
         BlockFormat::Q5_1 => q5_1,
+        BlockFormat::Q2K => q2_k,
+        BlockFormat::Q3K => q3_k,
         BlockFormat::Q4K => q4_k,
         BlockFormat::Q5K => q5_k,
         BlockFormat::Q6K => q6_k,
+        BlockFormat::Iq4Nl => iq4_nl,
+        BlockFormat::Iq4Xs => iq4_xs,
+        BlockFormat::Mxfp4 => mxfp4,
     };
     let blocks = row.chunks_exact(format.block_bytes()).zip(out.chunks_exact_mut(format.block_length()));
     for (block, out) in blocks {
         for (part, out) in out.chunks_exact_mut(32).enumerate() {
             let weights = unpack(block, part);
             for (index, (out, quant)) in out.iter_mut().zip(weights.quants).enumerate() {
-                *out = weights.scales[index / GROUP] * f32::from(quant) - weights.min;
+                *out = weights.scales[index / 16] * f32::from(quant) - weights.mins[index / 16];
             }
         }
     }
@@ -92,6 +107,9 @@ pub(super) fn dequantise(format: BlockFormat, row: &[u8], out: &mut [f32]) {
 fn halves(row: &[u8], out: &mut [f32], read: fn([u8; 2]) -> f32) {
     out.iter_mut().zip(row.as_chunks::<2>().0).for_each(|(out, bytes)| *out = read(*bytes));
 }
+
+/// Sums in 8 lanes, so that a vector unit may do the same.
+const LANES: usize = 8;
 
 /// Sum of `count` products in 8 lanes, lanes added pairwise.
 #[inline(always)]
@@ -105,80 +123,90 @@ fn lanes(count: usize, product: impl Fn(usize) -> (f32, f32)) -> f32 {
     (pairs[0] + pairs[2]) + (pairs[1] + pairs[3])
 }
 
-fn dot_row_f32(row: &[u8], skip: usize, x: ActivationRow<'_>) -> f32 {
-    let weights = &row.as_chunks::<4>().0[skip * 32..];
-    lanes(x.values.len(), |index| (f32::from_le_bytes(weights[index]), x.values[index]))
-}
-
-fn dot_row_f16(row: &[u8], skip: usize, x: ActivationRow<'_>) -> f32 {
-    let weights = &row.as_chunks::<2>().0[skip * 32..];
-    lanes(x.values.len(), |index| (f16::from_le_bytes(weights[index]).to_f32(), x.values[index]))
-}
-
-fn dot_row_bf16(row: &[u8], skip: usize, x: ActivationRow<'_>) -> f32 {
-    let weights = &row.as_chunks::<2>().0[skip * 32..];
-    lanes(x.values.len(), |index| (bf16::from_le_bytes(weights[index]).to_f32(), x.values[index]))
-}
-
 /// Added to a number below 2^22, it rounds that to an integer, ties to even, which stands in the low bits of the sum: this
 /// is vector code also where the instruction set has no rounding.
 const ROUND: f32 = 12_582_912.0;
 
 /// Inlined, so that each table compiles it for its own instructions.
 #[inline(always)]
-pub(super) fn quantize(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
-    assert!(quants.len() >= values.len() && quants.len() == scales.len() * GROUP && sums.len() == scales.len());
-    for (index, quants) in quants.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
-        let given = values.get(index * GROUP..).unwrap_or_default();
-        let mut group = [0.0; GROUP];
-        match given.first_chunk::<GROUP>() {
-            Some(given) => group = *given,
-            None => group[..given.len()].copy_from_slice(given),
-        }
-        (scales[index], sums[index]) = quantize_group(&group, quants);
+pub(super) fn quantise(values: &[f32], out: &mut Block) {
+    let mut block = [0.0; BLOCK];
+    match values.first_chunk::<BLOCK>() {
+        Some(values) => block = *values,
+        None => block[..values.len()].copy_from_slice(values),
     }
-}
-
-/// Scale and sum of a group.
-#[inline(always)]
-fn quantize_group(values: &[f32; GROUP], quants: &mut [i8; GROUP]) -> (f32, i16) {
     // As integers, bits of magnitudes are ordered as the magnitudes are, with infinity and NaN above all numbers.
-    let largest = values.iter().fold(0, |largest, value| value.abs().to_bits().max(largest));
+    let mut largest = 0;
+    for value in &block {
+        largest = largest.max(value.abs().to_bits());
+    }
     let largest = f32::from_bits(largest);
+    *out = Block::default();
     if !largest.is_finite() || largest < LEVELS * f32::MIN_POSITIVE {
-        quants.fill(0);
         // Smaller ones are zeros: neither scale nor inverse would be a normal number.
-        return (if largest.is_finite() { 0.0 } else { f32::NAN }, 0);
+        out.scale = if largest.is_finite() { 0.0 } else { f32::NAN };
+        out.minus_sums = out.scale;
+        return;
     }
     let inverse = LEVELS / largest;
-    let rounded = values.map(|value| (value * inverse + ROUND).to_bits() as i32 - ROUND.to_bits() as i32);
-    *quants = rounded.map(|quant| quant as i8);
-    (largest / LEVELS, rounded.iter().sum::<i32>() as i16)
+    let (mut first, mut second) = (0, 0);
+    for (index, (quant, value)) in out.quants.iter_mut().zip(block).enumerate() {
+        let rounded = (value * inverse + ROUND).to_bits().cast_signed() - ROUND.to_bits().cast_signed();
+        *quant = rounded as i8;
+        *(if index < BLOCK / 2 { &mut first } else { &mut second }) += rounded;
+    }
+    out.scale = as_half(largest / LEVELS);
+    out.minus_sums = -out.scale * (first + second) as f32;
+    out.minus_8_sums = -8 * (first + second);
+    out.minus_8_first = -8 * first;
 }
 
-fn dot_f32(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    lanes(a.len(), |index| (a[index], b[index]))
+/// Rounded to what a half holds, where that is a normal number.
+fn as_half(scale: f32) -> f32 {
+    let half = f16::from_f32(scale);
+    if half.is_normal() { half.to_f32() } else { scale }
 }
 
-fn dot_f16(a: &[f32], b: &[u16]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    lanes(a.len(), |index| (a[index], f16::from_bits(b[index]).to_f32()))
+/// Every score, every weight, every value, as the formula says.
+fn attend(block: KvBlock<'_>, state: &mut Attention<'_>) {
+    let length = state.head_length;
+    for head in 0..state.largest.len() {
+        let query = &state.queries[head * length..][..length];
+        let out = &mut state.out[head * length..][..length];
+        for position in 0..block.count {
+            let keys = (0..length).map(|column| key(block.keys, column, position));
+            let score: f32 = query.iter().zip(keys).map(|(query, key)| query * key).sum();
+            let largest = state.largest[head].max(score);
+            let (shrink, weight) = ((state.largest[head] - largest).exp(), (score - largest).exp());
+            state.largest[head] = largest;
+            state.sum[head] = state.sum[head] * shrink + weight;
+            for (column, out) in out.iter_mut().enumerate() {
+                *out = *out * shrink + weight * value(block.values, column, position, length);
+            }
+        }
+    }
 }
 
-fn accumulate_f32(out: &mut [f32], a: f32, x: &[f32]) {
-    assert_eq!(out.len(), x.len());
-    out.iter_mut().zip(x).for_each(|(out, x)| *out += a * x);
+fn key(keys: KvValues<'_>, column: usize, position: usize) -> f32 {
+    match keys {
+        KvValues::F32(keys) => keys[column * BLOCK + position],
+        KvValues::F16(keys) => f16::from_bits(keys[column * BLOCK + position]).to_f32(),
+        KvValues::Q8(keys, scales) => {
+            f32::from(keys[column * BLOCK + position])
+                * f16::from_bits(scales[column / BLOCK * BLOCK + position]).to_f32()
+        }
+    }
 }
 
-fn accumulate_f16(out: &mut [f32], a: f32, x: &[u16]) {
-    assert_eq!(out.len(), x.len());
-    out.iter_mut().zip(x).for_each(|(out, x)| *out += a * f16::from_bits(*x).to_f32());
-}
-
-fn to_f16(values: &[f32], out: &mut [u16]) {
-    assert_eq!(out.len(), values.len());
-    out.iter_mut().zip(values).for_each(|(out, value)| *out = f16::from_f32(*value).to_bits());
+fn value(values: KvValues<'_>, column: usize, position: usize, length: usize) -> f32 {
+    match values {
+        KvValues::F32(values) => values[position * length + column],
+        KvValues::F16(values) => f16::from_bits(values[position * length + column]).to_f32(),
+        KvValues::Q8(values, scales) => {
+            f32::from(values[position * length + column])
+                * f16::from_bits(scales[column / BLOCK * BLOCK + position]).to_f32()
+        }
+    }
 }
 
 fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
@@ -188,14 +216,13 @@ fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
     out.iter_mut().zip(x).zip(weight).for_each(|((out, x), weight)| *out = x * inverse * weight);
 }
 
-pub(super) fn silu_multiply(gate: &mut [f32], up: &[f32]) {
+fn silu_multiply(gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len());
     gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = *gate / (1.0 + (-*gate).exp()) * up);
 }
 
-#[inline]
-pub(super) fn read(words: &[u64]) -> u64 {
-    words.iter().fold(0, |all, word| all ^ word)
+fn read(bytes: &[u8], _: usize, _: usize) -> u8 {
+    bytes.iter().fold(0, |all, byte| all | byte)
 }
 
 pub(super) fn add(out: &mut [f32], x: &[f32]) {

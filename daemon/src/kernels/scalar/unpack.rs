@@ -1,12 +1,14 @@
 //! What 32 weights of each format are: int8, a scale for each 16 and a minimum (ggml-quants, block layouts).
 use half::f16;
 
-/// 32 weights: `scales[i / 16] * quants[i] - min`.
+use super::super::panel::{E2M1, IQ4};
+
+/// 32 weights: `scales[i / 16] * quants[i] - mins[i / 16]`.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::kernels) struct Unpacked {
-    pub(in crate::kernels) quants: [i8; 32],
-    pub(in crate::kernels) scales: [f32; 2],
-    pub(in crate::kernels) min: f32,
+pub(super) struct Unpacked {
+    pub(super) quants: [i8; 32],
+    pub(super) scales: [f32; 2],
+    pub(super) mins: [f32; 2],
 }
 
 /// Unpacks part `part` (of 32 weights) of a block.
@@ -17,7 +19,7 @@ fn half(block: &[u8], at: usize) -> f32 {
 }
 
 fn even(quants: [i8; 32], scale: f32, min: f32) -> Unpacked {
-    Unpacked { quants, scales: [scale; 2], min }
+    Unpacked { quants, scales: [scale; 2], mins: [min; 2] }
 }
 
 pub(super) fn q8_0(block: &[u8], _: usize) -> Unpacked {
@@ -31,6 +33,10 @@ fn nibble(bytes: &[u8], i: usize) -> u8 {
 
 pub(super) fn q4_0(block: &[u8], _: usize) -> Unpacked {
     even(std::array::from_fn(|i| nibble(&block[2..18], i).cast_signed() - 8), half(block, 0), 0.0)
+}
+
+pub(super) fn q4_1(block: &[u8], _: usize) -> Unpacked {
+    even(std::array::from_fn(|i| nibble(&block[4..20], i).cast_signed()), half(block, 0), -half(block, 2))
 }
 
 /// A nibble and its fifth bit from 32 bits.
@@ -47,7 +53,7 @@ pub(super) fn q5_1(block: &[u8], _: usize) -> Unpacked {
 }
 
 /// Scale and minimum (6 bits each) of part 0 to 7 of a Q4_K or Q5_K block; `packed` are their 12 bytes.
-pub(in crate::kernels) fn scale_min(packed: &[u8], part: usize) -> (u8, u8) {
+fn scale_min(packed: &[u8], part: usize) -> (u8, u8) {
     if part < 4 {
         return (packed[part] & 63, packed[part + 4] & 63);
     }
@@ -57,7 +63,7 @@ pub(in crate::kernels) fn scale_min(packed: &[u8], part: usize) -> (u8, u8) {
 }
 
 /// Scale and minimum of a part of a Q4_K or Q5_K block as floats.
-pub(in crate::kernels) fn min_of(block: &[u8], part: usize) -> (f32, f32) {
+fn min_of(block: &[u8], part: usize) -> (f32, f32) {
     let (scale, min) = scale_min(&block[4..16], part);
     (half(block, 0) * f32::from(scale), half(block, 2) * f32::from(min))
 }
@@ -83,5 +89,47 @@ pub(super) fn q6_k(block: &[u8], part: usize) -> Unpacked {
     let high = &block[128 + half_of * 32..][..32];
     let quant = |i: usize| (low[i] >> (quarter / 2 * 4) & 15 | (high[i] >> (quarter * 2) & 3) << 4).cast_signed() - 32;
     let scale = |group: usize| half(block, 208) * f32::from(block[192 + part * 2 + group].cast_signed());
-    Unpacked { quants: std::array::from_fn(quant), scales: [scale(0), scale(1)], min: 0.0 }
+    Unpacked { quants: std::array::from_fn(quant), scales: [scale(0), scale(1)], mins: [0.0; 2] }
+}
+
+/// Two bits of a part: 128 weights share 32 bytes.
+fn two_bits(bytes: &[u8], part: usize, i: usize) -> u8 {
+    bytes[part / 4 * 32 + i] >> (part % 4 * 2) & 3
+}
+
+pub(super) fn q2_k(block: &[u8], part: usize) -> Unpacked {
+    let packed = |group: usize| block[2 * part + group];
+    let scale = |group| half(block, 80) * f32::from(packed(group) & 15);
+    let min = |group| half(block, 82) * f32::from(packed(group) >> 4);
+    let quants = std::array::from_fn(|i| two_bits(&block[16..80], part, i).cast_signed());
+    Unpacked { quants, scales: [scale(0), scale(1)], mins: [min(0), min(1)] }
+}
+
+pub(super) fn q3_k(block: &[u8], part: usize) -> Unpacked {
+    let scale = |group: usize| {
+        let index = 2 * part + group;
+        let low = block[96 + index % 8] >> (index / 8 * 4) & 15;
+        let high = block[104 + index % 4] >> (index / 4 * 2) & 3;
+        half(block, 108) * f32::from((low | high << 4).cast_signed() - 32)
+    };
+    let third = |i: usize| (block[i] >> part & 1) << 2;
+    let quants = std::array::from_fn(|i| (two_bits(&block[32..96], part, i) | third(i)).cast_signed() - 4);
+    Unpacked { quants, scales: [scale(0), scale(1)], mins: [0.0; 2] }
+}
+
+pub(super) fn iq4_nl(block: &[u8], _: usize) -> Unpacked {
+    even(std::array::from_fn(|i| IQ4[usize::from(nibble(&block[2..18], i))]), half(block, 0), 0.0)
+}
+
+pub(super) fn iq4_xs(block: &[u8], part: usize) -> Unpacked {
+    let low = block[4 + part / 2] >> (part % 2 * 4) & 15;
+    let high = block[2 + part / 4] >> (part % 4 * 2) & 3;
+    let scale = half(block, 0) * f32::from((low | high << 4).cast_signed() - 32);
+    even(std::array::from_fn(|i| IQ4[usize::from(nibble(&block[8 + 16 * part..][..16], i))]), scale, 0.0)
+}
+
+pub(super) fn mxfp4(block: &[u8], _: usize) -> Unpacked {
+    // The entries are doubled.
+    let scale = (f64::from(block[0]) - 128.0).exp2() as f32;
+    even(std::array::from_fn(|i| E2M1[usize::from(nibble(&block[1..17], i))]), scale, 0.0)
 }

@@ -58,6 +58,7 @@ impl Driver {
         let arrived = Some(arrived);
         self.open = Some(Open { place, loaded: None, cancelled: Arc::clone(&cancelled), arrivals, arrived });
         let (config, inputs) = (Arc::clone(&self.config), self.around.inputs.clone());
+        let kernels = self.around.kernels;
         spawn_blocking(move || {
             let epoch = prepare.epoch;
             let begun = Instant::now();
@@ -74,7 +75,7 @@ impl Driver {
                 }
                 !cancelled.load(Ordering::Acquire)
             };
-            let result = loading::load((&config.models, config.memory_max), &prepare, &progress).map(Box::new);
+            let result = loading::load(&config, kernels, &prepare, &progress).map(Box::new);
             tracing::info!(%epoch, model = prepare.topology.model, ok = result.is_ok(), ms = begun.elapsed().as_millis() as u64, "load ended");
             let _ = inputs.blocking_send(Input::Loaded(LoadOutcome(epoch, result)));
         });

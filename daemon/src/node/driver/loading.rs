@@ -21,8 +21,10 @@ use shared::{
 };
 
 use crate::{
+    config::Config,
     health::memory,
-    model::{KvCache, LoadError, Shard, weights::shard_bytes},
+    kernels::Kernels,
+    model::{KvCache, LoadError, PackedCache, Shard, Source, weights::shard_bytes},
 };
 
 /// What computing takes beyond weights and KV cache: buffers of a step, links, threads.
@@ -73,13 +75,14 @@ pub(super) fn identify(folders: &[PathBuf], model: &str) -> Result<ModelCard, Fa
 
 /// Loads the shard of an assignment; `progress` is called now and then and says whether to go on.
 pub(super) fn load(
-    (folders, memory_max): (&[PathBuf], Option<u64>),
+    config: &Config,
+    kernels: &'static Kernels,
     prepare: &Prepare,
     progress: &(dyn Fn(LoadProgress) -> bool + Sync),
 ) -> Result<Loaded, FaultKind> {
     let topology = &prepare.topology;
     let model = || topology.model.clone();
-    let (file, shape) = open(folders, &topology.model)?;
+    let (file, shape) = open(&config.models, &topology.model)?;
     let actual = ModelIdentity(file.identity());
     if actual != topology.identity {
         return Err(FaultKind::ModelDiffers { model: model(), expected: topology.identity, actual });
@@ -103,20 +106,30 @@ pub(super) fn load(
         return Err(invalid(format!("{tokens} tokens in its vocabulary, {rows} rows in token_embd.weight")));
     }
     let kv = kv_bytes(topology, &shape, plan.heads_kv.len());
-    let weight_bytes = shard_bytes(&file, &shape, plan);
-    preflight(weight_bytes + kv + WORKING_BYTES, memory_max)?;
+    let weight_bytes = shard_bytes(&file, &shape, plan).map_err(|error| invalid(error.to_string()))?;
+    preflight(weight_bytes + kv + WORKING_BYTES, config.memory_max)?;
     let total = Bytes(weight_bytes.max(1));
     let done = AtomicU64::new(0);
     let tell = |bytes: u64| {
         let done = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
         progress(LoadProgress { done: Bytes(done.min(total.0)), total })
     };
-    let shard = Shard::load(&file, &shape, plan, &tell).map_err(|error| match error {
-        LoadError::Missing(_) => invalid(error.to_string()),
+    let packed = PackedCache::new(&config.state);
+    let source = Source {
+        file: &file,
+        shape: &shape,
+        plan,
+        kernels,
+        cache: config.packed_shards.then_some(&packed),
+        progress: &tell,
+    };
+    let shard = Shard::load(source).map_err(|error| match error {
+        LoadError::Missing(_) | LoadError::Read { .. } | LoadError::Memory { .. } => invalid(error.to_string()),
         LoadError::Cancelled => FaultKind::NotPrepared { epoch: prepare.epoch },
     })?;
     let blocks = topology.kv_block_count();
-    let cache = KvCache::new(topology.kv, shape.block_count, blocks, plan.heads_kv.len(), shape.head_length);
+    let cache = KvCache::new(topology.kv, shape.block_count, blocks, plan.heads_kv.len(), shape.head_length)
+        .map_err(|_| FaultKind::MemoryShort { needed: Bytes(kv), available: memory::available() })?;
     Ok(Loaded { shard, cache, tokenizer, bytes: Bytes(weight_bytes + kv) })
 }
 

@@ -1,0 +1,122 @@
+//! AVX-512 with byte dot products (F, BW, VL, VNNI): 16 rows a panel.
+#![expect(unsafe_code, reason = "vector instructions; a token is made only after the machine was asked for them")]
+use std::{arch::x86_64::*, sync::OnceLock};
+
+use super::{
+    Block, Kernels,
+    panel::{Lanes, operations, table},
+};
+
+/// The table, if this machine has the instructions.
+pub(super) fn detect() -> Option<&'static Kernels> {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    static TABLE: Kernels = table!("avx512", "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma,avx2", Avx512(()), Avx512);
+    let found = FOUND.get_or_init(|| {
+        is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("fma")
+    });
+    found.then_some(&TABLE)
+}
+
+/// The proof that the machine has the instructions: made in entries of the table only.
+#[derive(Clone, Copy)]
+struct Avx512(());
+
+impl Lanes for Avx512 {
+    const ROWS: usize = 16;
+    const TILES: &'static [usize] = &[1, 2, 4, 8, 16];
+    const SIGNED: bool = false;
+    const PREFETCHES: bool = true;
+    const UNROLLED: bool = false;
+    const HAS_DOT: bool = true;
+    type Levels = __m512i;
+    type Ints = __m512i;
+    type Control = (f32, f32, i32, i32);
+    type Floats = __m512;
+
+    type Low = Self;
+    type High = Self;
+
+    fn split(self) -> Option<(Self, Self)> {
+        None
+    }
+
+    operations! {
+        fn prefetch(line: *const u8) { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+        fn levels(bytes: &[u8]) -> __m512i { _mm512_loadu_si512(bytes[..64].as_ptr().cast()) }
+        fn store_levels(levels: __m512i, out: &mut [u8]) { _mm512_storeu_si512(out[..64].as_mut_ptr().cast(), levels) }
+        fn and(a: __m512i, mask: u8) -> __m512i { _mm512_and_si512(a, _mm512_set1_epi8(mask.cast_signed())) }
+        fn or(a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
+        fn xor(a: __m512i, mask: u8) -> __m512i { _mm512_xor_si512(a, _mm512_set1_epi8(mask.cast_signed())) }
+        fn right(a: __m512i, bits: u32) -> __m512i { _mm512_srl_epi16(a, _mm_cvtsi32_si128(bits.cast_signed())) }
+        fn left(a: __m512i, bits: u32) -> __m512i { _mm512_sll_epi16(a, _mm_cvtsi32_si128(bits.cast_signed())) }
+        fn spread(a: __m512i, first: u32) -> __m512i {
+            let four = _mm512_and_si512(_mm512_srl_epi32(a, _mm_cvtsi32_si128(first.cast_signed())), _mm512_set1_epi32(15));
+            _mm512_and_si512(_mm512_mullo_epi32(four, _mm512_set1_epi32(0x0020_4081)), _mm512_set1_epi8(1))
+        }
+        fn lookup(table: &[u8; 16], a: __m512i) -> __m512i {
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), a)
+        }
+        fn begin(x: (f32, f32, i32, i32), is_first: bool, shift: u32) -> __m512i {
+            let sums = _mm512_set1_epi32(if is_first { x.3 } else { x.2 });
+            if shift == 0 { sums } else { _mm512_sll_epi32(sums, _mm_cvtsi32_si128(shift.cast_signed())) }
+        }
+        fn times_scale(a: __m512, x: (f32, f32, i32, i32)) -> __m512 { _mm512_mul_ps(a, _mm512_set1_ps(x.0)) }
+        fn add_times_scale(a: __m512, x: (f32, f32, i32, i32), sum: __m512) -> __m512 {
+            _mm512_fmadd_ps(a, _mm512_set1_ps(x.0), sum)
+        }
+        fn subtract_minimum(minimum: __m512, x: (f32, f32, i32, i32), sum: __m512) -> __m512 {
+            _mm512_fmadd_ps(minimum, _mm512_set1_ps(x.1), sum)
+        }
+        fn subtract_ints(a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi32(a, b) }
+        fn ints(value: i32) -> __m512i { _mm512_set1_epi32(value) }
+        fn convert(a: __m512i) -> __m512 { _mm512_cvtepi32_ps(a) }
+        fn halves(bytes: &[u8]) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(bytes[..32].as_ptr().cast())) }
+        fn upper_halves(bytes: &[u8]) -> __m512 {
+            let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(bytes[..32].as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+        }
+        fn unsigned(bytes: &[u8]) -> __m512 {
+            _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(bytes[..16].as_ptr().cast())))
+        }
+        fn signed(bytes: &[u8]) -> __m512 {
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes[..16].as_ptr().cast())))
+        }
+        fn floats(bytes: &[u8]) -> __m512 { _mm512_loadu_ps(bytes[..64].as_ptr().cast()) }
+        fn load(values: &[f32]) -> __m512 { _mm512_loadu_ps(values[..16].as_ptr()) }
+        fn store(a: __m512, out: &mut [f32]) { _mm512_storeu_ps(out[..16].as_mut_ptr(), a) }
+        fn splat(value: f32) -> __m512 { _mm512_set1_ps(value) }
+        fn add(a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
+        fn multiply(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        fn divide(a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
+        fn multiply_add(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
+        fn max(a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
+        fn power(a: __m512, n: __m512) -> __m512 {
+            let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(n));
+            _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), exponent))
+        }
+    }
+
+    #[inline(always)]
+    fn control(self, x: &Block) -> (f32, f32, i32, i32) {
+        (x.scale, x.minus_sums, x.minus_8_sums, x.minus_8_first)
+    }
+
+    #[inline(always)]
+    fn dot<const QUADS: usize>(self, _: u32, begin: __m512i, levels: &[__m512i], x: &[i8]) -> __m512i {
+        let quads = x[..4 * QUADS].as_chunks::<4>().0;
+        let mut sum = begin;
+        for index in 0..QUADS {
+            // SAFETY: the token proves the instructions.
+            unsafe {
+                let x = _mm512_set1_epi32(i32::from_le_bytes(quads[index].map(i8::cast_unsigned)));
+                sum = _mm512_dpbusd_epi32(sum, levels[index], x);
+            }
+        }
+        sum
+    }
+}

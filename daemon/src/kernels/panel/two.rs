@@ -1,0 +1,106 @@
+//! Lanes of two registers: each operation on the low rows and on the high ones.
+use super::Lanes;
+use crate::kernels::Block;
+
+/// The low rows of a panel and the high ones, or what each has.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct Two<A, B>(pub(in crate::kernels) A, pub(in crate::kernels) B);
+
+/// Methods that do the same with both.
+macro_rules! both {
+    ($(fn $name:ident($($both:ident: $kind:ty),*; $($same:ident: $of:ty),*) -> $result:ident;)*) => {
+        $(
+            #[inline(always)]
+            fn $name(self, $($both: $kind,)* $($same: $of),*) -> Self::$result {
+                Two(self.0.$name($($both.0,)* $($same),*), self.1.$name($($both.1,)* $($same),*))
+            }
+        )*
+    };
+}
+
+impl<A, B> Lanes for Two<A, B>
+where
+    A: Lanes,
+    B: Lanes,
+{
+    const ROWS: usize = A::ROWS;
+    const TILES: &'static [usize] = A::TILES;
+    const SIGNED: bool = A::SIGNED;
+    const PREFETCHES: bool = A::PREFETCHES;
+    const UNROLLED: bool = A::UNROLLED;
+    const HAS_DOT: bool = A::HAS_DOT;
+    type Levels = Two<A::Levels, B::Levels>;
+    type Ints = Two<A::Ints, B::Ints>;
+    type Control = Two<A::Control, B::Control>;
+    type Floats = Two<A::Floats, B::Floats>;
+    type Low = A;
+    type High = B;
+
+    #[inline(always)]
+    fn split(self) -> Option<(A, B)> {
+        // Without byte dot products, what is spread over the lanes serves both registers.
+        A::HAS_DOT.then_some((self.0, self.1))
+    }
+
+    #[inline(always)]
+    fn prefetch(self, line: *const u8) {
+        self.0.prefetch(line);
+    }
+
+    #[inline(always)]
+    fn store_levels(self, levels: Self::Levels, out: &mut [u8]) {
+        self.0.store_levels(levels.0, out);
+        self.1.store_levels(levels.1, out);
+    }
+
+    #[inline(always)]
+    fn store(self, a: Self::Floats, out: &mut [f32]) {
+        self.0.store(a.0, out);
+        self.1.store(a.1, out);
+    }
+
+    #[inline(always)]
+    fn dot<const QUADS: usize>(self, bits: u32, begin: Self::Ints, levels: &[Self::Levels], x: &[i8]) -> Self::Ints {
+        let (mut low, mut high) = ([levels[0].0; QUADS], [levels[0].1; QUADS]);
+        for index in 0..QUADS {
+            (low[index], high[index]) = (levels[index].0, levels[index].1);
+        }
+        Two(self.0.dot::<QUADS>(bits, begin.0, &low, x), self.1.dot::<QUADS>(bits, begin.1, &high, x))
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], a: Self::Levels) -> Self::Levels {
+        Two(self.0.lookup(table, a.0), self.1.lookup(table, a.1))
+    }
+
+    both! {
+        fn levels(; bytes: &[u8]) -> Levels;
+        fn and(a: Self::Levels; mask: u8) -> Levels;
+        fn or(a: Self::Levels, b: Self::Levels;) -> Levels;
+        fn xor(a: Self::Levels; mask: u8) -> Levels;
+        fn right(a: Self::Levels; bits: u32) -> Levels;
+        fn left(a: Self::Levels; bits: u32) -> Levels;
+        fn spread(a: Self::Levels; first: u32) -> Levels;
+        fn control(; x: &Block) -> Control;
+        fn begin(x: Self::Control; is_first: bool, shift: u32) -> Ints;
+        fn times_scale(a: Self::Floats, x: Self::Control;) -> Floats;
+        fn add_times_scale(a: Self::Floats, x: Self::Control, sum: Self::Floats;) -> Floats;
+        fn subtract_minimum(minimum: Self::Floats, x: Self::Control, sum: Self::Floats;) -> Floats;
+        fn subtract_ints(a: Self::Ints, b: Self::Ints;) -> Ints;
+        fn ints(; value: i32) -> Ints;
+        fn convert(a: Self::Ints;) -> Floats;
+        fn halves(; bytes: &[u8]) -> Floats;
+        fn upper_halves(; bytes: &[u8]) -> Floats;
+        fn unsigned(; bytes: &[u8]) -> Floats;
+        fn signed(; bytes: &[u8]) -> Floats;
+        fn floats(; bytes: &[u8]) -> Floats;
+        fn load(; values: &[f32]) -> Floats;
+        fn splat(; value: f32) -> Floats;
+        fn add(a: Self::Floats, b: Self::Floats;) -> Floats;
+        fn multiply(a: Self::Floats, b: Self::Floats;) -> Floats;
+        fn divide(a: Self::Floats, b: Self::Floats;) -> Floats;
+        fn multiply_add(a: Self::Floats, b: Self::Floats, c: Self::Floats;) -> Floats;
+        fn max(a: Self::Floats, b: Self::Floats;) -> Floats;
+        fn power(a: Self::Floats, n: Self::Floats;) -> Floats;
+    }
+}

@@ -1,0 +1,198 @@
+//! Which parts of which tensors a rank holds and where in its region they lie; fills the region from the file.
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use rayon::prelude::*;
+use shared::{
+    gguf::{BlockFormat, GgufFile, Shape, Tensor},
+    topology::ShardPlan,
+};
+
+use super::LoadError;
+use crate::kernels::{Kernels, pack_panel, packed_bytes};
+
+/// Slices begin at multiples of this.
+const ALIGNMENT: usize = 4096;
+/// Bytes that are read from the file at a time, at least a panel.
+const READ_BYTES: usize = 1 << 20;
+
+/// Rows and columns of a tensor.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    /// Format of its blocks.
+    pub format: BlockFormat,
+    /// Rows that are ours.
+    pub rows: Range<usize>,
+    /// Columns that are ours.
+    pub columns: Range<usize>,
+    /// Bytes of the region.
+    pub place: Range<usize>,
+    split: usize,
+    offset: usize,
+    row_bytes: usize,
+    /// Rows of a panel.
+    height: usize,
+}
+
+impl Slice {
+    /// Blocks of a row that hold our columns.
+    pub fn blocks(&self) -> Range<usize> {
+        let length = self.format.block_length();
+        if self.columns.is_empty() { 0..0 } else { self.columns.start / length..self.columns.end.div_ceil(length) }
+    }
+
+    /// Blocks of 32 columns in front of ours.
+    pub fn skip(&self) -> usize {
+        (self.columns.start - (self.blocks().start * self.format.block_length()).min(self.columns.start)) / 32
+    }
+
+    /// A norm, bias or factor as f32. These are one row, which is a panel of its own.
+    pub fn floats(&self, region: &[u8]) -> Vec<f32> {
+        let mut values = vec![0.0; self.columns.len()];
+        Kernels::SCALAR.dequantise_row(self.format, &region[self.place.clone()], &mut values);
+        values
+    }
+
+    fn panel_bytes(&self) -> usize {
+        self.blocks().len() * self.format.block_bytes() * self.height
+    }
+
+    /// Packs panels into `out`, of which the first is number `first`.
+    fn fill(&self, file: &GgufFile, first: usize, out: &mut [u8]) -> std::io::Result<()> {
+        let panel_bytes = self.panel_bytes();
+        let begin = self.rows.start + first * self.height;
+        let end = (begin + out.len() / panel_bytes * self.height).min(self.rows.end);
+        let mut rows = vec![0; (end - begin) * self.row_bytes];
+        file.read(self.split, self.offset + begin * self.row_bytes, &mut rows)?;
+        for (panel, out) in out.chunks_exact_mut(panel_bytes).enumerate() {
+            let row = |lane: usize| {
+                let row = panel * self.height + lane;
+                rows.get(row * self.row_bytes..(row + 1) * self.row_bytes)
+            };
+            pack_panel(self.format, self.height, self.blocks(), row, out);
+        }
+        Ok(())
+    }
+}
+
+/// All slices of a rank.
+#[derive(Debug)]
+pub struct Slices {
+    /// Bytes of the region.
+    pub bytes: usize,
+    names: HashMap<String, Slice>,
+}
+
+impl Slices {
+    /// Of a model for one rank and the panels of some kernels.
+    ///
+    /// # Errors
+    /// A tensor is missing.
+    pub fn of(file: &GgufFile, shape: &Shape, plan: &ShardPlan, kernels: &Kernels) -> Result<Self, LoadError> {
+        let mut slices = Self { bytes: 0, names: HashMap::new() };
+        let head = shape.head_length;
+        let of_heads = |heads: &Range<usize>| heads.start * head..heads.end * head;
+        let (queries, keys) = (of_heads(&plan.heads), of_heads(&plan.heads_kv));
+        let height = kernels.panel_rows;
+        for layer in 0..shape.block_count {
+            let tensor = |name: &str| format!("blk.{layer}.{name}");
+            for (name, rows) in [("attn_q", &queries), ("attn_k", &keys), ("attn_v", &keys)] {
+                slices.rows(file, &tensor(&format!("{name}.weight")), rows, height)?;
+                slices.vector(file, &tensor(&format!("{name}.bias")), Some(rows));
+            }
+            slices.columns(file, &tensor("attn_output.weight"), &queries, height)?;
+            for name in ["ffn_gate.weight", "ffn_up.weight"] {
+                slices.rows(file, &tensor(name), &plan.columns, height)?;
+            }
+            slices.columns(file, &tensor("ffn_down.weight"), &plan.columns, height)?;
+            for name in ["attn_norm.weight", "ffn_norm.weight", "attn_q_norm.weight", "attn_k_norm.weight"] {
+                slices.vector(file, &tensor(name), None);
+            }
+        }
+        let output = if shape.tied_output { "token_embd.weight" } else { "output.weight" };
+        slices.rows(file, output, &plan.vocabulary, height)?;
+        slices.vector(file, "output_norm.weight", None);
+        slices.vector(file, "rope_freqs.weight", None);
+        Ok(slices)
+    }
+
+    /// A slice by its tensor's name.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn get(&self, name: &str) -> Result<&Slice, LoadError> {
+        self.names.get(name).ok_or_else(|| LoadError::Missing(name.into()))
+    }
+
+    /// Some rows of a tensor.
+    fn rows(&mut self, file: &GgufFile, name: &str, rows: &Range<usize>, height: usize) -> Result<(), LoadError> {
+        let tensor = file.tensor(name).ok_or_else(|| LoadError::Missing(name.into()))?;
+        self.add(&tensor, rows.clone(), 0..tensor.columns(), height);
+        Ok(())
+    }
+
+    /// Some columns of a tensor, cut at multiples of 32. A super-block across a cut is taken whole.
+    fn columns(&mut self, file: &GgufFile, name: &str, columns: &Range<usize>, height: usize) -> Result<(), LoadError> {
+        let tensor = file.tensor(name).ok_or_else(|| LoadError::Missing(name.into()))?;
+        self.add(&tensor, 0..tensor.rows(), columns.clone(), height);
+        Ok(())
+    }
+
+    /// A tensor of one row or a part of it, if the model has it.
+    fn vector(&mut self, file: &GgufFile, name: &str, part: Option<&Range<usize>>) {
+        if let Some(tensor) = file.tensor(name) {
+            self.add(&tensor, 0..1, part.cloned().unwrap_or(0..tensor.columns()), 1);
+        }
+    }
+
+    fn add(&mut self, tensor: &Tensor<'_>, rows: Range<usize>, columns: Range<usize>, height: usize) {
+        let begin = self.bytes.next_multiple_of(ALIGNMENT);
+        let (format, split, offset, row_bytes) = (tensor.format, tensor.split, tensor.offset, tensor.row_bytes());
+        let mut slice = Slice { format, rows, columns, place: begin..begin, split, offset, row_bytes, height };
+        let bytes = packed_bytes(slice.rows.len(), slice.blocks().len() * format.block_bytes(), height);
+        slice.place.end += bytes;
+        self.bytes = slice.place.end;
+        self.names.insert(tensor.name.into(), slice);
+    }
+
+    /// Fills a region from the file, with all cores.
+    ///
+    /// # Errors
+    /// The file cannot be read, or `progress` said no.
+    pub fn fill(
+        &self,
+        file: &GgufFile,
+        region: &mut [u8],
+        progress: &(dyn Fn(u64) -> bool + Sync),
+    ) -> Result<(), LoadError> {
+        let mut slices: Vec<(&String, &Slice)> = self.names.iter().collect();
+        slices.sort_by_key(|(_, slice)| (slice.place.start, slice.place.end));
+        let mut parts = Vec::new();
+        let (mut rest, mut at) = (region, 0);
+        for (name, slice) in slices {
+            let (_, from) = std::mem::take(&mut rest).split_at_mut(slice.place.start - at);
+            let (own, behind) = from.split_at_mut(slice.place.len());
+            (rest, at) = (behind, slice.place.end);
+            let at_once = (READ_BYTES / (slice.row_bytes * slice.height).max(1)).max(1);
+            let panel_bytes = slice.panel_bytes();
+            if panel_bytes > 0 {
+                let chunks = own.chunks_mut(panel_bytes * at_once).enumerate();
+                parts.extend(chunks.map(|(index, out)| (name, slice, index * at_once, out)));
+            }
+        }
+        let is_given_up = AtomicBool::new(false);
+        parts.into_par_iter().try_for_each(|(name, slice, first, out)| {
+            if is_given_up.load(Ordering::Relaxed) {
+                return Err(LoadError::Cancelled);
+            }
+            let failed = |source| LoadError::Read { tensor: name.clone(), source };
+            slice.fill(file, first, out).map_err(failed)?;
+            is_given_up.fetch_or(!progress(out.len() as u64), Ordering::Relaxed);
+            Ok(())
+        })?;
+        if is_given_up.into_inner() { Err(LoadError::Cancelled) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,102 @@
+//! Decoding allocates nothing: the forward pass of one rank and of two over sockets, on the engine's and the pool's threads,
+//! after 16 tokens that let the buffers grow.
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use daemon::{
+    collective::{Abort, Accounting, Group, Links, SyncRing},
+    kernels::{Compute, Kernels, Pool, PoolOptions},
+    model::{Batch, BatchToken, KvCache, Model, Shard, Source},
+};
+use harness::{ranks::sockets, tiny_model::TinyModel};
+use shared::{
+    gguf::{Architecture, BlockFormat, GgufFile, Shape},
+    ids::{Epoch, Rank, Slot, TopologyHash},
+    topology::{Exchange, KvFormat, cut, spec::KV_BLOCK_LENGTH},
+};
+
+use crate::CALLS;
+
+const THREADS: usize = 2;
+const WARM_UP: u32 = 16;
+const TOKENS: u32 = 48;
+const BLOCKS: usize = 3;
+
+/// Allocations so far of all threads of a pool, the caller included.
+fn calls(pool: &Pool) -> usize {
+    let all = AtomicUsize::new(0);
+    pool.run(&|_| _ = all.fetch_add(CALLS.get(), Ordering::Relaxed));
+    all.into_inner()
+}
+
+/// Allocations of the tokens after the warm-up on each rank.
+fn decode(world: usize, exchange: Exchange, format: BlockFormat) -> Vec<usize> {
+    let model = TinyModel::new(Architecture::Llama).with_format(format);
+    let file = Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is good"));
+    let shape = Shape::read(&file).expect("the model is good");
+    let plans = cut(&shape, &vec![1; world]).expect("the model can be cut");
+    let (file, shape) = (&file, &shape);
+    thread::scope(|scope| {
+        let rank = |(rank, (plan, streams))| {
+            scope.spawn(move || {
+                let kernels = Kernels::choose(None).expect("a table is there");
+                let source = Source { file, shape, plan: &plan, kernels, cache: None, progress: &|_| true };
+                let shard = Shard::load(source).expect("the shard can be loaded");
+                let kv = plan.heads_kv.len();
+                let cache = KvCache::new(KvFormat::F16, shape.block_count, BLOCKS, kv, shape.head_length);
+                let pool = Pool::new(PoolOptions { threads: THREADS, cores: Vec::new(), spin: false });
+                let mut model = Model::new(shard, cache.expect("there is memory"), Compute { kernels, pool });
+                let number = Rank(rank as u16);
+                let accounting = Accounting::new(number, Arc::new(SyncRing::default()));
+                let abort = Arc::new(Abort::new().expect("the system has descriptors"));
+                let who = (number, Epoch(1), TopologyHash(2));
+                let links = (world > 1).then(|| Links::new(who, streams, abort, false).expect("sockets are good"));
+                let mut group = Group::new(links, exchange, accounting);
+                let tables = vec![(0..BLOCKS as u32).collect::<Vec<u32>>()];
+                let mut before = 0;
+                for position in 0..TOKENS {
+                    if position == WARM_UP {
+                        before = calls(&model.compute().pool);
+                    }
+                    group.begin_step(u64::from(position) + 1);
+                    group.accounting.begin_step(false, 1);
+                    let token = BatchToken { slot: Slot(0), position, token: 3 + position, wants_logits: true };
+                    let batch = Batch { tokens: &[token], blocks: &tables };
+                    model.forward(batch, &mut group).expect("all ranks go on");
+                }
+                calls(&model.compute().pool) - before
+            })
+        };
+        let parts = plans.into_iter().zip(sockets(world)).enumerate();
+        let ranks: Vec<_> = parts.map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("the rank finishes")).collect()
+    })
+}
+
+#[test]
+fn a_decoded_token_allocates_nothing_on_one_rank_and_on_two() {
+    assert!(TOKENS as usize <= BLOCKS * KV_BLOCK_LENGTH);
+    for format in [BlockFormat::Q4K, BlockFormat::Q8_0, BlockFormat::F16] {
+        assert_eq!(decode(1, Exchange::F32, format), [0], "{}", format.name());
+        for exchange in [Exchange::F32, Exchange::Q80] {
+            assert_eq!(decode(2, exchange, format), [0, 0], "{} {exchange:?}", format.name());
+        }
+    }
+}
+
+#[test]
+fn an_allocation_on_a_thread_of_the_pool_is_seen() {
+    let pool = Pool::new(PoolOptions { threads: THREADS, cores: Vec::new(), spin: false });
+    let before = calls(&pool);
+    pool.run(&|thread| {
+        if thread == 1 {
+            std::hint::black_box(Box::new(thread));
+        }
+    });
+    assert_eq!(calls(&pool) - before, 1);
+}

@@ -1,0 +1,127 @@
+//! Packed shards: a second load reads the cache, gives the same weights, and what is broken is made again.
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use daemon::{
+    kernels::Kernels,
+    model::{PackedCache, Shard, Source},
+};
+use harness::tiny_model::TinyModel;
+use shared::{
+    gguf::{Architecture, BlockFormat, GgufFile, Shape},
+    topology::cut,
+};
+
+struct Loaded {
+    matrices: Vec<Vec<u8>>,
+    norms: Vec<Vec<f32>>,
+    told: u64,
+    /// A shard that is dropped is not written any more.
+    _shard: Shard,
+}
+
+/// Loads one rank's shard.
+fn load(model: &Path, state: &Path, world: usize, rank: usize) -> Loaded {
+    let file = Arc::new(GgufFile::open(model).expect("the model is good"));
+    let shape = Shape::read(&file).expect("the model is good");
+    let plan = cut(&shape, &vec![1; world]).expect("the model can be cut").swap_remove(rank);
+    let (told, cache) = (AtomicU64::new(0), PackedCache::new(state));
+    let progress = |bytes| {
+        told.fetch_add(bytes, Ordering::Relaxed);
+        true
+    };
+    let kernels = Kernels::choose(None).expect("a table is there");
+    let source = Source { file: &file, shape: &shape, plan: &plan, kernels, cache: Some(&cache), progress: &progress };
+    let shard = Shard::load(source).expect("the shard can be loaded");
+    let of_layer = |layer: &daemon::model::Layer| {
+        [&layer.query, &layer.key, &layer.attention_output, &layer.gate, &layer.down].map(|m| m.view().bytes.to_vec())
+    };
+    Loaded {
+        matrices: shard.layers.iter().flat_map(of_layer).chain([shard.output.view().bytes.to_vec()]).collect(),
+        norms: shard.layers.iter().map(|layer| layer.attention_norm.clone()).collect(),
+        told: told.into_inner(),
+        _shard: shard,
+    }
+}
+
+/// The packed shards of a state folder, once there are so many; writing goes on beside the work.
+fn shards(state: &Path, count: usize) -> Vec<PathBuf> {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let found: Vec<PathBuf> = fs::read_dir(state.join("packed"))
+            .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
+            .unwrap_or_default();
+        let found: Vec<PathBuf> =
+            found.into_iter().filter(|path| path.extension().is_some_and(|kind| kind == "shard")).collect();
+        if found.len() == count {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{found:?} instead of {count} packed shards");
+        std::thread::yield_now();
+    }
+}
+
+fn model(folder: &Path) -> PathBuf {
+    let path = folder.join("tiny.gguf");
+    fs::write(&path, TinyModel::new(Architecture::Llama).with_format(BlockFormat::Q4_0).bytes())
+        .expect("it is written");
+    path
+}
+
+#[test]
+fn a_second_load_reads_the_packed_shard_and_gives_the_same_weights() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let model = model(folder.path());
+    for (world, rank) in [(1, 0), (2, 1)] {
+        let state = folder.path().join(format!("state{world}"));
+        let first = load(&model, &state, world, rank);
+        let [shard] = shards(&state, 1).try_into().expect("one");
+        let second = load(&model, &state, world, rank);
+        assert_eq!((&first.matrices, &first.norms), (&second.matrices, &second.norms));
+        assert!(first.told > 0 && second.told > 0, "progress is told");
+        let before = fs::metadata(&shard).expect("it is there").len();
+        assert!(before >= first.matrices.iter().map(Vec::len).sum::<usize>() as u64);
+    }
+}
+
+#[test]
+fn a_broken_packed_shard_is_made_again() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let (model, state) = (model(folder.path()), folder.path().join("state"));
+    let first = load(&model, &state, 2, 0);
+    let [shard] = shards(&state, 1).try_into().expect("one");
+    let good = fs::read(&shard).expect("it can be read");
+    let mut flipped = good.clone();
+    *flipped.last_mut().expect("it is not empty") ^= 1;
+    let mut other = good.clone();
+    other[9] ^= 1;
+    for broken in [&good[..good.len() - 1], &flipped, &other, &[]] {
+        fs::write(&shard, broken).expect("it is written");
+        let again = load(&model, &state, 2, 0);
+        assert_eq!(first.matrices, again.matrices);
+        // It is removed at once, and written anew beside the work.
+        shards(&state, 1);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while fs::read(&shard).ok().as_ref() != Some(&good) {
+            assert!(Instant::now() < deadline, "the shard is not made again");
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn only_the_latest_packed_shards_are_kept() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let (model, state) = (model(folder.path()), folder.path().join("state"));
+    for (count, rank) in [(1, 0), (2, 1), (3, 2), (3, 3)] {
+        let _loaded = load(&model, &state, 4, rank);
+        shards(&state, count);
+    }
+}
