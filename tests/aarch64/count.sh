@@ -2,9 +2,9 @@
 # Kernel instructions per multiply-add on a Cortex-A76 and a Cortex-A72, counted by qemu: the same number in every run.
 # usage: tests/aarch64/count.sh BRAMBLED [--check]; --check fails where a count is above the recorded one by more than 2 %.
 set -euo pipefail
-cd "$(dirname "$0")"
 [ $# -ge 1 ] || { echo "usage: $0 BRAMBLED [--check]; BRAMBLED is an aarch64 binary, as .ci/aarch64 builds it" >&2; exit 2; }
-brambled=$1 check=${2:-}
+brambled=$(realpath "$1") check=${2:-}
+cd "$(dirname "$0")"
 rows=64 columns=2048
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

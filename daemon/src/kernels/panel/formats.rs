@@ -212,7 +212,8 @@ pub(in crate::kernels) fn half_of_power(exponent: u8) -> f32 {
     f32::from_bits(bits)
 }
 
-/// Scales and minimums of Q4_K and Q5_K: `[8 scales, 8 minimums]` as bytes, each `[ROWS]`, and what they are multiplied with.
+/// Scales and minimums of Q4_K and Q5_K (bytes, not levels: a field of single bytes has all rows of a byte side by side, which no
+/// half of a register is): `[8 scales, 8 minimums]`, each `[ROWS]`, and what they are multiplied with.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct SixBits<L: Lanes> {
     bytes: [u8; 16 * ROWS_MAX],
@@ -224,16 +225,14 @@ pub(in crate::kernels) struct SixBits<L: Lanes> {
 /// 8 to 11 the low nibbles, and the top bits of the first eight the rest.
 #[inline(always)]
 fn six_bits<L: Lanes>(lanes: L, block: &[u8]) -> SixBits<L> {
-    let [a, b, c] = [quad(lanes, block, 4, 0), quad(lanes, block, 4, 1), quad(lanes, block, 4, 2)];
-    let registers = [
-        lanes.and(a, 63),
-        lanes.or(lanes.and(c, 15), lanes.and(lanes.right(a, 2), 0x30)),
-        lanes.and(b, 63),
-        lanes.or(lanes.and(lanes.right(c, 4), 15), lanes.and(lanes.right(b, 2), 0x30)),
-    ];
+    let four = 4 * L::ROWS;
+    let (a, b, c) = (&block[four..2 * four], &block[2 * four..3 * four], &block[3 * four..4 * four]);
     let mut bytes = [0; 16 * ROWS_MAX];
-    for (index, register) in registers.iter().enumerate() {
-        lanes.store_levels(*register, &mut bytes[4 * index * L::ROWS..]);
+    for index in 0..four {
+        bytes[index] = a[index] & 63;
+        bytes[four + index] = c[index] & 15 | a[index] >> 2 & 0x30;
+        bytes[2 * four + index] = b[index] & 63;
+        bytes[3 * four + index] = c[index] >> 4 | b[index] >> 2 & 0x30;
     }
     SixBits { bytes, scale: lanes.halves(block), minimum: lanes.halves(&block[2 * L::ROWS..]) }
 }
@@ -344,9 +343,7 @@ impl<L: Lanes> Format<L> for Q2K {
     #[inline(always)]
     fn scales(lanes: L, block: &[u8]) -> SixBits<L> {
         let mut bytes = [0; 16 * ROWS_MAX];
-        for index in 0..4 {
-            lanes.store_levels(quad(lanes, block, 0, index), &mut bytes[4 * index * L::ROWS..]);
-        }
+        bytes[..16 * L::ROWS].copy_from_slice(&block[..16 * L::ROWS]);
         SixBits {
             bytes,
             scale: lanes.halves(&block[80 * L::ROWS..]),
@@ -391,12 +388,14 @@ impl<L: Lanes> Format<L> for Q3K {
     #[inline(always)]
     fn scales(lanes: L, block: &[u8]) -> SixBits<L> {
         let mut bytes = [0; 16 * ROWS_MAX];
-        let high = quad(lanes, block, 96, 2);
-        for index in 0..4 {
-            let low = lanes.right(quad(lanes, block, 96, index % 2), 4 * u32::from(index >= 2));
-            let high = lanes.and(lanes.right(high, 2 * index as u32), 3);
-            let scale = lanes.or(lanes.and(low, 15), lanes.left(high, 4));
-            lanes.store_levels(scale, &mut bytes[4 * index * L::ROWS..]);
+        let four = 4 * L::ROWS;
+        let packed = &block[96 * L::ROWS..][..3 * four];
+        for index in 0..four {
+            let high = packed[2 * four + index];
+            bytes[index] = packed[index] & 15 | (high & 3) << 4;
+            bytes[four + index] = packed[four + index] & 15 | (high >> 2 & 3) << 4;
+            bytes[2 * four + index] = packed[index] >> 4 | (high >> 4 & 3) << 4;
+            bytes[3 * four + index] = packed[four + index] >> 4 | (high >> 6) << 4;
         }
         let half = lanes.multiply(lanes.halves(&block[108 * L::ROWS..]), lanes.splat(0.5));
         SixBits { bytes, scale: half, minimum: lanes.multiply(half, lanes.splat(-32.0)) }
