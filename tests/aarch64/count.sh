@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Kernel instructions per multiply-add on a Cortex-A76 and a Cortex-A72, counted by qemu: the same number in every run.
-# usage: tests/aarch64/count.sh BRAMBLED [--check]; --check fails where a count is above the recorded one by more than 2 %.
+# Kernel instructions per multiply-add on a Cortex-A76 and a Cortex-A72, counted by qemu: the same number in every run of a binary.
+# usage: tests/aarch64/count.sh BRAMBLED [--check]; --check fails where a count is above the recorded one by more than 5 %
+# (two builds of one source, in other folders, were 2 % apart).
 set -euo pipefail
 [ $# -ge 1 ] || { echo "usage: $0 BRAMBLED [--check]; BRAMBLED is an aarch64 binary, as .ci/aarch64 builds it" >&2; exit 2; }
 brambled=$(realpath "$1") check=${2:-}
@@ -25,7 +26,7 @@ while read -r cpu format tokens recorded; do
     found=$(awk -v few="$few" -v many="$many" -v macs=$((rows * columns * tokens)) \
         'BEGIN { printf "%.4f", (many - few) / 4 / macs }')
     printf '%-12s %-8s %7s %20s %9s\n' "$cpu" "$format" "$tokens" "$found" "$recorded"
-    if [ -n "$check" ] && awk -v found="$found" -v recorded="$recorded" 'BEGIN { exit !(found > recorded * 1.02) }'; then
+    if [ -n "$check" ] && awk -v found="$found" -v recorded="$recorded" 'BEGIN { exit !(found > recorded * 1.05) }'; then
         echo "$cpu $format with $tokens tokens costs more than recorded in tests/aarch64/counts.txt" >&2
         failed=1
     fi
