@@ -7,7 +7,7 @@ use daemon::{
     config::{Arguments, Config},
     kernels::Kernels,
     node::driver::state::StateFolder,
-    serve::{self, PidFile},
+    serve::{self, PidFile, Signals},
 };
 use tracing_subscriber::{EnvFilter, Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -32,6 +32,7 @@ fn run() -> anyhow::Result<i32> {
     let _log_guard = log(&config);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let code = runtime.block_on(async {
+        let signals = Signals::listen()?;
         let listener = serve::bind(config.listen).await?;
         let _pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
         let (state, kept) = StateFolder::open(&config.state)?;
@@ -41,7 +42,7 @@ fn run() -> anyhow::Result<i32> {
         if !config.listen.ip().is_loopback() {
             tracing::warn!("links are not authenticated yet: everyone who reaches {} may use this node", config.listen);
         }
-        serve::serve(config, arguments, listener, kernels, (state, kept)).await
+        anyhow::Ok(serve::serve(config, arguments, (signals, listener), kernels, (state, kept)).await)
     })?;
     // Blocking tasks (a read of standard input, an engine that still computes) must not hold up the exit.
     runtime.shutdown_background();

@@ -24,7 +24,7 @@ struct Loaded {
     norms: Vec<Vec<f32>>,
     told: u64,
     /// A shard that is dropped is not written any more.
-    _shard: Shard,
+    shard: Shard,
 }
 
 /// Loads one rank's shard.
@@ -47,7 +47,7 @@ fn load(model: &Path, state: &Path, world: usize, rank: usize) -> Loaded {
         matrices: shard.layers.iter().flat_map(of_layer).chain([shard.output.view().bytes.to_vec()]).collect(),
         norms: shard.layers.iter().map(|layer| layer.attention_norm.clone()).collect(),
         told: told.into_inner(),
-        _shard: shard,
+        shard,
     }
 }
 
@@ -114,6 +114,32 @@ fn a_broken_packed_shard_is_made_again() {
             std::thread::yield_now();
         }
     }
+}
+
+#[test]
+fn another_file_of_the_same_shape_is_not_taken_for_the_first() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let (path, state) = (model(folder.path()), folder.path().join("state"));
+    let first = load(&path, &state, 1, 0);
+    shards(&state, 1);
+    let mut bytes = fs::read(&path).expect("it can be read");
+    // The last weights of the file; metadata and tensor table stay.
+    bytes.iter_mut().rev().take(4096).for_each(|byte| *byte ^= 0x11);
+    fs::write(&path, bytes).expect("it is written");
+    let second = load(&path, &state, 1, 0);
+    assert!((&first.matrices, &first.norms) != (&second.matrices, &second.norms), "the new weights are used");
+}
+
+#[test]
+fn a_file_that_is_cut_short_under_a_loaded_shard_is_an_error_and_no_signal() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let (path, state) = (model(folder.path()), folder.path().join("state"));
+    let mut loaded = load(&path, &state, 1, 0);
+    let mut row = vec![0.0; loaded.shard.shape.embedding_length];
+    loaded.shard.embed(5, &mut row).expect("the file is whole");
+    fs::File::options().write(true).open(&path).expect("it opens").set_len(64).expect("it is cut");
+    let error = loaded.shard.embed(5, &mut row).expect_err("the row is gone");
+    assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
 }
 
 #[test]

@@ -92,6 +92,27 @@ fn logits_are_bit_equal_in_any_chunking_and_on_any_number_of_threads() {
 }
 
 #[test]
+fn a_context_of_several_parts_gives_the_same_bits_however_it_is_computed() {
+    // Attention goes through 512 positions at a time: parts apart for a few tokens, one after the other for many.
+    let model = TinyModel { context_length: 2048, ..model(Architecture::Qwen3) };
+    let file = file(&model.with_format(BlockFormat::Q8_0));
+    let tokens = tokens(1100);
+    for kv in [KvFormat::F16, KvFormat::Q8] {
+        let base = Run { kv, chunks: vec![128], ..Run::exact(2) };
+        let expected = run(&file, &tokens, &base).logits;
+        assert!(expected.iter().flatten().all(|logit| logit.is_finite()));
+        for (chunks, threads) in [(vec![1], 1), (vec![511, 3, 1], 3), (vec![64, 1, 2], 2)] {
+            let found = run(&file, &tokens, &Run { chunks: chunks.clone(), threads, ..base.clone() }).logits;
+            assert_eq!(bits(&found), bits(&expected), "{kv} chunks {chunks:?}, {threads} threads");
+        }
+    }
+}
+
+fn bits(logits: &[Vec<f32>]) -> Vec<u32> {
+    logits.iter().flatten().map(|logit| logit.to_bits()).collect()
+}
+
+#[test]
 fn rounded_exchanges_stay_within_the_bound_of_divergence() {
     let demo = harness::programs::demo_models().join("bard-q8_0.gguf");
     let file = Arc::new(GgufFile::open(&demo).expect("the demo model is good"));
@@ -106,6 +127,10 @@ fn rounded_exchanges_stay_within_the_bound_of_divergence() {
     let halves = run(&file, &tokens, &Run { kv: KvFormat::F16, ..Run::exact(1) }).logits;
     let divergence = kl_divergence(&exact, &halves);
     assert!(divergence <= 1e-3, "a cache of halves: {divergence}");
+    let bytes = run(&file, &tokens, &Run { kv: KvFormat::Q8, ..Run::exact(1) }).logits;
+    let divergence = kl_divergence(&exact, &bytes);
+    assert!(divergence <= 1e-3, "a cache in q8_0: {divergence}");
+    assert!(rms_error(&bytes, &exact) > rms_error(&halves, &exact), "q8_0 rounds more than halves");
 }
 
 #[test]

@@ -18,7 +18,8 @@ fn tolerance(format: BlockFormat) -> f32 {
         BlockFormat::Q5_0 => 1.0 / 16.0 + 0.001,
         BlockFormat::Q4_1 => 1.0 / 15.0 + 0.002,
         BlockFormat::Q5_1 => 1.0 / 31.0 + 0.002,
-        BlockFormat::Q2K => 0.5 / 3.0 + 0.5 / 15.0 + 0.5,
+        // Half a step of a range of twice the largest; the scale wrong by half of its own step three times, the minimum once.
+        BlockFormat::Q2K => 1.0 / 3.0 + 1.0 / 15.0 + 0.5 / 15.0,
         BlockFormat::Q3K => 1.0 / 4.0 + 0.5 / 31.0,
         // Half of the widest step, and the end that is nearer to 0.
         BlockFormat::Iq4Nl => 14.0 / 127.0 + 0.001,

@@ -43,6 +43,9 @@ struct Product {
     gigabytes: f64,
 }
 
+/// Most weights of a made-up matrix.
+const WEIGHTS_MAX: usize = 1 << 28;
+
 /// Rows of a format as a file has them.
 struct Weights {
     format: BlockFormat,
@@ -89,6 +92,10 @@ fn formats(arguments: &KernelArguments) -> anyhow::Result<Vec<BlockFormat>> {
 fn made_up(arguments: &KernelArguments) -> anyhow::Result<Vec<Weights>> {
     let (rows, columns) = (arguments.rows as usize, arguments.columns as usize);
     ensure!(columns.is_multiple_of(256), "--columns {columns} is no multiple of 256, a super-block");
+    ensure!(
+        rows * columns <= WEIGHTS_MAX,
+        "{rows} x {columns} are more than {WEIGHTS_MAX} weights; give fewer --rows or --columns"
+    );
     let of_format = |format: BlockFormat| {
         let row_bytes = format.row_bytes(columns).expect("columns are whole super-blocks");
         // Any bytes are weights; halves of this pattern are small numbers.

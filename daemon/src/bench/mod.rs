@@ -44,7 +44,7 @@ pub struct KernelArguments {
         value_parser = clap::value_parser!(u32).range(1..=512))]
     tokens: Vec<u32>,
     /// Rows of a matrix
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 18))]
     rows: u32,
     /// Columns of a matrix
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(256..=1 << 16))]

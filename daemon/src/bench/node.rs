@@ -195,7 +195,7 @@ impl Bench {
         );
         let blocks = positions.div_ceil(KV_BLOCK_LENGTH);
         let mut cache = KvCache::new(arguments.kv, shape.block_count, blocks, shape.head_count_kv, shape.head_length)?;
-        cache.fill(kernels);
+        cache.fill();
         let pool = Pool::new(options);
         pool.pin_caller();
         let accounting = Accounting::new(Rank(0), Arc::new(SyncRing::default()));
@@ -208,8 +208,13 @@ impl Bench {
 
     /// Steps of so many tokens, all of which want logits; the sizes take turns.
     fn rows(&mut self, rows: &[u32]) -> Vec<Rows> {
+        if rows.is_empty() {
+            return Vec::new();
+        }
+        // One row is what the others are compared with.
+        let rows: Vec<u32> = std::iter::once(1).chain(rows.iter().copied().filter(|rows| *rows != 1)).collect();
         let mut seconds = vec![Vec::new(); rows.len()];
-        for _ in 0..if rows.is_empty() { 0 } else { ROW_STEPS } {
+        for _ in 0..ROW_STEPS {
             for (rows, seconds) in rows.iter().zip(&mut seconds) {
                 let begin = Instant::now();
                 self.step(0..*rows, |_| true);
@@ -217,7 +222,7 @@ impl Bench {
             }
         }
         let seconds: Vec<f64> = seconds.into_iter().map(median).collect();
-        let one = rows.iter().zip(&seconds).find(|(rows, _)| **rows == 1).map_or(f64::NAN, |(_, seconds)| *seconds);
+        let one = seconds[0];
         let found = rows.iter().zip(&seconds);
         found.map(|(rows, s)| Rows { rows: *rows, milliseconds: s * 1e3, times_of_one: s / one }).collect()
     }

@@ -67,6 +67,7 @@ impl Links {
         abort: Arc<Abort>,
         spin: bool,
     ) -> io::Result<Self> {
+        assert!(streams.len() <= NODES_MAX, "a topology has at most {NODES_MAX} nodes: checked when it was made");
         let peer = |stream: TcpStream| {
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     collective::{CollectiveError, Group},
-    model::{Batch, Model},
+    model::{Batch, ForwardError, Model},
 };
 
 /// Why an engine cannot go on.
@@ -16,6 +16,9 @@ pub enum EngineError {
     /// A peer is lost, or out of step.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
+    /// The model's file cannot be read any more.
+    #[error(transparent)]
+    Model(ForwardError),
     /// The head's plan and this rank do not fit together.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -25,6 +28,15 @@ pub enum EngineError {
     /// A message of another rank is broken.
     #[error("a rank sent a broken {0:?} message")]
     Message(FrameKind),
+}
+
+impl From<ForwardError> for EngineError {
+    fn from(error: ForwardError) -> Self {
+        match error {
+            ForwardError::Collective(error) => Self::Collective(error),
+            error @ ForwardError::Embedding { .. } => Self::Model(error),
+        }
+    }
 }
 
 /// A rank that steps.

@@ -68,7 +68,7 @@ pub(super) fn tiles(shapes: &'static [usize], tokens: usize) -> impl Iterator<It
     })
 }
 
-/// Tokens in all tiles before one and, with those that fill it up, in the tile itself.
+/// Tokens of all tiles, with those that fill the last one up.
 fn padded(shapes: &'static [usize], tokens: usize) -> usize {
     tiles(shapes, tokens).map(|tile| tile.shape).sum()
 }
@@ -128,16 +128,12 @@ impl Activations {
 
 /// Fills the blocks `[block, token]` of tile `index`.
 fn quantise_tile(kernels: &Kernels, values: &[f32], columns: usize, skip: usize, index: usize, blocks: &mut [Block]) {
-    let first = index * kernels.tiles.last().copied().unwrap_or(1);
-    let tokens = values.len() / columns;
-    let tile = tiles(kernels.tiles, tokens).nth(index).unwrap_or(Tile { first, tokens: 1, shape: 1 });
-    for (block, tokens) in blocks.chunks_exact_mut(tile.shape).enumerate() {
-        let begin = block.wrapping_sub(skip).saturating_mul(BLOCK);
-        for (token, out) in tokens.iter_mut().enumerate() {
-            *out = Block::default();
-            if token < tile.tokens && begin < columns {
-                let row = &values[(tile.first + token) * columns..][..columns];
-                (kernels.quantise)(&row[begin..(begin + BLOCK).min(columns)], out);
+    let tile = tiles(kernels.tiles, values.len() / columns).nth(index).expect("there is a tile for each chunk");
+    blocks.fill(Block::default());
+    for (block, tokens) in blocks.chunks_exact_mut(tile.shape).skip(skip).enumerate() {
+        for (out, row) in tokens.iter_mut().zip(values.chunks_exact(columns).skip(tile.first).take(tile.tokens)) {
+            if let Some(values) = row.chunks(BLOCK).nth(block) {
+                (kernels.quantise)(values, out);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::{arch::x86_64::*, sync::OnceLock};
 
 use super::{
-    Block, Kernels,
+    Kernels,
     panel::{Lanes, operations, table},
 };
 
@@ -31,9 +31,7 @@ impl Lanes for Avx2 {
     const HAS_DOT: bool = false;
     type Levels = __m256i;
     type Ints = __m256i;
-    type Control = (f32, f32, i32, i32);
     type Floats = __m256;
-
     type Low = Self;
     type High = Self;
 
@@ -56,17 +54,6 @@ impl Lanes for Avx2 {
         }
         fn lookup(table: &[u8; 16], a: __m256i) -> __m256i {
             _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), a)
-        }
-        fn begin(x: (f32, f32, i32, i32), is_first: bool, shift: u32) -> __m256i {
-            let sums = _mm256_set1_epi32(if is_first { x.3 } else { x.2 });
-            if shift == 0 { sums } else { _mm256_sll_epi32(sums, _mm_cvtsi32_si128(shift.cast_signed())) }
-        }
-        fn times_scale(a: __m256, x: (f32, f32, i32, i32)) -> __m256 { _mm256_mul_ps(a, _mm256_set1_ps(x.0)) }
-        fn add_times_scale(a: __m256, x: (f32, f32, i32, i32), sum: __m256) -> __m256 {
-            _mm256_fmadd_ps(a, _mm256_set1_ps(x.0), sum)
-        }
-        fn subtract_minimum(minimum: __m256, x: (f32, f32, i32, i32), sum: __m256) -> __m256 {
-            _mm256_fmadd_ps(minimum, _mm256_set1_ps(x.1), sum)
         }
         fn subtract_ints(a: __m256i, b: __m256i) -> __m256i { _mm256_sub_epi32(a, b) }
         fn ints(value: i32) -> __m256i { _mm256_set1_epi32(value) }
@@ -95,11 +82,6 @@ impl Lanes for Avx2 {
             let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(n));
             _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponent))
         }
-    }
-
-    #[inline(always)]
-    fn control(self, x: &Block) -> (f32, f32, i32, i32) {
-        (x.scale, x.minus_sums, x.minus_8_sums, x.minus_8_first)
     }
 
     /// 16 bits hold the sum of two products where levels have 8 bits (|level| <= 128, |x| <= 127: 32 512) or 6, of 8 products

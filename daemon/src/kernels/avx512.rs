@@ -3,7 +3,7 @@
 use std::{arch::x86_64::*, sync::OnceLock};
 
 use super::{
-    Block, Kernels,
+    Kernels,
     panel::{Lanes, operations, table},
 };
 
@@ -35,9 +35,7 @@ impl Lanes for Avx512 {
     const HAS_DOT: bool = true;
     type Levels = __m512i;
     type Ints = __m512i;
-    type Control = (f32, f32, i32, i32);
     type Floats = __m512;
-
     type Low = Self;
     type High = Self;
 
@@ -60,17 +58,6 @@ impl Lanes for Avx512 {
         }
         fn lookup(table: &[u8; 16], a: __m512i) -> __m512i {
             _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), a)
-        }
-        fn begin(x: (f32, f32, i32, i32), is_first: bool, shift: u32) -> __m512i {
-            let sums = _mm512_set1_epi32(if is_first { x.3 } else { x.2 });
-            if shift == 0 { sums } else { _mm512_sll_epi32(sums, _mm_cvtsi32_si128(shift.cast_signed())) }
-        }
-        fn times_scale(a: __m512, x: (f32, f32, i32, i32)) -> __m512 { _mm512_mul_ps(a, _mm512_set1_ps(x.0)) }
-        fn add_times_scale(a: __m512, x: (f32, f32, i32, i32), sum: __m512) -> __m512 {
-            _mm512_fmadd_ps(a, _mm512_set1_ps(x.0), sum)
-        }
-        fn subtract_minimum(minimum: __m512, x: (f32, f32, i32, i32), sum: __m512) -> __m512 {
-            _mm512_fmadd_ps(minimum, _mm512_set1_ps(x.1), sum)
         }
         fn subtract_ints(a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi32(a, b) }
         fn ints(value: i32) -> __m512i { _mm512_set1_epi32(value) }
@@ -99,11 +86,6 @@ impl Lanes for Avx512 {
             let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(n));
             _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), exponent))
         }
-    }
-
-    #[inline(always)]
-    fn control(self, x: &Block) -> (f32, f32, i32, i32) {
-        (x.scale, x.minus_sums, x.minus_8_sums, x.minus_8_first)
     }
 
     #[inline(always)]

@@ -1,5 +1,5 @@
-//! NEON: 8 rows a panel, as two registers of 4, side by side or, for many tokens, one after the other. Two tables: with byte dot products (Cortex-A76) and without (Cortex-A72), where
-//! products are summed in 16 bits.
+//! NEON: 8 rows a panel, as two registers of 4, side by side or, for many tokens, one after the other. Two tables: with byte dot
+//! products (Cortex-A76) and without (Cortex-A72), where products are summed in 16 bits.
 #![expect(unsafe_code, reason = "vector instructions; a token is made only after the machine was asked for them")]
 use std::{
     arch::{aarch64::*, asm},
@@ -28,16 +28,31 @@ impl<const DOTPROD: bool> Whole<DOTPROD> {
 }
 
 /// The proof that the machine has NEON and, if so said, byte dot products: made in entries of the tables only. Rows 0 to 3 of a
-/// panel, or, if `HIGH`, rows 4 to 7: sums of 16 tokens and weights of 32 columns fit the registers.
+/// panel, or, if `HIGH`, rows 4 to 7: sums of 8 tokens and weights of 32 columns fit the registers.
 #[derive(Clone, Copy)]
 struct Half<const DOTPROD: bool, const HIGH: bool>(());
 
 impl<const DOTPROD: bool, const HIGH: bool> Half<DOTPROD, HIGH> {
-    /// The half's part of `rows` rows of `bytes` bytes each.
+    /// The half's part of 8 rows of `of_row` bytes each.
     #[inline(always)]
     fn own(bytes: &[u8], of_row: usize) -> *const u8 {
         let bytes = &bytes[..8 * of_row];
         bytes[if HIGH { 4 * of_row } else { 0 }..].as_ptr()
+    }
+
+    /// Scale and sums of a block in one register: what multiplies by one of its lanes needs no register of its own.
+    #[inline(always)]
+    fn words(x: &Block) -> int32x4_t {
+        let words: &[i32; 12] = bytemuck::must_cast_ref(x);
+        // SAFETY: the last four words are readable; NEON is part of every aarch64 machine.
+        unsafe { vld1q_s32(words[8..].as_ptr()) }
+    }
+
+    /// As `words`, of the floats among them.
+    #[inline(always)]
+    fn float_words(x: &Block) -> float32x4_t {
+        // SAFETY: NEON is part of every aarch64 machine.
+        unsafe { vreinterpretq_f32_s32(Self::words(x)) }
     }
 }
 
@@ -50,7 +65,6 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
     const HAS_DOT: bool = DOTPROD;
     type Levels = uint8x16_t;
     type Ints = int32x4_t;
-    type Control = int32x4_t;
     type Floats = float32x4_t;
     type Low = Self;
     type High = Self;
@@ -78,22 +92,17 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
             vandq_u8(vreinterpretq_u8_u32(vmulq_u32(four, vdupq_n_u32(0x0020_4081))), vdupq_n_u8(1))
         }
         fn lookup(table: &[u8; 16], a: uint8x16_t) -> uint8x16_t { vqtbl1q_u8(vld1q_u8(table.as_ptr()), a) }
-        fn control(x: &Block) -> int32x4_t {
-            let words: &[i32; 12] = bytemuck::must_cast_ref(x);
-            vld1q_s32(words[8..].as_ptr())
-        }
-        fn begin(x: int32x4_t, is_first: bool, shift: u32) -> int32x4_t {
-            let sums = if is_first { vdupq_laneq_s32::<3>(x) } else { vdupq_laneq_s32::<2>(x) };
+        fn begin(x: &Block, is_first: bool, shift: u32) -> int32x4_t {
+            let words = Self::words(x);
+            let sums = if is_first { vdupq_laneq_s32::<3>(words) } else { vdupq_laneq_s32::<2>(words) };
             if shift == 0 { sums } else { vshlq_s32(sums, vdupq_n_s32(shift.cast_signed())) }
         }
-        fn times_scale(a: float32x4_t, x: int32x4_t) -> float32x4_t {
-            vmulq_laneq_f32::<0>(a, vreinterpretq_f32_s32(x))
+        fn times_scale(a: float32x4_t, x: &Block) -> float32x4_t { vmulq_laneq_f32::<0>(a, Self::float_words(x)) }
+        fn add_times_scale(a: float32x4_t, x: &Block, sum: float32x4_t) -> float32x4_t {
+            vfmaq_laneq_f32::<0>(sum, a, Self::float_words(x))
         }
-        fn add_times_scale(a: float32x4_t, x: int32x4_t, sum: float32x4_t) -> float32x4_t {
-            vfmaq_laneq_f32::<0>(sum, a, vreinterpretq_f32_s32(x))
-        }
-        fn subtract_minimum(minimum: float32x4_t, x: int32x4_t, sum: float32x4_t) -> float32x4_t {
-            vfmaq_laneq_f32::<1>(sum, minimum, vreinterpretq_f32_s32(x))
+        fn subtract_minimum(minimum: float32x4_t, x: &Block, sum: float32x4_t) -> float32x4_t {
+            vfmaq_laneq_f32::<1>(sum, minimum, Self::float_words(x))
         }
         fn subtract_ints(a: int32x4_t, b: int32x4_t) -> int32x4_t { vsubq_s32(a, b) }
         fn ints(value: i32) -> int32x4_t { vdupq_n_s32(value) }

@@ -181,8 +181,19 @@ impl Pool {
         if self.workers.is_empty() {
             return work(0);
         }
+        self.take();
+        self.run_taken(work);
+    }
+
+    /// What only one run at a time may write is the caller's from here to the end of `run_taken`.
+    fn take(&self) {
+        let is_busy = self.shared.busy.swap(true, Ordering::Acquire);
+        assert!(!is_busy, "one run of a pool at a time, and none inside another");
+    }
+
+    /// As `run`, after `take`.
+    fn run_taken(&self, work: &(dyn Fn(usize) + Sync)) {
         let shared = &*self.shared;
-        assert!(!shared.busy.swap(true, Ordering::Acquire), "one run of a pool at a time, and none inside another");
         // SAFETY: only the lifetime changes; nothing from here to `wait_for_all` returns or unwinds.
         let job =
             Job(unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync), *const (dyn Fn(usize) + Sync)>(work) });
@@ -233,15 +244,15 @@ impl Pool {
             let rows = output.out.len().checked_div(width).unwrap_or(0);
             let begin = pieces;
             pieces += if rows > 0 { width.div_ceil(unit) } else { 0 };
-            *start = Some((Start(output.out.as_mut_ptr()), width, unit, rows, begin..pieces));
+            *start = Some(Cut { start: Start(output.out.as_mut_ptr()), width, unit, rows, pieces: begin..pieces });
         }
         self.share(pieces, &|piece| {
-            let found = starts.iter().flatten().enumerate().find(|(_, start)| start.4.contains(&piece));
-            let Some((index, (start, width, unit, rows, pieces))) = found else { return };
-            let begin = (piece - pieces.start) * unit;
-            let range = begin..(begin + unit).min(*width);
-            let mut columns =
-                ColumnsMut { start: start.get(), width: *width, rows: *rows, range: range.clone(), out: PhantomData };
+            let found = starts.iter().flatten().enumerate().find(|(_, cut)| cut.pieces.contains(&piece));
+            let (index, cut) = found.expect("pieces are counted over all outputs");
+            let begin = (piece - cut.pieces.start) * cut.unit;
+            let range = begin..(begin + cut.unit).min(cut.width);
+            let (start, range_of) = (cut.start.get(), range.clone());
+            let mut columns = ColumnsMut { start, width: cut.width, rows: cut.rows, range: range_of, out: PhantomData };
             each(index, range, &mut columns);
         });
     }
@@ -255,10 +266,12 @@ impl Pool {
         }
         let threads = self.threads();
         let begin = |part: usize| count * part / threads;
+        // Before anything of a run that may be under way is touched.
+        self.take();
         for (part, next) in self.shared.next_of.iter().enumerate() {
             next.0.store(begin(part), Ordering::Relaxed);
         }
-        self.run(&|thread| {
+        self.run_taken(&|thread| {
             for part in (thread..threads).chain(0..thread) {
                 let next = &self.shared.next_of[part].0;
                 loop {
@@ -271,6 +284,15 @@ impl Pool {
             }
         });
     }
+}
+
+/// An output and which pieces of a run are its own.
+struct Cut {
+    start: Start<f32>,
+    width: usize,
+    unit: usize,
+    rows: usize,
+    pieces: Range<usize>,
 }
 
 /// Alone in its cache line.
@@ -418,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_beside_or_inside_another_is_refused_and_no_run_returns_early() {
+    fn a_run_beside_or_inside_another_is_refused_and_disturbs_nothing() {
         let pool = pool(2);
         let inside = catch_unwind(AssertUnwindSafe(|| pool.run(&|_| pool.run(&|_| ()))));
         inside.expect_err("a run inside a run");
@@ -426,17 +448,20 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 begun.wait();
-                let beside = catch_unwind(AssertUnwindSafe(|| pool.run(&|_| ())));
+                let beside = catch_unwind(AssertUnwindSafe(|| pool.chunks(&mut [0; 64], 1, |_, _| ())));
                 refused.fetch_add(usize::from(beside.is_err()), Ordering::Relaxed);
                 begun.wait();
             });
             // The run lasts until the other thread was refused.
-            pool.run(&|thread| {
-                if thread == 0 {
+            let mut counts = [0; 1000];
+            pool.chunks(&mut counts, 1, |index, count| {
+                if index == 0 {
                     begun.wait();
                     begun.wait();
                 }
+                count[0] += 1;
             });
+            assert!(counts.iter().all(|count| *count == 1), "each element is one thread's, once: {counts:?}");
         });
         assert_eq!(refused.into_inner(), 1);
     }

@@ -64,6 +64,24 @@ pub struct Scratch {
     pub partial: Vec<f32>,
 }
 
+/// Why a step was not computed.
+#[derive(Debug, thiserror::Error)]
+pub enum ForwardError {
+    /// The other ranks.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// The model's file.
+    #[error(
+        "row {token} of token_embd.weight cannot be read: {source}; check the model file and its disk, then assign again"
+    )]
+    Embedding {
+        /// The token.
+        token: u32,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
 /// One rank's model, ready to step.
 #[derive(Debug)]
 pub struct Model {
@@ -103,9 +121,9 @@ impl Model {
     /// Runs all layers over a batch. Returns `[token that wants logits, vocabulary rows of this rank]`.
     ///
     /// # Errors
-    /// A collective failed; the KV cache of the step's positions is then undefined.
-    pub fn forward(&mut self, batch: Batch<'_>, collective: &mut dyn Collective) -> Result<&[f32], CollectiveError> {
-        self.embed(batch);
+    /// A collective failed or the file cannot be read; the KV cache of the step's positions is then undefined.
+    pub fn forward(&mut self, batch: Batch<'_>, collective: &mut dyn Collective) -> Result<&[f32], ForwardError> {
+        self.embed(batch)?;
         self.rope.load(batch.tokens.iter().map(|token| token.position));
         for index in 0..self.shard.layers.len() {
             let layer = LayerIndex(index as u32);
@@ -118,13 +136,15 @@ impl Model {
         Ok(&self.logits)
     }
 
-    fn embed(&mut self, batch: Batch<'_>) {
+    fn embed(&mut self, batch: Batch<'_>) -> Result<(), ForwardError> {
         let length = self.shard.shape.embedding_length;
         self.hidden.resize(batch.tokens.len() * length, 0.0);
         self.scratch.partial.resize(batch.tokens.len() * length, 0.0);
-        for (token, hidden) in batch.tokens.iter().zip(self.hidden.chunks_exact_mut(length)) {
-            self.shard.embed(token.token as usize, hidden);
+        for (entry, hidden) in batch.tokens.iter().zip(self.hidden.chunks_exact_mut(length)) {
+            let token = entry.token;
+            self.shard.embed(token, hidden).map_err(|source| ForwardError::Embedding { token, source })?;
         }
+        Ok(())
     }
 
     /// `hidden -> partial`: this rank's heads.

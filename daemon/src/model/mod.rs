@@ -11,7 +11,7 @@ pub mod rope;
 pub mod slices;
 pub mod weights;
 
-pub use forward::{Batch, BatchToken, Model};
+pub use forward::{Batch, BatchToken, ForwardError, Model};
 pub use kv_cache::KvCache;
 pub use packed::PackedCache;
 pub use weights::{Layer, LoadError, Matrix, Shard, Source};

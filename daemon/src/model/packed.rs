@@ -5,7 +5,7 @@ use std::{
     io::{self, Write},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::SystemTime,
 };
 
@@ -30,6 +30,27 @@ const SPARE: u64 = 1 << 30;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key([u8; 32]);
 
+impl Key {
+    /// What a shard's bytes depend on: the file, the slices and the panels. The identity of a file is that of its metadata and
+    /// tensor table; when it was changed tells weights apart that another file of the same shape brings.
+    pub fn of(file: &GgufFile, plan: &ShardPlan, kernels: &Kernels, bytes: usize) -> Self {
+        let mut hash = Sha256::new();
+        hash.update(VERSION.to_le_bytes());
+        hash.update(file.identity());
+        file.modified().for_each(|modified| hash.update(modified.to_le_bytes()));
+        for range in [&plan.heads, &plan.heads_kv, &plan.columns, &plan.vocabulary] {
+            hash.update((range.start as u64).to_le_bytes());
+            hash.update((range.end as u64).to_le_bytes());
+        }
+        hash.update((kernels.panel_rows as u64).to_le_bytes());
+        hash.update((bytes as u64).to_le_bytes());
+        Self(hash.finalize().into())
+    }
+}
+
+/// One shard is written at a time: what another writer has begun is no leftover.
+static WRITING: Mutex<()> = Mutex::new(());
+
 /// The folder of packed shards.
 #[derive(Clone, Debug)]
 pub struct PackedCache {
@@ -40,20 +61,6 @@ impl PackedCache {
     /// Below a state directory; nothing is made before something is written.
     pub fn new(state: &Path) -> Self {
         Self { folder: state.join("packed") }
-    }
-
-    /// What a shard's bytes depend on: the file, the slices and the panels.
-    pub fn key(&self, file: &GgufFile, plan: &ShardPlan, kernels: &Kernels, bytes: usize) -> Key {
-        let mut hash = Sha256::new();
-        hash.update(VERSION.to_le_bytes());
-        hash.update(file.identity());
-        for range in [&plan.heads, &plan.heads_kv, &plan.columns, &plan.vocabulary] {
-            hash.update((range.start as u64).to_le_bytes());
-            hash.update((range.end as u64).to_le_bytes());
-        }
-        hash.update((kernels.panel_rows as u64).to_le_bytes());
-        hash.update((bytes as u64).to_le_bytes());
-        Key(hash.finalize().into())
     }
 
     fn path(&self, key: &Key) -> PathBuf {
@@ -98,11 +105,8 @@ impl PackedCache {
         }
     }
 
-    /// As `write`, before it returns.
-    ///
-    /// # Errors
-    /// No space, or the folder cannot be written.
-    pub fn write_now(&self, key: &Key, region: &Arc<Region>) -> io::Result<()> {
+    fn write_now(&self, key: &Key, region: &Arc<Region>) -> io::Result<()> {
+        let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
         fs::create_dir_all(&self.folder)?;
         self.prune(key)?;
         let bytes = region.bytes();
@@ -111,7 +115,10 @@ impl PackedCache {
         let needed = bytes.len() as u64 + SPARE;
         if free < needed {
             let (needed, folder) = (needed >> 20, self.folder.display());
-            return Err(io::Error::other(format!("{folder} has {} MiB free, {needed} MiB are wanted", free >> 20)));
+            return Err(io::Error::other(format!(
+                "{folder} has {} MiB free, {needed} MiB are wanted; make room, or set packed_shards = false",
+                free >> 20
+            )));
         }
         let path = self.path(key);
         let part = path.with_extension(format!("{}.part", std::process::id()));

@@ -8,7 +8,7 @@ use shared::{
 };
 
 use super::{
-    packed::PackedCache,
+    packed::{Key, PackedCache},
     region::Region,
     slices::{Slice, Slices},
 };
@@ -29,7 +29,7 @@ pub enum LoadError {
         source: io::Error,
     },
     /// The system has no memory for the shard.
-    #[error("no memory for {bytes} bytes of weights: {source}")]
+    #[error("no memory for {bytes} bytes of weights: {source}; use more nodes, or a smaller model")]
     Memory {
         /// Bytes asked for.
         bytes: usize,
@@ -171,8 +171,13 @@ pub struct Source<'a> {
 ///
 /// # Errors
 /// A tensor is missing.
-pub fn shard_bytes(file: &GgufFile, shape: &Shape, plan: &ShardPlan) -> Result<u64, LoadError> {
-    Ok(Slices::of(file, shape, plan, &Kernels::SCALAR)?.bytes as u64)
+pub fn shard_bytes(
+    file: &GgufFile,
+    shape: &Shape,
+    plan: &ShardPlan,
+    kernels: &'static Kernels,
+) -> Result<u64, LoadError> {
+    Ok(Slices::of(file, shape, plan, kernels)?.bytes as u64)
 }
 
 impl Shard {
@@ -185,16 +190,16 @@ impl Shard {
         let slices = Slices::of(file, shape, plan, kernels)?;
         let mut region =
             Region::new(slices.bytes).map_err(|source| LoadError::Memory { bytes: slices.bytes, source })?;
-        let key = cache.map(|cache| cache.key(file, plan, kernels, slices.bytes));
-        let is_cached = match (cache, &key) {
-            (Some(cache), Some(key)) => cache.read(key, region.bytes_mut(), progress)?,
-            _ => false,
+        let cache = cache.map(|cache| (cache, Key::of(file, plan, kernels, slices.bytes)));
+        let is_cached = match &cache {
+            Some((cache, key)) => cache.read(key, region.bytes_mut(), progress)?,
+            None => false,
         };
         if !is_cached {
             slices.fill(file, region.bytes_mut(), progress)?;
         }
         let region = Arc::new(region);
-        if let (false, Some(cache), Some(key)) = (is_cached, cache, key) {
+        if let Some((cache, key)) = cache.filter(|_| !is_cached) {
             cache.write(key, Arc::clone(&region));
         }
         Self::of_region(file, shape, plan, &slices, &region)
@@ -247,17 +252,15 @@ impl Shard {
         })
     }
 
-    /// A token's row of the embedding; `out` is `[embedding_length]`. NaN where the file cannot be read any more: that ends the
-    /// topology as a broken model does.
-    pub fn embed(&mut self, token: usize, out: &mut [f32]) {
+    /// A token's row of the embedding; `out` is `[embedding_length]`.
+    ///
+    /// # Errors
+    /// The file cannot be read any more.
+    pub fn embed(&mut self, token: u32, out: &mut [f32]) -> io::Result<()> {
         let Embedding { file, format, split, offset, row } = &mut self.embedding;
-        match file.read(*split, *offset + token * row.len(), row) {
-            Ok(()) => Kernels::SCALAR.dequantise_row(*format, row, out),
-            Err(error) => {
-                tracing::error!("token_embd.weight cannot be read: {error}");
-                out.fill(f32::NAN);
-            }
-        }
+        file.read(*split, *offset + token as usize * row.len(), row)?;
+        Kernels::SCALAR.dequantise_row(*format, row, out);
+        Ok(())
     }
 
     /// Bytes of all weights.

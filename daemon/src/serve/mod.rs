@@ -17,7 +17,7 @@ use shared::protocol::{BUILD, NUMERIC_VERSION, handshake::Identity};
 use tokio::{
     io::AsyncReadExt,
     net::TcpListener,
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     sync::{Semaphore, mpsc::Sender},
 };
 use tokio_util::task::TaskTracker;
@@ -38,6 +38,23 @@ use crate::{
 /// Most connections at the same time, before and after their handshake.
 const CONNECTIONS_MAX: usize = 512;
 
+/// What the process is told from outside. Heard from before the port is bound: whoever sees it open may send one, and a
+/// signal that nobody listens for ends the process.
+pub struct Signals {
+    ends: [Signal; 2],
+    hangups: Signal,
+}
+
+impl Signals {
+    /// # Errors
+    /// Signals cannot be listened for.
+    pub fn listen() -> anyhow::Result<Self> {
+        let heard = |kind| signal(kind).context("cannot listen for signals");
+        let ends = [heard(SignalKind::terminate())?, heard(SignalKind::interrupt())?];
+        Ok(Self { ends, hangups: heard(SignalKind::hangup())? })
+    }
+}
+
 /// Binds the port; a port that is taken is an error that names who holds it.
 ///
 /// # Errors
@@ -51,16 +68,13 @@ pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
 }
 
 /// Serves until the node exits; returns the exit code. SIGHUP reads the settings anew from `arguments`.
-///
-/// # Errors
-/// Signals cannot be listened for.
 pub async fn serve(
     config: Config,
     arguments: Arguments,
-    listener: TcpListener,
+    (signals, listener): (Signals, TcpListener),
     kernels: &'static Kernels,
     state: (StateFolder, Kept),
-) -> anyhow::Result<i32> {
+) -> i32 {
     let identity = Identity {
         name: config.name.clone(),
         build: BUILD.into(),
@@ -70,11 +84,13 @@ pub async fn serve(
     };
     let started = Instant::now();
     let (driver, inputs, receiver) = Driver::new(Arc::new(config), identity.clone(), kernels, state);
-    listen_for_signals(&inputs, started)?;
+    for signal in signals.ends {
+        tokio::spawn(end_at(signal, inputs.clone(), started));
+    }
     if arguments.exit_with_parent {
         tokio::spawn(watch_parent());
     }
-    listen_for_reloads(inputs.clone(), arguments)?;
+    tokio::spawn(reload_at(signals.hangups, inputs.clone(), arguments));
     let sessions = TaskTracker::new();
     let accepting = tokio::spawn(accept(listener, inputs, identity, sessions.clone()));
     let code = driver.run(receiver).await;
@@ -82,7 +98,7 @@ pub async fn serve(
     // The driver dropped its ends: sessions write what is left and close.
     sessions.close();
     let _ = tokio::time::timeout(Duration::from_secs(1), sessions.wait()).await;
-    Ok(code)
+    code
 }
 
 async fn accept(listener: TcpListener, inputs: Sender<Input>, identity: Identity, sessions: TaskTracker) {
@@ -106,35 +122,25 @@ async fn accept(listener: TcpListener, inputs: Sender<Input>, identity: Identity
     }
 }
 
-fn listen_for_signals(inputs: &Sender<Input>, started: Instant) -> anyhow::Result<()> {
-    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
-        let mut signals = signal(kind).context("cannot listen for signals")?;
-        let inputs = inputs.clone();
-        tokio::spawn(async move {
-            while signals.recv().await.is_some() {
-                let event = Event::Terminate { now: started.elapsed() };
-                // A driver that is gone has exited already.
-                let _ = inputs.send(Input::Event(event)).await;
-            }
-        });
+/// SIGTERM and SIGINT drain.
+async fn end_at(mut signals: Signal, inputs: Sender<Input>, started: Instant) {
+    while signals.recv().await.is_some() {
+        let event = Event::Terminate { now: started.elapsed() };
+        // A driver that is gone has exited already.
+        let _ = inputs.send(Input::Event(event)).await;
     }
-    Ok(())
 }
 
 /// SIGHUP: settings that are refused leave the old ones in force.
-fn listen_for_reloads(inputs: Sender<Input>, arguments: Arguments) -> anyhow::Result<()> {
-    let mut hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
-    tokio::spawn(async move {
-        while hangups.recv().await.is_some() {
-            let arguments = arguments.clone();
-            match tokio::task::spawn_blocking(move || Config::load(arguments)).await {
-                Ok(Ok(config)) => drop(inputs.send(Input::Reloaded(Box::new(config))).await),
-                Ok(Err(error)) => tracing::error!("settings are not read anew: {error:#}"),
-                Err(error) => tracing::error!("settings are not read anew: {error}"),
-            }
+async fn reload_at(mut hangups: Signal, inputs: Sender<Input>, arguments: Arguments) {
+    while hangups.recv().await.is_some() {
+        let arguments = arguments.clone();
+        match tokio::task::spawn_blocking(move || Config::load(arguments)).await {
+            Ok(Ok(config)) => drop(inputs.send(Input::Reloaded(Box::new(config))).await),
+            Ok(Err(error)) => tracing::error!("settings are not read anew: {error:#}"),
+            Err(error) => tracing::error!("settings are not read anew: {error}"),
         }
-    });
-    Ok(())
+    }
 }
 
 /// Ends the process at once when standard input closes: whoever started it is gone, also after kill -9.

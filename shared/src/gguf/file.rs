@@ -183,6 +183,18 @@ impl GgufFile {
         hash.finalize().into()
     }
 
+    /// When the file of each split was last changed, in nanoseconds since 1970; 0 where nothing knows it.
+    pub fn modified(&self) -> impl Iterator<Item = u128> {
+        self.splits.iter().map(|split| match &split.bytes {
+            Bytes::OnDisk(file, _) => {
+                let modified = file.metadata().and_then(|metadata| metadata.modified()).ok();
+                let since = modified.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
+                since.map_or(0, |since| since.as_nanos())
+            }
+            Bytes::Owned(_) => 0,
+        })
+    }
+
     /// Size of all splits together.
     pub fn file_bytes(&self) -> u64 {
         self.splits.iter().map(|split| split.bytes.length() as u64).sum()

@@ -398,12 +398,12 @@ pub(in crate::kernels) fn read<L: Lanes>(lanes: L, bytes: &[u8], streams: usize,
             }
         }
     }
-    let mut out = [0; 64];
-    for register in all {
-        lanes.store_levels(register, &mut out);
-        all[0] = lanes.or(all[0], register);
+    let mut sum = all[0];
+    for register in &all[1..] {
+        sum = lanes.or(sum, *register);
     }
-    lanes.store_levels(all[0], &mut out);
+    let mut out = [0; 64];
+    lanes.store_levels(sum, &mut out);
     out[0]
 }
 

@@ -113,7 +113,6 @@ macro_rules! of_blocks {
             const PARTS: usize = 1;
             const BITS: u32 = $bits;
             const BIAS: Option<u32> = $bias;
-            const HALVES: bool = false;
             const MINIMUM: bool = $minimum;
             type Scales = ();
             #[inline(always)]
@@ -248,10 +247,7 @@ impl<L: Lanes> SixBits<L> {
 
 impl<L: Lanes> Format<L> for Q4K {
     const BYTES: usize = 144;
-    const PARTS: usize = 8;
     const BITS: u32 = 4;
-    const BIAS: Option<u32> = None;
-    const HALVES: bool = false;
     const MINIMUM: bool = true;
     type Scales = SixBits<L>;
 
@@ -268,10 +264,7 @@ impl<L: Lanes> Format<L> for Q4K {
 
 impl<L: Lanes> Format<L> for Q5K {
     const BYTES: usize = 176;
-    const PARTS: usize = 8;
     const BITS: u32 = 5;
-    const BIAS: Option<u32> = None;
-    const HALVES: bool = false;
     const MINIMUM: bool = true;
     type Scales = SixBits<L>;
 
@@ -293,11 +286,9 @@ impl<L: Lanes> Format<L> for Q5K {
 
 impl<L: Lanes> Format<L> for Q6K {
     const BYTES: usize = 210;
-    const PARTS: usize = 8;
     const BITS: u32 = 6;
     const BIAS: Option<u32> = Some(2);
     const HALVES: bool = true;
-    const MINIMUM: bool = false;
     type Scales = L::Floats;
 
     #[inline(always)]
@@ -333,9 +324,7 @@ fn two_bits<L: Lanes>(lanes: L, block: &[u8], at: usize, index: usize) -> [L::Le
 
 impl<L: Lanes> Format<L> for Q2K {
     const BYTES: usize = 84;
-    const PARTS: usize = 8;
     const BITS: u32 = 2;
-    const BIAS: Option<u32> = None;
     const HALVES: bool = true;
     const MINIMUM: bool = true;
     type Scales = SixBits<L>;
@@ -375,12 +364,10 @@ impl<L: Lanes> Format<L> for Q2K {
 
 impl<L: Lanes> Format<L> for Q3K {
     const BYTES: usize = 110;
-    const PARTS: usize = 8;
     const BITS: u32 = 4;
     // Levels are doubled: eight above twice the value.
     const BIAS: Option<u32> = Some(0);
     const HALVES: bool = true;
-    const MINIMUM: bool = false;
     type Scales = SixBits<L>;
 
     /// Twelve bytes hold 16 scales of 6 bits, 32 above their value: low nibbles of scales 0 to 7 and high nibbles 8 to 15 of
@@ -419,11 +406,8 @@ impl<L: Lanes> Format<L> for Q3K {
 
 impl<L: Lanes> Format<L> for Iq4Xs {
     const BYTES: usize = 136;
-    const PARTS: usize = 8;
     const BITS: u32 = 8;
     const BIAS: Option<u32> = if L::SIGNED { None } else { Some(4) };
-    const HALVES: bool = false;
-    const MINIMUM: bool = false;
     type Scales = L::Floats;
 
     #[inline(always)]

@@ -25,8 +25,6 @@ pub(in crate::kernels) trait Lanes: Copy {
     type Ints: Copy;
     /// `[ROWS]` f32.
     type Floats: Copy;
-    /// Scale and sums of a block of activations.
-    type Control: Copy;
     /// The low rows alone, where the lanes are two registers.
     type Low: Lanes;
     /// The high rows alone.
@@ -56,16 +54,26 @@ pub(in crate::kernels) trait Lanes: Copy {
     /// Each byte, below 16, replaced by its entry.
     fn lookup(self, table: &[u8; 16], a: Self::Levels) -> Self::Levels;
 
-    /// Of a block of activations.
-    fn control(self, x: &Block) -> Self::Control;
-    /// Minus the sum of the block's quants, or of its first 16, times `8 << shift`, in all lanes.
-    fn begin(self, x: Self::Control, is_first: bool, shift: u32) -> Self::Ints;
-    /// Times the block's scale.
-    fn times_scale(self, a: Self::Floats, x: Self::Control) -> Self::Floats;
-    /// `sum`, and `a` times the block's scale.
-    fn add_times_scale(self, a: Self::Floats, x: Self::Control, sum: Self::Floats) -> Self::Floats;
-    /// `sum`, less `minimum` times the sum of the block's values.
-    fn subtract_minimum(self, minimum: Self::Floats, x: Self::Control, sum: Self::Floats) -> Self::Floats;
+    /// Minus the sum of a block's quants, or of its first 16, times `8 << shift`, in all lanes.
+    #[inline(always)]
+    fn begin(self, x: &Block, is_first: bool, shift: u32) -> Self::Ints {
+        self.ints(if is_first { x.minus_8_first } else { x.minus_8_sums } << shift)
+    }
+    /// Times a block's scale.
+    #[inline(always)]
+    fn times_scale(self, a: Self::Floats, x: &Block) -> Self::Floats {
+        self.multiply(a, self.splat(x.scale))
+    }
+    /// `sum`, and `a` times a block's scale.
+    #[inline(always)]
+    fn add_times_scale(self, a: Self::Floats, x: &Block, sum: Self::Floats) -> Self::Floats {
+        self.multiply_add(a, self.splat(x.scale), sum)
+    }
+    /// `sum`, less `minimum` times the sum of a block's values.
+    #[inline(always)]
+    fn subtract_minimum(self, minimum: Self::Floats, x: &Block, sum: Self::Floats) -> Self::Floats {
+        self.multiply_add(minimum, self.splat(x.minus_sums), sum)
+    }
 
     /// Difference.
     fn subtract_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;

@@ -22,15 +22,15 @@ pub(in crate::kernels) trait Format<L: Lanes> {
     /// Bytes of a block of one row.
     const BYTES: usize;
     /// Parts of 32 columns in a block.
-    const PARTS: usize;
+    const PARTS: usize = 8;
     /// Levels are below two to the power of this.
     const BITS: u32;
     /// How much a level is above its value: `8 << n`; none: nothing.
-    const BIAS: Option<u32>;
+    const BIAS: Option<u32> = None;
     /// Whether each 16 columns have a scale (and minimum) of their own.
-    const HALVES: bool;
+    const HALVES: bool = false;
     /// Whether a minimum is subtracted.
-    const MINIMUM: bool;
+    const MINIMUM: bool = false;
     /// What is computed once a block.
     type Scales: Copy;
 
@@ -92,6 +92,10 @@ pub(in crate::kernels) fn panel<L: Lanes, F: Format<L> + Format<L::Low> + Format
 
 #[inline(always)]
 fn product<L: Lanes, F: Format<L>, const T: usize>(lanes: L, panel: &[u8], x: &[Block], out: &mut [f32]) {
+    if T > const { L::TILES[L::TILES.len() - 1] } {
+        // Known when it is compiled: such a tile costs no code.
+        panic!("these lanes have no tile of {T} tokens");
+    }
     let mut sums = [lanes.splat(0.0); T];
     let bytes = F::BYTES * L::ROWS;
     let tokens = x.as_chunks::<T>().0;
@@ -120,6 +124,7 @@ macro_rules! unrolled {
         unrolled!($count, $token, $body, 0 1 2 3 4 5 6 7)
     };
     ($count:expr, $token:ident, $body:expr, $($index:literal)*) => {
+        assert!($count <= 8, "no more tokens are written out");
         $(
             if $index < $count {
                 let $token = $index;
@@ -158,12 +163,11 @@ fn add_tokens<L: Lanes, F: Format<L>, const T: usize>(
 /// `sum` and the products of 32 columns.
 #[inline(always)]
 fn add_part<L: Lanes, F: Format<L>>(lanes: L, part: &Part<L>, x: &Block, sum: L::Floats) -> L::Floats {
-    let control = lanes.control(x);
     let levels = &part.levels;
     let (begin, first) = match F::BIAS {
         None => (lanes.ints(0), lanes.ints(0)),
-        Some(shift) if F::HALVES => (lanes.begin(control, false, shift), lanes.begin(control, true, shift)),
-        Some(shift) => (lanes.begin(control, false, shift), lanes.ints(0)),
+        Some(shift) if F::HALVES => (lanes.begin(x, false, shift), lanes.begin(x, true, shift)),
+        Some(shift) => (lanes.begin(x, false, shift), lanes.ints(0)),
     };
     let sum = if F::HALVES {
         let second = if F::BIAS.is_some() { lanes.subtract_ints(begin, first) } else { begin };
@@ -171,23 +175,23 @@ fn add_part<L: Lanes, F: Format<L>>(lanes: L, part: &Part<L>, x: &Block, sum: L:
         let second = lanes.dot::<4>(F::BITS, second, &levels[4..], &x.quants[16..]);
         let products = lanes.multiply(lanes.convert(first), part.scale[0]);
         let products = lanes.multiply_add(lanes.convert(second), part.scale[1], products);
-        lanes.add_times_scale(products, control, sum)
+        lanes.add_times_scale(products, x, sum)
     } else {
         let products = lanes.dot::<8>(F::BITS, begin, levels, &x.quants);
-        lanes.multiply_add(lanes.times_scale(lanes.convert(products), control), part.scale[0], sum)
+        lanes.multiply_add(lanes.times_scale(lanes.convert(products), x), part.scale[0], sum)
     };
     if !F::MINIMUM {
         return sum;
     }
     if !F::HALVES {
-        return lanes.subtract_minimum(part.minimum[0], control, sum);
+        return lanes.subtract_minimum(part.minimum[0], x, sum);
     }
     let eighth = lanes.splat(0.125);
-    let all = lanes.multiply(lanes.convert(lanes.begin(control, false, 0)), eighth);
-    let first = lanes.multiply(lanes.convert(lanes.begin(control, true, 0)), eighth);
+    let all = lanes.multiply(lanes.convert(lanes.begin(x, false, 0)), eighth);
+    let first = lanes.multiply(lanes.convert(lanes.begin(x, true, 0)), eighth);
     let second = lanes.add(all, lanes.multiply(first, lanes.splat(-1.0)));
     let minimums = lanes.multiply_add(second, part.minimum[1], lanes.multiply(first, part.minimum[0]));
-    lanes.add_times_scale(minimums, control, sum)
+    lanes.add_times_scale(minimums, x, sum)
 }
 
 /// A format of floats: no scales.

@@ -31,7 +31,6 @@ where
     const HAS_DOT: bool = A::HAS_DOT;
     type Levels = Two<A::Levels, B::Levels>;
     type Ints = Two<A::Ints, B::Ints>;
-    type Control = Two<A::Control, B::Control>;
     type Floats = Two<A::Floats, B::Floats>;
     type Low = A;
     type High = B;
@@ -73,6 +72,21 @@ where
         Two(self.0.lookup(table, a.0), self.1.lookup(table, a.1))
     }
 
+    #[inline(always)]
+    fn times_scale(self, a: Self::Floats, x: &Block) -> Self::Floats {
+        Two(self.0.times_scale(a.0, x), self.1.times_scale(a.1, x))
+    }
+
+    #[inline(always)]
+    fn add_times_scale(self, a: Self::Floats, x: &Block, sum: Self::Floats) -> Self::Floats {
+        Two(self.0.add_times_scale(a.0, x, sum.0), self.1.add_times_scale(a.1, x, sum.1))
+    }
+
+    #[inline(always)]
+    fn subtract_minimum(self, minimum: Self::Floats, x: &Block, sum: Self::Floats) -> Self::Floats {
+        Two(self.0.subtract_minimum(minimum.0, x, sum.0), self.1.subtract_minimum(minimum.1, x, sum.1))
+    }
+
     both! {
         fn levels(; bytes: &[u8]) -> Levels;
         fn and(a: Self::Levels; mask: u8) -> Levels;
@@ -81,11 +95,7 @@ where
         fn right(a: Self::Levels; bits: u32) -> Levels;
         fn left(a: Self::Levels; bits: u32) -> Levels;
         fn spread(a: Self::Levels; first: u32) -> Levels;
-        fn control(; x: &Block) -> Control;
-        fn begin(x: Self::Control; is_first: bool, shift: u32) -> Ints;
-        fn times_scale(a: Self::Floats, x: Self::Control;) -> Floats;
-        fn add_times_scale(a: Self::Floats, x: Self::Control, sum: Self::Floats;) -> Floats;
-        fn subtract_minimum(minimum: Self::Floats, x: Self::Control, sum: Self::Floats;) -> Floats;
+        fn begin(; x: &Block, is_first: bool, shift: u32) -> Ints;
         fn subtract_ints(a: Self::Ints, b: Self::Ints;) -> Ints;
         fn ints(; value: i32) -> Ints;
         fn convert(a: Self::Ints;) -> Floats;

@@ -8,6 +8,12 @@ use unpack::{Unpack, iq4_nl, iq4_xs, mxfp4, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, 
 
 use super::{Attention, BLOCK, Block, Kernels, KvBlock, KvValues, LEVELS, Panel};
 
+macro_rules! quantised {
+    ($format:ident, $unpack:ident) => {
+        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::$format, $unpack, row, x))
+    };
+}
+
 pub(super) const TABLE: Kernels = Kernels {
     name: "scalar",
     panel_rows: 1,
@@ -17,19 +23,19 @@ pub(super) const TABLE: Kernels = Kernels {
         Panel::Floats(|row, _, x, out| out[0] = dot_row::<4>(row, x, f32::from_le_bytes)),
         Panel::Floats(|row, _, x, out| out[0] = dot_row::<2>(row, x, |bytes| f16::from_le_bytes(bytes).to_f32())),
         Panel::Floats(|row, _, x, out| out[0] = dot_row::<2>(row, x, |bytes| bf16::from_le_bytes(bytes).to_f32())),
-        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q8_0, q8_0, row, x)),
-        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q4_0, q4_0, row, x)),
-        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q4_1, q4_1, row, x)),
-        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q5_0, q5_0, row, x)),
-        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q5_1, q5_1, row, x)),
-        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q2K, q2_k, row, x)),
-        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q3K, q3_k, row, x)),
-        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q4K, q4_k, row, x)),
-        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q5K, q5_k, row, x)),
-        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Q6K, q6_k, row, x)),
-        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Iq4Nl, iq4_nl, row, x)),
-        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Iq4Xs, iq4_xs, row, x)),
-        Panel::Quantised(|row, _, x, out| out[0] = dot(BlockFormat::Mxfp4, mxfp4, row, x)),
+        quantised!(Q8_0, q8_0),
+        quantised!(Q4_0, q4_0),
+        quantised!(Q4_1, q4_1),
+        quantised!(Q5_0, q5_0),
+        quantised!(Q5_1, q5_1),
+        quantised!(Q2K, q2_k),
+        quantised!(Q3K, q3_k),
+        quantised!(Q4K, q4_k),
+        quantised!(Q5K, q5_k),
+        quantised!(Q6K, q6_k),
+        quantised!(Iq4Nl, iq4_nl),
+        quantised!(Iq4Xs, iq4_xs),
+        quantised!(Mxfp4, mxfp4),
     ],
     quantise,
     attend,

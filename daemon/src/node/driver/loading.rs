@@ -106,7 +106,7 @@ pub(super) fn load(
         return Err(invalid(format!("{tokens} tokens in its vocabulary, {rows} rows in token_embd.weight")));
     }
     let kv = kv_bytes(topology, &shape, plan.heads_kv.len());
-    let weight_bytes = shard_bytes(&file, &shape, plan).map_err(|error| invalid(error.to_string()))?;
+    let weight_bytes = shard_bytes(&file, &shape, plan, kernels).map_err(|error| invalid(error.to_string()))?;
     preflight(weight_bytes + kv + WORKING_BYTES, config.memory_max)?;
     let total = Bytes(weight_bytes.max(1));
     let done = AtomicU64::new(0);
@@ -124,7 +124,10 @@ pub(super) fn load(
         progress: &tell,
     };
     let shard = Shard::load(source).map_err(|error| match error {
-        LoadError::Missing(_) | LoadError::Read { .. } | LoadError::Memory { .. } => invalid(error.to_string()),
+        LoadError::Missing(_) | LoadError::Read { .. } => invalid(error.to_string()),
+        LoadError::Memory { .. } => {
+            FaultKind::MemoryShort { needed: Bytes(weight_bytes), available: memory::available() }
+        }
         LoadError::Cancelled => FaultKind::NotPrepared { epoch: prepare.epoch },
     })?;
     let blocks = topology.kv_block_count();
