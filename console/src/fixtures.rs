@@ -143,7 +143,7 @@ impl Story {
     }
 
     pub(crate) fn token(&mut self, text: &str) -> &mut Self {
-        self.generate(GenerateEvent::Token(TokenEvent { id: Some(7), text: text.to_owned(), logprobs: Vec::new() }))
+        self.generate(GenerateEvent::Token(TokenEvent { id: Some(7), text: text.into(), logprobs: Vec::new() }))
     }
 
     /// The end came.

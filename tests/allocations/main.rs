@@ -3,6 +3,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 // GGUF files cut at every byte and mutated.
 mod gguf;
@@ -11,6 +12,11 @@ mod frames;
 
 // The forward pass of decoded tokens.
 mod decode;
+// The whole engine, from the plan to the text.
+mod engine;
+
+/// Allocations of all threads so far: for tests that run alone in a process.
+static ALL_CALLS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     /// Allocations of this thread so far.
@@ -28,6 +34,7 @@ static ALLOCATOR: Counting = Counting;
 impl Counting {
     fn count(&self, bytes: isize) {
         if bytes > 0 {
+            ALL_CALLS.fetch_add(1, Ordering::Relaxed);
             let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
         }
         // A thread that ends frees after its cell is gone.

@@ -26,7 +26,11 @@ const RULES: &[Rule] = &[
         except: &["daemon/src/node/driver"],
         words: &["tokio", "std::net", "std::thread", "Instant::now"],
     },
-    Rule { room: "daemon/src/engine", except: &[], words: &["tokio", "async "] },
+    Rule {
+        room: "daemon/src/engine",
+        except: &[],
+        words: &["tokio", "async ", "Mutex", "RwLock", "Condvar", "thread::"],
+    },
     Rule { room: "daemon/src/model", except: &[], words: &["tokio", "async ", "std::net", "avx", "neon", "direct("] },
     Rule { room: "daemon/src/collective", except: &[], words: &["tokio", "async "] },
     Rule { room: "daemon/src/kernels", except: &[], words: &["tokio", "async "] },

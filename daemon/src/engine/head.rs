@@ -52,6 +52,19 @@ pub struct Head<'a> {
     requests: BTreeMap<RequestKey, Request>,
     step: u64,
     sink: &'a dyn Fn(Progress),
+    buffers: Buffers,
+}
+
+/// What a token needs, kept from token to token: decoding allocates nothing.
+#[derive(Debug, Default)]
+struct Buffers {
+    plan: Plan,
+    /// Of the latest step: of each rank, own first, one for each token that wants logits.
+    summaries: Vec<Summary>,
+    totals: Vec<RankTotals>,
+    answers: Vec<Answer>,
+    chooser: Chooser,
+    payload: Vec<u8>,
 }
 
 impl<'a> Head<'a> {
@@ -63,7 +76,8 @@ impl<'a> Head<'a> {
         sink: &'a dyn Fn(Progress),
     ) -> Self {
         let scheduler = Scheduler::new(limits);
-        Self { node, limits, tokenizer, stepper, scheduler, requests: BTreeMap::new(), step: 0, sink }
+        let (requests, buffers) = (BTreeMap::new(), Buffers::default());
+        Self { node, limits, tokenizer, stepper, scheduler, requests, step: 0, sink, buffers }
     }
 
     /// Gives the rank back, links and all.
@@ -88,9 +102,11 @@ impl<'a> Head<'a> {
                 Ok(EngineCommand::Cancel(key)) => self.cancel(key),
                 Ok(EngineCommand::Stop) | Err(TryRecvError::Disconnected) => return Ok(()),
                 Err(TryRecvError::Empty) => {
-                    if let Some(plan) = self.scheduler.next_plan() {
+                    let mut plan = std::mem::take(&mut self.buffers.plan);
+                    if self.scheduler.next_plan(&mut plan) {
                         self.run(&plan)?;
                     }
+                    self.buffers.plan = plan;
                 }
             }
         }
@@ -162,83 +178,91 @@ impl<'a> Head<'a> {
         }
         group.accounting.begin_step(plan.is_prefill, plan.entries.len() as u32);
         if group.links().is_some() {
-            let payload = plan.encode();
-            for rank in 1..self.world() {
-                self.stepper.group.send(Rank(rank as u16), FrameKind::Plan, 0, &payload)?;
-            }
+            self.buffers.payload.clear();
+            plan.encode(&mut self.buffers.payload);
+            self.tell_all(FrameKind::Plan, 0)?;
         }
-        let summaries = self.stepper.step(plan)?;
-        if summaries.is_empty() {
+        self.stepper.step(plan, &mut self.buffers.summaries)?;
+        let count = self.buffers.summaries.len();
+        if count == 0 {
             return Ok(());
         }
-        let (totals, by_rank) = self.gather(summaries)?;
-        let slots: Vec<Slot> = plan.entries.iter().filter(|entry| entry.wants_logits).map(|entry| entry.slot).collect();
-        self.add_totals(plan, &totals);
-        for (place, slot) in slots.into_iter().enumerate() {
-            let summaries = by_rank.iter().map(|summaries| summaries[place].clone()).collect();
-            let chosen = self.choose(place, slot, summaries)?;
-            self.sampled(slot, chosen);
+        self.gather()?;
+        self.add_totals(plan);
+        let wanted = plan.entries.iter().filter(|entry| entry.wants_logits);
+        for (place, entry) in wanted.enumerate() {
+            let chosen = self.choose((place, count), entry.slot)?;
+            self.sampled(entry.slot, &chosen);
         }
         Ok(())
     }
 
-    /// The candidates of all ranks, own first, and where their time went.
-    fn gather(&mut self, own: Vec<Summary>) -> Result<(Vec<RankTotals>, Vec<Vec<Summary>>), EngineError> {
-        let count = own.len();
-        let mut by_rank = vec![own];
-        let mut totals = vec![RankTotals::default()];
+    /// Sends the payload in the buffer to all other ranks.
+    fn tell_all(&mut self, kind: FrameKind, sequence: u32) -> Result<(), EngineError> {
+        for rank in 1..self.world() {
+            self.stepper.group.send(Rank(rank as u16), kind, sequence, &self.buffers.payload)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the summaries of all other ranks to the own ones, and where the time of each rank went.
+    fn gather(&mut self) -> Result<(), EngineError> {
+        let Self { stepper, buffers, .. } = self;
+        let Buffers { summaries, totals, .. } = buffers;
+        let count = summaries.len();
+        totals.clear();
+        totals.push(RankTotals::default());
         let mut broken = None;
-        let sequence = self.stepper.group.next_sequence();
-        self.stepper.group.gather(FrameKind::Candidates, sequence, |_, payload| {
-            match Candidates::decode(payload, count) {
-                Ok(candidates) => {
-                    totals.push(candidates.totals);
-                    by_rank.push(candidates.summaries);
-                }
+        let sequence = stepper.group.next_sequence();
+        stepper.group.gather(FrameKind::Candidates, sequence, |_, payload| {
+            match Candidates::decode(payload, count, summaries) {
+                Ok(rank) => totals.push(rank),
                 Err(error) => broken = Some(error),
             }
         })?;
         if let Some(error) = broken {
             return Err(error);
         }
-        self.stepper.group.accounting.close_compute();
-        totals[0] = self.stepper.group.accounting.take_totals();
-        Ok((totals, by_rank))
+        stepper.group.accounting.close_compute();
+        totals[0] = stepper.group.accounting.take_totals();
+        Ok(())
     }
 
-    fn add_totals(&mut self, plan: &Plan, totals: &[RankTotals]) {
-        let mut keys: Vec<RequestKey> =
-            plan.entries.iter().filter_map(|entry| self.scheduler.key(entry.slot)).collect();
-        keys.dedup();
-        for key in keys {
-            if let Some(request) = self.requests.get_mut(&key) {
-                for (sum, rank) in request.ranks.iter_mut().zip(totals) {
-                    sum.prefill.add(&rank.prefill);
-                    sum.decode.add(&rank.decode);
-                }
+    /// The time of a step counts for every request that has a token in it, once.
+    fn add_totals(&mut self, plan: &Plan) {
+        let slots = plan.entries.iter().map(|entry| entry.slot);
+        let begins = slots.clone().zip(std::iter::once(None).chain(slots.map(Some)));
+        for (slot, _) in begins.filter(|(slot, before)| Some(*slot) != *before) {
+            let Some(request) = self.scheduler.key(slot).and_then(|key| self.requests.get_mut(&key)) else { continue };
+            for (sum, rank) in request.ranks.iter_mut().zip(&self.buffers.totals) {
+                sum.prefill.add(&rank.prefill);
+                sum.decode.add(&rank.decode);
             }
         }
     }
 
-    /// Draws a token from the summaries of all ranks, asking further rounds where they do not suffice.
-    fn choose(&mut self, place: usize, slot: Slot, summaries: Vec<Summary>) -> Result<Chosen, EngineError> {
+    /// Draws a token from the summaries of all ranks, asking further rounds where they do not suffice. Its summary is at
+    /// `place` of the `count` that each rank has.
+    fn choose(&mut self, (place, count): (usize, usize), slot: Slot) -> Result<Chosen, EngineError> {
         let broken = || EngineError::Message(FrameKind::Candidates);
         let sequence = self.stepper.sequences.get(slot).ok_or_else(broken)?;
         let position = sequence.tokens.len() as u32 - 1;
-        let (mut chooser, mut step) = Chooser::new(place, &sequence.sampling, position, summaries)?;
+        let Buffers { chooser, summaries, .. } = &mut self.buffers;
+        let summaries = summaries.iter().skip(place).step_by(count);
+        let mut step = chooser.begin(place, &sequence.sampling, position, summaries)?;
         loop {
             let query = match step {
                 Step::Done(chosen) => return Ok(chosen),
                 Step::Ask(query) => query,
             };
-            let mut payload = Vec::new();
-            query.encode(&mut payload);
+            self.buffers.payload.clear();
+            query.encode(&mut self.buffers.payload);
             let number = self.stepper.group.next_sequence();
-            for rank in 1..self.world() {
-                self.stepper.group.send(Rank(rank as u16), FrameKind::Query, number, &payload)?;
-            }
+            self.tell_all(FrameKind::Query, number)?;
             let own = self.stepper.slice(place).ok_or_else(broken)?.answer(&query)?;
-            let mut answers = vec![own];
+            let Buffers { chooser, answers, .. } = &mut self.buffers;
+            answers.clear();
+            answers.push(own);
             let mut wrong = None;
             self.stepper.group.gather(FrameKind::Answer, number, |_, payload| match Answer::decode(payload) {
                 Ok(answer) => answers.push(answer),
@@ -252,7 +276,7 @@ impl<'a> Head<'a> {
     }
 
     /// A token was drawn for a slot: text, events, and the end of the request if this is it.
-    fn sampled(&mut self, slot: Slot, chosen: Chosen) {
+    fn sampled(&mut self, slot: Slot, chosen: &Chosen) {
         let Some(key) = self.scheduler.key(slot) else { return };
         let Some(request) = self.requests.get_mut(&key) else { return };
         let now = since(request.received, Instant::now());
@@ -292,7 +316,7 @@ impl<'a> Head<'a> {
         let Some(request) = self.requests.remove(&key) else { return };
         let text = request.output.finish();
         if !text.is_empty() {
-            (self.sink)(Progress::Token(key, TokenEvent { id: None, text, logprobs: Vec::new() }));
+            (self.sink)(Progress::Token(key, TokenEvent { id: None, text: text.into(), logprobs: Vec::new() }));
         }
         let (times, ranks, sampling_rounds) = (request.times, request.ranks, request.sampling_rounds);
         (self.sink)(Progress::Finished(key, Box::new(Finished { reason, times, ranks, sampling_rounds })));

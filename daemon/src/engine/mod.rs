@@ -17,6 +17,7 @@ use shared::{ids::Rank, tokenizer::Tokenizer};
 pub use schedule::RequestKey;
 
 use self::{
+    follower::Follower,
     head::Head,
     plan::Limits,
     step::{EngineError, Stepper},
@@ -55,7 +56,7 @@ impl fmt::Debug for Setup {
 /// another was lost must not look lost itself.
 pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progress)) {
     let model = (setup.model)();
-    let mut stepper = Stepper::new(model, setup.group, setup.limits);
+    let stepper = Stepper::new(model, setup.group, setup.limits);
     let (result, _links) = match setup.tokenizer {
         Some(tokenizer) if setup.rank == Rank(0) => {
             let mut head = Head::new((setup.node, setup.limits), tokenizer, stepper, sink);
@@ -63,7 +64,8 @@ pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progres
         }
         _ => {
             setup.abort.set_busy(true);
-            (follower::follow(&mut stepper), Some(stepper))
+            let mut follower = Follower::new(stepper);
+            (follower.follow(), Some(follower.into_stepper()))
         }
     };
     let Err(error) = result else { return };

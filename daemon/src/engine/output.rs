@@ -1,4 +1,5 @@
 //! From token ids to the text of an answer: holds back what may become a stop string.
+use compact_str::CompactString;
 use shared::tokenizer::{Detokenizer, Tokenizer};
 
 /// The text of one answer.
@@ -17,9 +18,8 @@ impl Output {
     }
 
     /// Adds a token; returns the text that is certain and whether a stop string ended the answer.
-    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> (String, bool) {
-        let text = self.detokenizer.push(tokenizer, id);
-        self.held.push_str(&text);
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> (CompactString, bool) {
+        self.detokenizer.push(tokenizer, id, &mut self.held);
         self.release()
     }
 
@@ -30,14 +30,16 @@ impl Output {
         self.held
     }
 
-    fn release(&mut self) -> (String, bool) {
+    fn release(&mut self) -> (CompactString, bool) {
         if let Some(at) = self.stop.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
             self.held.truncate(at);
-            return (std::mem::take(&mut self.held), true);
+            return (CompactString::from(std::mem::take(&mut self.held)), true);
         }
         let keep = self.stop.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
-        let rest = self.held.split_off(self.held.len() - keep);
-        (std::mem::replace(&mut self.held, rest), false)
+        let certain = self.held.len() - keep;
+        let text = CompactString::from(&self.held[..certain]);
+        self.held.drain(..certain);
+        (text, false)
     }
 }
 

@@ -1,5 +1,5 @@
 //! The plan of a step: what the head tells every rank, and the sequences that a rank knows because of it.
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use shared::{
     ids::Slot,
     sampling::SamplingParameters,
@@ -101,18 +101,54 @@ pub struct Sequences {
 }
 
 impl Plan {
-    /// The bytes of the frame's payload.
-    pub fn encode(&self) -> Vec<u8> {
-        postcard::to_stdvec(self).expect("a plan holds only types that postcard encodes")
+    /// Empties it; the room of its lists stays.
+    pub fn clear(&mut self) {
+        let Self { continues, is_prefill, opened, closed, blocks, entries } = self;
+        (*continues, *is_prefill) = (false, false);
+        opened.clear();
+        closed.clear();
+        blocks.clear();
+        entries.clear();
     }
 
-    /// Reads the payload of a frame.
+    /// Appends the frame's payload.
+    pub fn encode(&self, payload: &mut Vec<u8>) {
+        let room = std::mem::take(payload);
+        *payload = postcard::to_extend(self, room).expect("a plan holds only types that postcard encodes");
+    }
+
+    /// Takes over the payload of a frame, into the lists that are there: every token has a plan.
     ///
     /// # Errors
-    /// Bytes that are no plan.
-    pub fn decode(bytes: &[u8]) -> Result<Self, PlanError> {
-        postcard::from_bytes(bytes).map_err(|error| PlanError(error.to_string()))
+    /// Bytes that are no plan; what was read before is in it then.
+    pub fn decode(&mut self, bytes: &[u8]) -> Result<(), PlanError> {
+        self.clear();
+        let rest = self.read(bytes).map_err(|error| PlanError(error.to_string()))?;
+        if rest.is_empty() { Ok(()) } else { Err(PlanError(format!("{} bytes are left over", rest.len()))) }
     }
+
+    /// The fields in their order, as the derived encoding has them.
+    fn read<'a>(&mut self, bytes: &'a [u8]) -> postcard::Result<&'a [u8]> {
+        let rest;
+        (self.continues, rest) = postcard::take_from_bytes(bytes)?;
+        let (is_prefill, rest) = postcard::take_from_bytes(rest)?;
+        self.is_prefill = is_prefill;
+        let rest = read_list(rest, &mut self.opened)?;
+        let rest = read_list(rest, &mut self.closed)?;
+        let rest = read_list(rest, &mut self.blocks)?;
+        read_list(rest, &mut self.entries)
+    }
+}
+
+/// A counted list. A count beyond the bytes that are there ends with them: each item has at least one.
+fn read_list<'a, T: DeserializeOwned>(bytes: &'a [u8], list: &mut Vec<T>) -> postcard::Result<&'a [u8]> {
+    let (count, mut rest) = postcard::take_from_bytes::<u64>(bytes)?;
+    for _ in 0..count {
+        let item;
+        (item, rest) = postcard::take_from_bytes(rest)?;
+        list.push(item);
+    }
+    Ok(rest)
 }
 
 impl Sequences {
@@ -146,10 +182,14 @@ impl Sequences {
             self.open(opened)?;
         }
         for (slot, block) in &plan.blocks {
-            if self.get(*slot).is_none() || *block as usize >= self.limits.blocks {
-                return Err(PlanError(format!("block {block} for slot {slot}")));
-            }
-            self.blocks[slot.index()].push(*block);
+            let is_running = self.get(*slot).is_some();
+            let most = self.limits.context_length.div_ceil(KV_BLOCK_LENGTH);
+            let table = self.blocks.get_mut(slot.index()).filter(|table| is_running && table.len() < most);
+            let table = table.filter(|_| (*block as usize) < self.limits.blocks);
+            table.ok_or_else(|| PlanError(format!("block {block} for slot {slot}")))?.push(*block);
+        }
+        for opened in &plan.opened {
+            self.make_room(opened.slot);
         }
         self.batch.clear();
         if plan.entries.is_empty() || plan.entries.len() > STEP_TOKENS_MAX {
@@ -167,6 +207,14 @@ impl Sequences {
         };
         *place = Some(Sequence { sampling: opened.sampling.clone(), tokens: opened.prompt.clone() });
         Ok(())
+    }
+
+    /// Room for all tokens that a new sequence's blocks can hold: none of them allocates later.
+    fn make_room(&mut self, slot: Slot) {
+        let most = self.blocks[slot.index()].len() * KV_BLOCK_LENGTH;
+        if let Some(sequence) = self.slots[slot.index()].as_mut() {
+            sequence.tokens.reserve(most.saturating_sub(sequence.tokens.len()));
+        }
     }
 
     fn enter(&mut self, entry: &PlanEntry) -> Result<(), PlanError> {

@@ -87,17 +87,18 @@ impl Scheduler {
         }
     }
 
-    /// The next step, `None` when nothing runs. Running answers come first, then prompts in chunks.
-    pub fn next_plan(&mut self) -> Option<Plan> {
-        let mut plan = Plan { continues: self.was_busy, ..Plan::default() };
-        self.open(&mut plan);
+    /// Writes the next step into `plan`; false when nothing runs. Running answers come first, then prompts in chunks.
+    pub fn next_plan(&mut self, plan: &mut Plan) -> bool {
+        plan.clear();
+        plan.continues = self.was_busy;
+        self.open(plan);
         self.was_busy = self.slots.iter().any(Option::is_some);
         if !self.was_busy {
             // Slots that ended stay in `closed` until a step goes out; no rank needs to know before.
-            return None;
+            return false;
         }
         // A slot that was closed and is opened again in one plan is closed first on every rank.
-        plan.closed = std::mem::take(&mut self.closed);
+        plan.closed.append(&mut self.closed);
         let is_decoding = |running: &Running| running.fed + 1 == running.tokens.len() && running.fed > 0;
         for decoding in [true, false] {
             for (index, running) in self.slots.iter_mut().enumerate() {
@@ -111,7 +112,7 @@ impl Scheduler {
                 enter(Slot(index as u16), running, &mut plan.entries);
             }
         }
-        Some(plan)
+        true
     }
 
     /// Moves waiting requests into free slots while their blocks are free: no sequence can run out of blocks later.
@@ -127,8 +128,10 @@ impl Scheduler {
             let slot = Slot(index as u16);
             let blocks = self.free.split_off(self.free.len() - count);
             plan.blocks.extend(blocks.iter().map(|block| (slot, *block)));
-            plan.opened.push(Opened { slot, sampling: request.sampling, prompt: request.prompt.clone() });
-            self.slots[index] = Some(Running { key: request.key, tokens: request.prompt, fed: 0, blocks });
+            let mut tokens = Vec::with_capacity(length);
+            tokens.extend_from_slice(&request.prompt);
+            plan.opened.push(Opened { slot, sampling: request.sampling, prompt: request.prompt });
+            self.slots[index] = Some(Running { key: request.key, tokens, fed: 0, blocks });
         }
     }
 }
@@ -159,14 +162,25 @@ mod tests {
         Admitted { key: RequestKey(key), prompt: vec![key as u32; prompt], max_tokens, sampling }
     }
 
+    fn next(scheduler: &mut Scheduler) -> Option<Plan> {
+        let mut plan = Plan::default();
+        scheduler.next_plan(&mut plan).then_some(plan)
+    }
+
     #[test]
     fn prompts_go_in_chunks_mixed_with_running_answers_and_every_plan_can_be_followed() {
         let mut scheduler = Scheduler::new(LIMITS);
         let mut follower = Sequences::new(LIMITS);
         let mut step = |scheduler: &mut Scheduler| {
-            let plan = scheduler.next_plan().expect("there is work");
+            let plan = next(scheduler).expect("there is work");
             follower.apply(&plan).expect("the head's plan can be followed");
-            assert_eq!(Plan::decode(&plan.encode()), Ok(plan.clone()));
+            let mut payload = Vec::new();
+            plan.encode(&mut payload);
+            let mut decoded = Plan { closed: vec![Slot(9)], ..Plan::default() };
+            assert_eq!((decoded.decode(&payload), &decoded), (Ok(()), &plan));
+            (0..payload.len()).for_each(|end| assert!(decoded.decode(&payload[..end]).is_err(), "cut at {end}"));
+            payload.push(0);
+            assert!(decoded.decode(&payload).is_err());
             plan
         };
         scheduler.submit(request(1, 3, 5));
@@ -188,7 +202,7 @@ mod tests {
         scheduler.submit(request(3, 3, 5));
         assert!(!step(&mut scheduler).continues, "the time in between was idle");
         scheduler.end(RequestKey(3));
-        assert!(scheduler.next_plan().is_none() && !scheduler.has_work());
+        assert!(next(&mut scheduler).is_none() && !scheduler.has_work());
     }
 
     #[test]
@@ -196,7 +210,7 @@ mod tests {
         let mut scheduler = Scheduler::new(LIMITS);
         (1..=3).for_each(|key| scheduler.submit(request(key, 100, 28)));
         for round in 0..3 {
-            let plan = scheduler.next_plan().expect("there is work");
+            let plan = next(&mut scheduler).expect("there is work");
             let opened: Vec<Slot> = plan.opened.iter().map(|opened| opened.slot).collect();
             assert_eq!(opened.len(), if round == 0 { 2 } else { usize::from(round == 1) }, "round {round}");
             scheduler.end(RequestKey(round + 1));
@@ -210,7 +224,7 @@ mod tests {
         let good = |mutate: &dyn Fn(&mut Plan)| {
             let mut scheduler = Scheduler::new(LIMITS);
             scheduler.submit(request(1, 3, 5));
-            let mut plan = scheduler.next_plan().expect("there is work");
+            let mut plan = next(&mut scheduler).expect("there is work");
             mutate(&mut plan);
             Sequences::new(LIMITS).apply(&plan)
         };

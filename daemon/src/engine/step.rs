@@ -1,5 +1,5 @@
 //! One step on one rank, head or not: apply the plan, run the layers, summarise the logits of the own vocabulary slice.
-use shared::{ids::Slot, protocol::frame::FrameKind, telemetry::RankTotals};
+use shared::{protocol::frame::FrameKind, telemetry::RankTotals};
 
 use super::{
     plan::{Limits, Plan, PlanError, Sequences},
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     collective::{CollectiveError, Group},
-    model::{Batch, ForwardError, Model},
+    model::{Batch, BatchToken, ForwardError, Model},
 };
 
 /// Why an engine cannot go on.
@@ -58,28 +58,27 @@ impl Stepper {
         Self { model, group, sequences: Sequences::new(limits), slices: Vec::new() }
     }
 
-    /// Applies a plan and runs the layers. Returns the summary of each token that wants logits, in the plan's order.
+    /// Applies a plan and runs the layers. Leaves in `summaries` one of each token that wants logits, in the plan's order.
     ///
     /// # Errors
     /// The plan cannot be followed, a peer is lost, or the logits are no numbers.
-    pub fn step(&mut self, plan: &Plan) -> Result<Vec<Summary>, EngineError> {
+    pub fn step(&mut self, plan: &Plan, summaries: &mut Vec<Summary>) -> Result<(), EngineError> {
+        summaries.clear();
         self.sequences.apply(plan)?;
         let (tokens, blocks) = self.sequences.batch();
-        let wanted: Vec<(Slot, u32)> =
-            tokens.iter().filter(|token| token.wants_logits).map(|token| (token.slot, token.position)).collect();
         let vocabulary = self.model.shard().plan.vocabulary.clone();
-        while self.slices.len() < wanted.len() {
-            self.slices.push(Slice::new(vocabulary.start as u32));
-        }
         let logits = self.model.forward(Batch { tokens, blocks }, &mut self.group)?;
-        let mut summaries = Vec::with_capacity(wanted.len());
-        for (index, (slot, position)) in wanted.into_iter().enumerate() {
-            let sequence = self.sequences.get(slot).ok_or(EngineError::Message(FrameKind::Plan))?;
+        let wanted = tokens.iter().filter(|token| token.wants_logits);
+        for (index, BatchToken { slot, position, .. }) in wanted.enumerate() {
+            let sequence = self.sequences.get(*slot).ok_or(EngineError::Message(FrameKind::Plan))?;
             let logits = &logits[index * vocabulary.len()..(index + 1) * vocabulary.len()];
-            let history = &sequence.tokens[..=position as usize];
-            summaries.push(self.slices[index].summary(&sequence.sampling, position, history, logits)?);
+            let history = &sequence.tokens[..=*position as usize];
+            if self.slices.len() == index {
+                self.slices.push(Slice::new(vocabulary.start as u32));
+            }
+            summaries.push(self.slices[index].summary(&sequence.sampling, *position, history, logits)?);
         }
-        Ok(summaries)
+        Ok(())
     }
 
     /// This rank's slice for a place of the latest step.
@@ -88,36 +87,30 @@ impl Stepper {
     }
 }
 
-/// What another rank sends to the sampler after a step: its sums and its summaries.
-#[derive(Debug, PartialEq)]
-pub struct Candidates {
-    /// Where its time went since the last message.
-    pub totals: RankTotals,
-    /// One for each token that wants logits, in the plan's order.
-    pub summaries: Vec<Summary>,
-}
+/// What another rank sends to the sampler after a step: where its time went since the last message, and its summaries.
+#[derive(Debug)]
+pub struct Candidates;
 
 impl Candidates {
-    /// The payload of the frame.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = postcard::to_stdvec(&self.totals).expect("sums are plain numbers");
-        self.summaries.iter().for_each(|summary| summary.encode(&mut bytes));
-        bytes
+    /// Appends the payload of the frame.
+    pub fn encode(totals: &RankTotals, summaries: &[Summary], payload: &mut Vec<u8>) {
+        let room = std::mem::take(payload);
+        *payload = postcard::to_extend(totals, room).expect("sums are plain numbers");
+        summaries.iter().for_each(|summary| summary.encode(payload));
     }
 
-    /// Reads a payload that must hold exactly `count` summaries.
+    /// Reads a payload that must hold exactly `count` summaries; appends them.
     ///
     /// # Errors
     /// It does not.
-    pub fn decode(bytes: &[u8], count: usize) -> Result<Self, EngineError> {
+    pub fn decode(payload: &[u8], count: usize, summaries: &mut Vec<Summary>) -> Result<RankTotals, EngineError> {
         let broken = || EngineError::Message(FrameKind::Candidates);
-        let (totals, mut rest) = postcard::take_from_bytes(bytes).map_err(|_| broken())?;
-        let mut summaries = Vec::with_capacity(count);
+        let (totals, mut rest) = postcard::take_from_bytes(payload).map_err(|_| broken())?;
         for _ in 0..count {
             let (summary, left) = Summary::decode(rest)?;
             summaries.push(summary);
             rest = left;
         }
-        if rest.is_empty() { Ok(Self { totals, summaries }) } else { Err(broken()) }
+        if rest.is_empty() { Ok(totals) } else { Err(broken()) }
     }
 }

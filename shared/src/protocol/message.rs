@@ -1,4 +1,5 @@
 //! Messages after the handshake: requests and responses of consoles, heartbeats of ranks. Data frames are in `frame`.
+use compact_str::CompactString;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -163,8 +164,9 @@ pub struct ModelCard {
 pub struct TokenEvent {
     /// Its id; `None` when only text that was held back follows.
     pub id: Option<u32>,
-    /// Text that is complete with it; may be empty while a character is incomplete.
-    pub text: String,
+    /// Text that is complete with it; may be empty while a character is incomplete. Short ones need no heap: the engine
+    /// allocates nothing for a token.
+    pub text: CompactString,
     /// The most probable tokens, if asked for.
     pub logprobs: Vec<TokenLogprob>,
 }

@@ -14,8 +14,6 @@ mod texts;
 mod tokenizer_tests;
 mod vocabulary;
 
-use std::borrow::Cow;
-
 use crate::gguf::Metadata;
 use bpe::Bpe;
 use special::{Part, Specials};
@@ -176,7 +174,7 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32], special: bool) -> String {
         let mut bytes = Vec::new();
         for &id in ids {
-            bytes.extend_from_slice(&self.piece(id, special));
+            self.append_piece(id, special, &mut bytes);
         }
         let is_spm = matches!(self.algorithm, Algorithm::Spm(_));
         let begins_with_text = ids
@@ -193,15 +191,23 @@ impl Tokenizer {
 
     /// The bytes that a token renders to; they may be part of a character. Control and unknown tokens render to nothing
     /// unless `special`, an id beyond the vocabulary always.
-    pub fn piece(&self, id: u32, special: bool) -> Cow<'_, [u8]> {
-        let (Some(text), Some(kind)) = (self.tokens.get(id as usize), self.kinds.get(id as usize)) else {
-            return Cow::Borrowed(&[]);
-        };
+    pub fn piece(&self, id: u32, special: bool) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.append_piece(id, special, &mut bytes);
+        bytes
+    }
+
+    /// As [`Self::piece`], appended to a buffer: nothing is allocated where that has room.
+    pub fn append_piece(&self, id: u32, special: bool, bytes: &mut Vec<u8>) {
+        let (Some(text), Some(kind)) = (self.tokens.get(id as usize), self.kinds.get(id as usize)) else { return };
         match (kind, &self.algorithm) {
-            (Kind::Control | Kind::Unknown, _) if !special => Cow::Borrowed(&[]),
-            (Kind::Byte, _) => spm::byte_of(text).map_or(Cow::Borrowed(text), |byte| vec![byte].into()),
-            (Kind::Normal | Kind::Unused, Algorithm::Spm(_)) => spm::unescape(text),
-            _ => Cow::Borrowed(text),
+            (Kind::Control | Kind::Unknown, _) if !special => {}
+            (Kind::Byte, _) => match spm::byte_of(text) {
+                Some(byte) => bytes.push(byte),
+                None => bytes.extend_from_slice(text),
+            },
+            (Kind::Normal | Kind::Unused, Algorithm::Spm(_)) => spm::unescape(text, bytes),
+            _ => bytes.extend_from_slice(text),
         }
     }
 

@@ -2,8 +2,6 @@
 //! token of the greatest score, the leftmost first; what is no token then becomes bytes.
 //! A text has no words here: a merge may span spaces, so the whole text is one heap.
 
-use std::borrow::Cow;
-
 use super::merge::Merger;
 use super::texts::{Index, Texts};
 use super::vocabulary::{Kind, Vocabulary};
@@ -98,20 +96,14 @@ impl Spm {
     }
 }
 
-/// The text of a token with spaces for `▁`.
-pub(super) fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
-    let mark = SPACE.as_bytes();
-    if !text.windows(mark.len()).any(|window| window == mark) {
-        return Cow::Borrowed(text);
-    }
+/// Appends the text of a token with spaces for `▁`.
+pub(super) fn unescape(text: &[u8], bytes: &mut Vec<u8>) {
     let mut rest = text;
-    let mut bytes = Vec::with_capacity(text.len());
     while let Some((&first, after)) = rest.split_first() {
-        let (byte, left) = rest.strip_prefix(mark).map_or((first, after), |left| (b' ', left));
+        let (byte, left) = rest.strip_prefix(SPACE.as_bytes()).map_or((first, after), |left| (b' ', left));
         bytes.push(byte);
         rest = left;
     }
-    Cow::Owned(bytes)
 }
 
 /// The byte of a text `<0xNN>`.

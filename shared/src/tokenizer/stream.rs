@@ -13,9 +13,10 @@ pub struct Detokenizer {
 }
 
 impl Detokenizer {
-    /// The characters that are complete with this token; control tokens render to nothing.
-    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
-        self.push_bytes(&tokenizer.piece(id, false))
+    /// Appends the characters that are complete with this token; control tokens render to nothing.
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, text: &mut String) {
+        tokenizer.append_piece(id, false, &mut self.pending);
+        self.release(text);
     }
 
     /// What is left: a U+FFFD if the bytes end within a character.
@@ -23,9 +24,8 @@ impl Detokenizer {
         String::from_utf8_lossy(&self.pending).into_owned()
     }
 
-    pub(super) fn push_bytes(&mut self, bytes: &[u8]) -> String {
-        self.pending.extend_from_slice(bytes);
-        let mut text = String::new();
+    /// Moves whole characters from the pending bytes to the text.
+    fn release(&mut self, text: &mut String) {
         let mut used = 0;
         loop {
             let rest = &self.pending[used..];
@@ -49,7 +49,6 @@ impl Detokenizer {
             }
         }
         self.pending.drain(..used);
-        text
     }
 }
 
@@ -57,13 +56,20 @@ impl Detokenizer {
 mod tests {
     use super::*;
 
+    fn push(stream: &mut Detokenizer, bytes: &[u8]) -> String {
+        let mut text = String::new();
+        stream.pending.extend_from_slice(bytes);
+        stream.release(&mut text);
+        text
+    }
+
     #[track_caller]
     fn check(bytes: &[u8], cuts: &[usize]) {
         let mut stream = Detokenizer::default();
         let mut text = String::new();
         let mut from = 0;
         for &cut in cuts.iter().chain([&bytes.len()]) {
-            text += &stream.push_bytes(&bytes[from..cut]);
+            text += &push(&mut stream, &bytes[from..cut]);
             assert!(stream.pending.len() < 4, "{bytes:?} held {:?}", stream.pending);
             from = cut;
         }
@@ -105,9 +111,9 @@ mod tests {
     fn a_character_comes_with_its_last_byte_and_not_later() {
         let mut stream = Detokenizer::default();
         let llama = "🦙".as_bytes();
-        assert_eq!(stream.push_bytes(&llama[..1]), "");
-        assert_eq!(stream.push_bytes(&llama[1..3]), "");
-        assert_eq!(stream.push_bytes(&llama[3..]), "🦙");
+        assert_eq!(push(&mut stream, &llama[..1]), "");
+        assert_eq!(push(&mut stream, &llama[1..3]), "");
+        assert_eq!(push(&mut stream, &llama[3..]), "🦙");
         assert_eq!(stream.finish(), "");
     }
 }

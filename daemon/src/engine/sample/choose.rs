@@ -4,10 +4,10 @@
 //! first allowed one is the draw; whether one is inside the nucleus follows from the probability ahead of it.
 use std::cmp::Ordering;
 
-use shared::sampling::SamplingParameters;
+use shared::sampling::{LOGPROBS_MAX, SamplingParameters};
 
 use super::{
-    AHEAD_MAX, CANDIDATES_MORE, Candidate, SampleError,
+    AHEAD_MAX, CANDIDATES_MORE, Candidate, List, SampleError,
     message::{Answer, AnswerBody, Candidates, Query, Summary},
     random::Noise,
     slice::order,
@@ -20,7 +20,7 @@ pub struct Chosen {
     pub id: u32,
     /// The most probable tokens with their natural-log probability before temperature, penalties and bias, best first;
     /// the chosen one is added at the end if it is not among them. Empty if none were asked for.
-    pub top_logprobs: Vec<(u32, f32)>,
+    pub top_logprobs: List<(u32, f32), { LOGPROBS_MAX as usize + 1 }>,
     /// Rounds beyond the first.
     pub rounds: u32,
 }
@@ -34,11 +34,11 @@ pub enum Step {
     Ask(Query),
 }
 
-/// Chooses one token.
-#[derive(Debug)]
+/// Chooses one token after the other; keeps its buffers.
+#[derive(Debug, Default)]
 pub struct Chooser {
     place: u16,
-    parameters: SamplingParameters,
+    draw: Draw,
     noise: Noise,
     /// Largest scaled logit, and the sum of exp(scaled - largest) over the whole vocabulary.
     scaled: (f32, f64),
@@ -46,8 +46,21 @@ pub struct Chooser {
     raw: (f32, f64),
     top: Vec<(u32, f32)>,
     walk: Walk,
-    asked: Vec<Scored>,
+    /// Candidates whose place in the order was asked for, and the probability ahead of each.
+    asked: Vec<(Scored, f64)>,
+    /// All that [`Chooser::draw_among`] may draw.
+    pool: Vec<Candidate>,
     rounds: u32,
+}
+
+/// What of the parameters a draw depends on.
+#[derive(Clone, Copy, Debug, Default)]
+struct Draw {
+    temperature: f32,
+    top_k: usize,
+    top_p: f64,
+    min_p: f64,
+    logprobs: usize,
 }
 
 /// A candidate and its score.
@@ -67,77 +80,83 @@ struct Walk {
 }
 
 impl Chooser {
-    /// Looks at the first round: one summary a rank.
+    /// Begins a token: looks at the first round, one summary a rank.
     ///
     /// # Errors
     /// No token has a finite logit.
-    pub fn new(
+    pub fn begin<'a>(
+        &mut self,
         place: usize,
         parameters: &SamplingParameters,
         position: u32,
-        summaries: Vec<Summary>,
-    ) -> Result<(Self, Step), SampleError> {
-        let raw = merge(summaries.iter().map(|summary| (summary.raw_max, summary.raw_sum)));
-        let scaled = merge(summaries.iter().map(|summary| (summary.scaled_max, summary.scaled_sum)));
-        let mut top: Vec<(u32, f32)> = summaries.iter().flat_map(|summary| summary.top.iter().copied()).collect();
-        top.sort_by(|a, b| order((a.1, a.0), (b.1, b.0)));
-        top.truncate(parameters.logprobs as usize);
-        let mut chooser = Self {
-            place: place as u16,
-            parameters: parameters.clone(),
-            noise: Noise::new(parameters.seed, position),
-            scaled,
-            raw,
-            top,
-            walk: Walk::default(),
-            asked: Vec::new(),
-            rounds: 0,
+        summaries: impl Iterator<Item = &'a Summary> + Clone,
+    ) -> Result<Step, SampleError> {
+        self.place = place as u16;
+        self.draw = Draw {
+            temperature: parameters.temperature,
+            top_k: parameters.top_k as usize,
+            top_p: f64::from(parameters.top_p),
+            min_p: f64::from(parameters.min_p),
+            logprobs: parameters.logprobs as usize,
         };
-        if !scaled.0.is_finite() {
+        self.noise = Noise::new(parameters.seed, position);
+        self.raw = merge(summaries.clone().map(|summary| (summary.raw_max, summary.raw_sum)));
+        self.scaled = merge(summaries.clone().map(|summary| (summary.scaled_max, summary.scaled_sum)));
+        self.top.clear();
+        self.top.extend(summaries.clone().flat_map(|summary| summary.top.iter().copied()));
+        self.top.sort_unstable_by(|a, b| order((a.1, a.0), (b.1, b.0)));
+        self.top.truncate(self.draw.logprobs);
+        self.walk.ahead.clear();
+        self.walk.frontier.clear();
+        self.asked.clear();
+        self.rounds = 0;
+        if !self.scaled.0.is_finite() {
             return Err(SampleError::NoToken);
         }
-        let candidates: Vec<Candidates> = summaries.into_iter().map(|summary| summary.candidates).collect();
-        let step = match parameters.top_k as usize {
-            _ if parameters.temperature <= 0.0 => chooser.draw_among(candidates, 1)?,
+        let candidates = summaries.map(|summary| &summary.candidates);
+        match self.draw.top_k {
+            _ if self.draw.temperature <= 0.0 => self.draw_among(candidates, 1),
             0 => {
-                chooser.walk.frontier = vec![None; candidates.len()];
-                chooser.take(candidates);
-                chooser.walk_on()?
+                self.walk.frontier.resize(candidates.clone().count(), None);
+                self.take(candidates);
+                self.walk_on()
             }
-            k if k <= CANDIDATES_MORE => chooser.draw_among(candidates, k)?,
-            k => chooser.ask(Query::Best { place: chooser.place, count: k as u16 }),
-        };
-        Ok((chooser, step))
+            k if k <= CANDIDATES_MORE => self.draw_among(candidates, k),
+            k => Ok(self.ask(Query::Best { place: self.place, count: k as u16 })),
+        }
     }
 
     /// Looks at the answers to the latest question, one a rank.
     ///
     /// # Errors
     /// They do not answer it.
-    pub fn answer(&mut self, answers: Vec<Answer>) -> Result<Step, SampleError> {
-        let mut masses = vec![0.0; self.asked.len()];
-        let mut candidates = Vec::with_capacity(answers.len());
-        for Answer(body) in answers {
-            match body {
-                AnswerBody::Ahead(list) if list.len() == masses.len() && !list.is_empty() => {
-                    masses.iter_mut().zip(list).for_each(|(sum, mass)| *sum += mass);
+    pub fn answer(&mut self, answers: &[Answer]) -> Result<Step, SampleError> {
+        const OTHER: SampleError = SampleError::Broken("an answer to another question");
+        if !self.asked.is_empty() {
+            for Answer(body) in answers {
+                match body {
+                    AnswerBody::Ahead(list) if list.len() == self.asked.len() => {
+                        self.asked.iter_mut().zip(list).for_each(|((_, sum), mass)| *sum += mass);
+                    }
+                    _ => return Err(OTHER),
                 }
-                AnswerBody::Candidates(list) if masses.is_empty() => candidates.push(list),
-                _ => return Err(SampleError::Broken("an answer to another question")),
             }
-        }
-        if !masses.is_empty() {
-            let limit = f64::from(self.parameters.top_p) * self.scaled.1;
-            let asked = std::mem::take(&mut self.asked);
-            let inside = asked.iter().zip(masses).find(|(_, mass)| *mass == 0.0 || *mass < limit);
-            return match inside {
-                Some((scored, _)) => Ok(self.done(scored.candidate)),
+            let limit = self.draw.top_p * self.scaled.1;
+            let inside = self.asked.iter().find(|(_, mass)| *mass == 0.0 || *mass < limit);
+            let chosen = inside.map(|(scored, _)| scored.candidate);
+            self.asked.clear();
+            return match chosen {
+                Some(candidate) => Ok(self.done(candidate)),
                 None => self.walk_on(),
             };
         }
-        match self.parameters.top_k as usize {
+        if answers.iter().any(|answer| answer.candidates().is_none()) {
+            return Err(OTHER);
+        }
+        let candidates = answers.iter().filter_map(Answer::candidates);
+        match self.draw.top_k {
             0 => {
-                if candidates.iter().all(|list| list.list.is_empty()) {
+                if candidates.clone().all(|list| list.list.is_empty()) {
                     return Err(SampleError::NoToken);
                 }
                 self.take(candidates);
@@ -153,24 +172,29 @@ impl Chooser {
     }
 
     /// All that may be drawn is here: the `count` best of all ranks.
-    fn draw_among(&mut self, candidates: Vec<Candidates>, count: usize) -> Result<Step, SampleError> {
-        let mut list: Vec<Candidate> = candidates.into_iter().flat_map(|candidates| candidates.list).collect();
-        list.sort_by(|a, b| order((a.scaled, a.id), (b.scaled, b.id)));
-        list.truncate(count);
-        let first = *list.first().ok_or(SampleError::NoToken)?;
-        if self.parameters.temperature <= 0.0 {
+    fn draw_among<'a>(
+        &mut self,
+        candidates: impl Iterator<Item = &'a Candidates>,
+        count: usize,
+    ) -> Result<Step, SampleError> {
+        self.pool.clear();
+        self.pool.extend(candidates.flat_map(|candidates| candidates.list.iter().copied()));
+        self.pool.sort_unstable_by(|a, b| order((a.scaled, a.id), (b.scaled, b.id)));
+        self.pool.truncate(count);
+        let first = *self.pool.first().ok_or(SampleError::NoToken)?;
+        if self.draw.temperature <= 0.0 {
             return Ok(self.done(first));
         }
         let mass = |candidate: &Candidate| (f64::from(candidate.scaled) - f64::from(first.scaled)).exp();
-        let limit = f64::from(self.parameters.top_p) * list.iter().map(mass).sum::<f64>();
+        let limit = self.draw.top_p * self.pool.iter().map(mass).sum::<f64>();
         let mut ahead = 0.0;
         let mut best: Option<Scored> = None;
-        for candidate in &list {
+        for candidate in &self.pool {
             let is_inside = ahead == 0.0 || ahead < limit;
             ahead += mass(candidate);
             let scored = self.score(*candidate);
             let is_better = best.is_none_or(|best| scored.order(&best) == Ordering::Less);
-            if is_inside && mass(candidate) >= f64::from(self.parameters.min_p) && is_better {
+            if is_inside && mass(candidate) >= self.draw.min_p && is_better {
                 best = Some(scored);
             }
         }
@@ -183,50 +207,57 @@ impl Chooser {
     }
 
     /// Merges further candidates of each rank.
-    fn take(&mut self, candidates: Vec<Candidates>) {
-        for (rank, candidates) in candidates.into_iter().enumerate() {
-            let scored: Vec<Scored> = candidates.list.iter().map(|candidate| self.score(*candidate)).collect();
-            let last = scored.last().map(|scored| (scored.score, scored.candidate.id));
+    fn take<'a>(&mut self, candidates: impl Iterator<Item = &'a Candidates>) {
+        for (rank, candidates) in candidates.enumerate() {
+            let before = self.walk.ahead.len();
+            for candidate in &candidates.list {
+                let scored = self.score(*candidate);
+                self.walk.ahead.push(scored);
+            }
+            let last = self.walk.ahead[before..].last().map(|scored| (scored.score, scored.candidate.id));
             self.walk.frontier[rank] = if candidates.exhausted { None } else { last };
-            self.walk.ahead.extend(scored);
         }
-        self.walk.ahead.sort_by(Scored::order);
+        self.walk.ahead.sort_unstable_by(Scored::order);
     }
 
     /// Looks at candidates while no rank can hold a better one that it did not send.
     fn walk_on(&mut self) -> Result<Step, SampleError> {
-        let frontier = self.walk.frontier.iter().flatten().copied().min_by(|a, b| order(*a, *b));
-        let is_sure = |scored: &Scored| {
-            frontier.is_none_or(|frontier| order((scored.score, scored.candidate.id), frontier) != Ordering::Greater)
-        };
-        let sure = self.walk.ahead.iter().take_while(|scored| is_sure(scored)).count().min(AHEAD_MAX);
-        let least = f64::from(self.parameters.min_p);
-        let relative = |scored: &Scored| (f64::from(scored.candidate.scaled) - f64::from(self.scaled.0)).exp();
-        let looked_at: Vec<Scored> = self.walk.ahead.drain(..sure).filter(|scored| relative(scored) >= least).collect();
-        if self.parameters.top_p >= 1.0
-            && let Some(first) = looked_at.first()
-        {
-            return Ok(self.done(first.candidate));
-        }
-        if looked_at.is_empty() {
-            if sure > 0 {
-                return self.walk_on();
+        loop {
+            let frontier = self.walk.frontier.iter().flatten().copied().min_by(|a, b| order(*a, *b));
+            let is_sure = |scored: &Scored| {
+                frontier
+                    .is_none_or(|frontier| order((scored.score, scored.candidate.id), frontier) != Ordering::Greater)
+            };
+            let sure = self.walk.ahead.iter().take_while(|scored| is_sure(scored)).count().min(AHEAD_MAX);
+            let (least, largest) = (self.draw.min_p, f64::from(self.scaled.0));
+            let is_probable = |scored: &Scored| (f64::from(scored.candidate.scaled) - largest).exp() >= least;
+            let looked_at = self.walk.ahead.drain(..sure).filter(is_probable);
+            self.asked.extend(looked_at.map(|scored| (scored, 0.0)));
+            if let Some((first, _)) = self.asked.first()
+                && self.draw.top_p >= 1.0
+            {
+                let chosen = first.candidate;
+                return Ok(self.done(chosen));
             }
-            if frontier.is_none() {
+            if !self.asked.is_empty() {
+                let pair = |(scored, _): &(Scored, f64)| (scored.candidate.scaled, scored.candidate.id);
+                let candidates = self.asked.iter().map(pair).collect();
+                return Ok(self.ask(Query::Ahead { place: self.place, reference: self.scaled.0, candidates }));
+            }
+            if sure == 0 && frontier.is_none() {
                 return Err(SampleError::NoToken);
             }
-            return Ok(self.ask(Query::More { place: self.place }));
+            if sure == 0 {
+                return Ok(self.ask(Query::More { place: self.place }));
+            }
         }
-        let candidates = looked_at.iter().map(|scored| (scored.candidate.scaled, scored.candidate.id)).collect();
-        self.asked = looked_at;
-        Ok(self.ask(Query::Ahead { place: self.place, reference: self.scaled.0, candidates }))
     }
 
     fn done(&self, chosen: Candidate) -> Step {
         let normaliser = f64::from(self.raw.0) + self.raw.1.ln();
         let logprob = |logit: f32| (f64::from(logit) - normaliser) as f32;
-        let mut top_logprobs: Vec<(u32, f32)> = self.top.iter().map(|(id, logit)| (*id, logprob(*logit))).collect();
-        if self.parameters.logprobs > 0 && top_logprobs.iter().all(|(id, _)| *id != chosen.id) {
+        let mut top_logprobs: List<_, _> = self.top.iter().map(|(id, logit)| (*id, logprob(*logit))).collect();
+        if self.draw.logprobs > 0 && top_logprobs.iter().all(|(id, _): &(u32, f32)| *id != chosen.id) {
             top_logprobs.push((chosen.id, logprob(chosen.raw)));
         }
         Step::Done(Chosen { id: chosen.id, top_logprobs, rounds: self.rounds })

@@ -1,5 +1,5 @@
 //! What ranks say to each other to choose a token: little-endian, bounded, broken messages are errors.
-use super::{AHEAD_MAX, CANDIDATES_MORE, SampleError};
+use super::{AHEAD_MAX, CANDIDATES_MORE, List, SampleError};
 use shared::sampling::{LOGPROBS_MAX, TOP_K_MAX};
 
 /// A token that may be chosen.
@@ -22,7 +22,7 @@ pub struct Summary {
     /// Sum of exp(scaled - scaled_max).
     pub(super) scaled_sum: f64,
     /// Most probable raw logits, best first.
-    pub(super) top: Vec<(u32, f32)>,
+    pub(super) top: List<(u32, f32), { LOGPROBS_MAX as usize }>,
     pub(super) candidates: Candidates,
 }
 
@@ -30,12 +30,13 @@ pub struct Summary {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Candidates {
     /// Best first.
-    pub(super) list: Vec<Candidate>,
+    pub(super) list: List<Candidate, CANDIDATES_MORE>,
     /// The slice has no others.
     pub(super) exhausted: bool,
 }
 
 /// What the chooser asks in a further round. `place` is the token's place in the step.
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for every token")]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Query {
     /// How much probability is ahead of each (scaled logit, id), relative to exp(reference)?
@@ -45,7 +46,7 @@ pub enum Query {
         /// Exponents are relative to this.
         reference: f32,
         /// (scaled logit, id)
-        candidates: Vec<(f32, u32)>,
+        candidates: List<(f32, u32), AHEAD_MAX>,
     },
     /// The next candidates in the order of logit + noise.
     More {
@@ -65,9 +66,10 @@ pub enum Query {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer(pub(super) AnswerBody);
 
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for every token")]
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum AnswerBody {
-    Ahead(Vec<f64>),
+    Ahead(List<f64, AHEAD_MAX>),
     Candidates(Candidates),
 }
 
@@ -129,6 +131,14 @@ impl Query {
 }
 
 impl Answer {
+    /// The candidates, if it is those that it brings.
+    pub(super) fn candidates(&self) -> Option<&Candidates> {
+        match &self.0 {
+            AnswerBody::Candidates(candidates) => Some(candidates),
+            AnswerBody::Ahead(_) => None,
+        }
+    }
+
     /// Appends the payload.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match &self.0 {

@@ -12,6 +12,7 @@ pub use message::{Answer, Query, Summary};
 pub use slice::Slice;
 
 use message::Candidate;
+use smallvec::SmallVec;
 
 /// Candidates of a first message where a draw may need any token.
 const CANDIDATES_FIRST: usize = 16;
@@ -19,6 +20,10 @@ const CANDIDATES_FIRST: usize = 16;
 const CANDIDATES_MORE: usize = 64;
 /// Candidates whose place in the order is asked for at once.
 const AHEAD_MAX: usize = 32;
+
+/// A list that needs no heap up to the length that every token's messages have; only a top-k above
+/// [`CANDIDATES_MORE`] goes beyond.
+type List<T, const N: usize> = SmallVec<[T; N]>;
 
 /// Why no token can be chosen.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

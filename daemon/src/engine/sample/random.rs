@@ -1,7 +1,7 @@
 //! Random numbers that are a function of (seed, position, token id) alone: the same on every rank, in any split.
 
 /// Gumbel noise for the tokens of one position (Gumbel-max: the argmax of logit + noise is a draw from the softmax).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Noise {
     base: u64,
 }

@@ -4,10 +4,13 @@ use std::cmp::Ordering;
 use shared::sampling::SamplingParameters;
 
 use super::{
-    CANDIDATES_FIRST, CANDIDATES_MORE, Candidate, SampleError,
+    AHEAD_MAX, CANDIDATES_FIRST, CANDIDATES_MORE, Candidate, List, SampleError,
     message::{Answer, AnswerBody, Candidates, Query, Summary},
     random::Noise,
 };
+
+/// Tokens to look back on that there is room for from the first on; a longer history grows its list by doubling.
+const HISTORY_ROOM: usize = 4096;
 
 /// A rank's slice for one place of a step; keeps its buffers from step to step.
 #[derive(Debug)]
@@ -105,6 +108,7 @@ impl Slice {
         }
         let recent = &history[history.len().saturating_sub(parameters.penalty_last_n as usize)..];
         self.history.clear();
+        self.history.reserve((parameters.penalty_last_n as usize).min(HISTORY_ROOM));
         self.history.extend(recent.iter().copied().filter(|id| own(*id).is_some()));
         self.history.sort_unstable();
         for same in self.history.chunk_by(|a, b| a == b) {
@@ -128,7 +132,7 @@ impl Slice {
 
     /// The next candidates in the order of scaled logit + noise.
     fn more(&mut self, count: usize) -> Candidates {
-        let mut list: Vec<(f64, u32)> = Vec::with_capacity(count + 1);
+        let mut list: List<(f64, u32), { CANDIDATES_MORE + 1 }> = List::new();
         for (index, scaled) in self.scaled.iter().enumerate() {
             let id = self.begin + index as u32;
             let scaled = f64::from(*scaled);
@@ -151,8 +155,8 @@ impl Slice {
     }
 
     /// Probability ahead of each candidate in the order (scaled logit, id), relative to exp(reference).
-    fn ahead(&self, reference: f32, candidates: &[(f32, u32)]) -> Vec<f64> {
-        let mut masses = vec![0.0; candidates.len()];
+    fn ahead(&self, reference: f32, candidates: &[(f32, u32)]) -> List<f64, AHEAD_MAX> {
+        let mut masses = List::from_elem(0.0, candidates.len());
         for (index, scaled) in self.scaled.iter().enumerate() {
             let own = (*scaled, self.begin + index as u32);
             let mass = (f64::from(*scaled) - f64::from(reference)).exp();
@@ -176,8 +180,8 @@ fn exponentials(values: &[f32]) -> (f32, f64) {
 }
 
 /// The `count` best (value, index), best first; -inf is none.
-fn best(values: impl Iterator<Item = f32>, count: usize) -> Vec<(f32, u32)> {
-    let mut list: Vec<(f32, u32)> = Vec::with_capacity(count + 1);
+fn best(values: impl Iterator<Item = f32>, count: usize) -> List<(f32, u32), { CANDIDATES_MORE + 1 }> {
+    let mut list = List::new();
     if count == 0 {
         return list;
     }

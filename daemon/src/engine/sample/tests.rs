@@ -19,8 +19,14 @@ impl Random {
     }
 }
 
-/// Draws over ranks with the given slice lengths, through encoded messages.
-fn draw(p: &SamplingParameters, position: u32, history: &[u32], logits: &[f32], lengths: &[usize]) -> Chosen {
+/// Draws over ranks with the given slice lengths, through encoded messages, with a chooser that has drawn before.
+fn draw(
+    chooser: &mut Chooser,
+    p: &SamplingParameters,
+    (position, history): (u32, &[u32]),
+    logits: &[f32],
+    lengths: &[usize],
+) -> Chosen {
     let mut begin = 0;
     let mut slices = Vec::new();
     let mut summaries = Vec::new();
@@ -38,7 +44,7 @@ fn draw(p: &SamplingParameters, position: u32, history: &[u32], logits: &[f32], 
         begin += length;
     }
     assert_eq!(begin, logits.len());
-    let (mut chooser, mut step) = Chooser::new(3, p, position, summaries).expect("there is a token");
+    let mut step = chooser.begin(3, p, position, summaries.iter()).expect("there is a token");
     loop {
         let query = match step {
             Step::Done(chosen) => return chosen,
@@ -53,7 +59,8 @@ fn draw(p: &SamplingParameters, position: u32, history: &[u32], logits: &[f32], 
             slice.answer(&query).expect("it can be answered").encode(&mut bytes);
             Answer::decode(&bytes).expect("it was encoded")
         };
-        step = chooser.answer(slices.iter_mut().map(answer).collect()).expect("the answers fit");
+        let answers: Vec<Answer> = slices.iter_mut().map(answer).collect();
+        step = chooser.answer(&answers).expect("the answers fit");
     }
 }
 
@@ -109,6 +116,7 @@ fn parameters(change: impl FnOnce(&mut SamplingParameters)) -> SamplingParameter
 fn check(p: &SamplingParameters, vocabulary: usize, draws: u32, width: f32) -> u32 {
     let mut random = Random(u64::from(draws) + vocabulary as u64);
     let mut rounds = 0;
+    let mut chooser = Chooser::default();
     for position in 0..draws {
         let logits: Vec<f32> = (0..vocabulary).map(|_| random.logit(width)).collect();
         let history: Vec<u32> = (0..80).map(|_| (random.next() % vocabulary as u64) as u32).collect();
@@ -118,7 +126,7 @@ fn check(p: &SamplingParameters, vocabulary: usize, draws: u32, width: f32) -> u
             let mut lengths = vec![vocabulary / (world + 1); world];
             lengths[world / 2] = if world > 2 { 0 } else { lengths[world / 2] };
             lengths[0] += vocabulary - lengths.iter().sum::<usize>();
-            let chosen = draw(&p, position, &history, &logits, &lengths);
+            let chosen = draw(&mut chooser, &p, (position, &history), &logits, &lengths);
             assert_eq!(chosen.id, expected, "{world} ranks, position {position}");
             rounds += chosen.rounds;
         }
@@ -156,8 +164,9 @@ fn draws_follow_the_softmax() {
     let p = parameters(|p| p.temperature = 0.9);
     let mut counts = vec![0_f64; logits.len()];
     let draws = 20_000;
+    let mut chooser = Chooser::default();
     for position in 0..draws {
-        counts[draw(&p, position, &[], &logits, &[10, 14]).id as usize] += 1.0;
+        counts[draw(&mut chooser, &p, (position, &[]), &logits, &[10, 14]).id as usize] += 1.0;
     }
     let total: f64 = logits.iter().map(|logit| (f64::from(*logit) / 0.9).exp()).sum();
     let chi_square: f64 = logits
@@ -180,7 +189,7 @@ fn logprobs_are_over_the_whole_vocabulary_before_temperature_bias_and_penalties(
         (p.logprobs, p.temperature) = (5, 2.0);
         p.logit_bias = vec![(3, 100.0)];
     });
-    let chosen = draw(&p, 0, &[], &logits, &[100, 0, 400]);
+    let chosen = draw(&mut Chooser::default(), &p, (0, &[]), &logits, &[100, 0, 400]);
     assert_eq!(chosen.id, 3);
     let normaliser: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum::<f64>().ln();
     assert_eq!(chosen.top_logprobs.len(), 6, "the chosen token is added: it is not among the most probable");
@@ -197,11 +206,11 @@ fn logits_that_are_no_numbers_are_errors_and_minus_infinity_is_never_drawn() {
     let mut slice = Slice::new(10);
     assert_eq!(slice.summary(&p, 0, &[], &[0.0, f32::NAN]), Err(SampleError::NotANumber(11)));
     let none = slice.summary(&p, 0, &[], &[f32::NEG_INFINITY; 4]).expect("no NaN");
-    assert!(matches!(Chooser::new(0, &p, 0, vec![none]), Err(SampleError::NoToken)));
+    assert!(matches!(Chooser::default().begin(0, &p, 0, [none].iter()), Err(SampleError::NoToken)));
     let mut logits = vec![f32::NEG_INFINITY; 64];
     logits[17] = -3.0;
     for position in 0..50 {
-        assert_eq!(draw(&p, position, &[], &logits, &[16, 16, 32]).id, 17);
+        assert_eq!(draw(&mut Chooser::default(), &p, (position, &[]), &logits, &[16, 16, 32]).id, 17);
     }
 }
 
@@ -213,7 +222,7 @@ fn messages_cut_anywhere_are_errors() {
     let mut summary = Vec::new();
     slice.summary(&p, 0, &[], &logits).expect("numbers").encode(&mut summary);
     (0..summary.len()).for_each(|end| assert!(Summary::decode(&summary[..end]).is_err(), "cut at {end}"));
-    let candidates = vec![(1.0, 2), (3.0, 4)];
+    let candidates = [(1.0, 2), (3.0, 4)].into_iter().collect();
     let queries = [
         Query::Ahead { place: 1, reference: 2.0, candidates },
         Query::More { place: 1 },
