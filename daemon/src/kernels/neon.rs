@@ -58,7 +58,7 @@ impl<const DOTPROD: bool, const HIGH: bool> Half<DOTPROD, HIGH> {
 
 impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
     const ROWS: usize = 8;
-    const TILES: &'static [usize] = &[1, 2, 4, 8];
+    const TILES: &'static [usize] = if DOTPROD { &[1, 2, 4, 8, 16] } else { &[1, 2, 4, 8] };
     const SIGNED: bool = true;
     const PREFETCHES: bool = false;
     const UNROLLED: bool = DOTPROD;
@@ -136,6 +136,11 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
         fn add(a: float32x4_t, b: float32x4_t) -> float32x4_t { vaddq_f32(a, b) }
         fn multiply(a: float32x4_t, b: float32x4_t) -> float32x4_t { vmulq_f32(a, b) }
         fn divide(a: float32x4_t, b: float32x4_t) -> float32x4_t { vdivq_f32(a, b) }
+        fn settle(a: float32x4_t) -> float32x4_t {
+            let mut a = a;
+            asm!("/* {0:v} */", inout(vreg) a, options(nomem, nostack, preserves_flags));
+            a
+        }
         fn multiply_add(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t { vfmaq_f32(c, a, b) }
         fn max(a: float32x4_t, b: float32x4_t) -> float32x4_t { vmaxq_f32(a, b) }
         fn power(a: float32x4_t, n: float32x4_t) -> float32x4_t {

@@ -107,6 +107,12 @@ pub(in crate::kernels) trait Lanes: Copy {
     fn multiply(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// Quotient.
     fn divide(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// The same: what is written after it is computed after it, where the compiler would mix up the tokens of a tile until their
+    /// intermediate values do not fit the registers.
+    #[inline(always)]
+    fn settle(self, a: Self::Floats) -> Self::Floats {
+        a
+    }
     /// `a * b + c`, rounded once.
     fn multiply_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     /// The larger one; NaN where `b` is NaN.

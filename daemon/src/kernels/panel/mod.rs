@@ -118,13 +118,13 @@ fn product<L: Lanes, F: Format<L>, const T: usize>(lanes: L, panel: &[u8], x: &[
     }
 }
 
-/// Does something for each of up to 8 tokens without a loop.
+/// Does something for each of up to 16 tokens without a loop.
 macro_rules! unrolled {
     ($count:expr, |$token:ident| $body:expr) => {
-        unrolled!($count, $token, $body, 0 1 2 3 4 5 6 7)
+        unrolled!($count, $token, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
     };
     ($count:expr, $token:ident, $body:expr, $($index:literal)*) => {
-        assert!($count <= 8, "no more tokens are written out");
+        assert!($count <= 16, "no more tokens are written out");
         $(
             if $index < $count {
                 let $token = $index;
@@ -152,7 +152,7 @@ fn add_tokens<L: Lanes, F: Format<L>, const T: usize>(
     }
     let part = F::part(lanes, block, scales, index);
     if L::UNROLLED {
-        unrolled!(T, |token| sums[token] = add_part::<L, F>(lanes, &part, &tokens[token], sums[token]));
+        unrolled!(T, |token| sums[token] = lanes.settle(add_part::<L, F>(lanes, &part, &tokens[token], sums[token])));
     } else {
         for token in 0..T {
             sums[token] = add_part::<L, F>(lanes, &part, &tokens[token], sums[token]);
