@@ -54,7 +54,7 @@ pub(super) struct Assignment {
     /// tpN; pp and dp are refused by name in this version [default: tp with all nodes]
     #[arg(long, value_parser = layout)]
     pub(super) topology: Option<Layout>,
-    /// Format of the KV cache: f32 or f16
+    /// Format of the KV cache: f16, q8_0 or f32
     #[arg(long, default_value = "f16", value_parser = <KvFormat as std::str::FromStr>::from_str)]
     kv: KvFormat,
     /// Format of the partial sums between nodes: f32 or q80
