@@ -28,6 +28,7 @@ impl Lanes for Avx2 {
     const SIGNED: bool = true;
     const PREFETCHES: bool = true;
     const UNROLLED: bool = false;
+    const SUMS: usize = 8;
     const HAS_DOT: bool = false;
     type Levels = __m256i;
     type Ints = __m256i;
@@ -78,6 +79,16 @@ impl Lanes for Avx2 {
         fn divide(a: __m256, b: __m256) -> __m256 { _mm256_div_ps(a, b) }
         fn multiply_add(a: __m256, b: __m256, c: __m256) -> __m256 { _mm256_fmadd_ps(a, b, c) }
         fn max(a: __m256, b: __m256) -> __m256 { _mm256_max_ps(a, b) }
+        fn total(a: __m256) -> f32 {
+            let four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+        fn largest(a: __m256) -> f32 {
+            let four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        }
         fn power(a: __m256, n: __m256) -> __m256 {
             let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(n));
             _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponent))

@@ -32,6 +32,7 @@ impl Lanes for Avx512 {
     const SIGNED: bool = false;
     const PREFETCHES: bool = true;
     const UNROLLED: bool = false;
+    const SUMS: usize = 16;
     const HAS_DOT: bool = true;
     type Levels = __m512i;
     type Ints = __m512i;
@@ -82,6 +83,8 @@ impl Lanes for Avx512 {
         fn divide(a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
         fn multiply_add(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
         fn max(a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
+        fn total(a: __m512) -> f32 { _mm512_reduce_add_ps(a) }
+        fn largest(a: __m512) -> f32 { _mm512_reduce_max_ps(a) }
         fn power(a: __m512, n: __m512) -> __m512 {
             let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(n));
             _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), exponent))

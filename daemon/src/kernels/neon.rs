@@ -62,6 +62,7 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
     const SIGNED: bool = true;
     const PREFETCHES: bool = false;
     const UNROLLED: bool = DOTPROD;
+    const SUMS: usize = 16;
     const HAS_DOT: bool = DOTPROD;
     type Levels = uint8x16_t;
     type Ints = int32x4_t;
@@ -143,6 +144,8 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
         }
         fn multiply_add(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t { vfmaq_f32(c, a, b) }
         fn max(a: float32x4_t, b: float32x4_t) -> float32x4_t { vmaxq_f32(a, b) }
+        fn total(a: float32x4_t) -> f32 { vaddvq_f32(a) }
+        fn largest(a: float32x4_t) -> f32 { vmaxvq_f32(a) }
         fn power(a: float32x4_t, n: float32x4_t) -> float32x4_t {
             let exponent = vshlq_n_s32::<23>(vreinterpretq_s32_f32(n));
             vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a), exponent))

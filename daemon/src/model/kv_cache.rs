@@ -79,8 +79,8 @@ impl KvCache {
 
     fn range(&self, place: Place, is_value: bool) -> Range<usize> {
         let bytes = KV_BLOCK_LENGTH * self.format.head_bytes(self.head_length);
-        let half = 2 * place.layer + usize::from(is_value);
-        let number = (half * self.blocks + place.block as usize) * self.head_count_kv + place.head;
+        let head = place.layer * self.head_count_kv + place.head;
+        let number = 2 * (head * self.blocks + place.block as usize) + usize::from(is_value);
         number * bytes..(number + 1) * bytes
     }
 

@@ -69,26 +69,11 @@ pub(in crate::kernels) fn rms_norm<L: Lanes>(lanes: L, x: &[f32], weight: &[f32]
             *sum = lanes.multiply_add(x, x, *sum);
         }
     }
-    let mean = (total(lanes, lanes.add(sums[0], sums[1])) + rest) / x.len() as f32;
+    let mean = (lanes.total(lanes.add(sums[0], sums[1])) + rest) / x.len() as f32;
     let inverse = 1.0 / (mean + epsilon).sqrt();
     for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
         *out = x * inverse * weight;
     }
-}
-
-/// Sum of all lanes.
-#[inline(always)]
-fn total<L: Lanes>(lanes: L, values: L::Floats) -> f32 {
-    let mut all = [0.0; 16];
-    lanes.store(values, &mut all);
-    let mut count = L::ROWS;
-    while count > 1 {
-        count /= 2;
-        for index in 0..count {
-            all[index] += all[index + count];
-        }
-    }
-    all[0]
 }
 
 /// Merges one block of the KV cache into the state of all query heads that read it.
@@ -260,9 +245,7 @@ fn soften<L: Lanes>(lanes: L, weights: &mut [f32; POSITIONS], largest: &mut f32,
     for register in 1..registers {
         most = lanes.max(most, lanes.load(&weights[register * L::ROWS..]));
     }
-    let mut all = [f32::NEG_INFINITY; 16];
-    lanes.store(most, &mut all);
-    let most = all.iter().fold(f32::NEG_INFINITY, |most, score| most.max(*score));
+    let most = lanes.largest(most);
     if most > *largest {
         let shrink = (*largest - most).exp();
         out.iter_mut().for_each(|value| *value *= shrink);
@@ -276,8 +259,11 @@ fn soften<L: Lanes>(lanes: L, weights: &mut [f32; POSITIONS], largest: &mut f32,
         lanes.store(weight, &mut weights[register * L::ROWS..]);
         sums = lanes.add(sums, weight);
     }
-    *sum += total(lanes, sums);
+    *sum += lanes.total(sums);
 }
+
+/// Groups of columns with a scale that are summed at once at most.
+const GROUPS: usize = 4;
 
 /// Adds values `[32, length]` times weights to `out` `[H, length]`; scales are `[length / 32, 32]`.
 #[inline(always)]
@@ -289,53 +275,43 @@ fn accumulate<L: Lanes, S: Stored, const H: usize>(
     length: usize,
     out: &mut [f32],
 ) {
-    let whole = length / L::ROWS * L::ROWS;
-    let of_group = |column: usize| &scales[column / SCALED * POSITIONS..];
-    let mut weights = *weights;
-    let plain = weights;
+    let mut of_groups = [*weights; GROUPS];
     let mut column = 0;
-    while column < whole {
+    while column < length {
         if S::SCALED {
-            weights = scaled(lanes, &plain, of_group(column));
+            let groups = scales.chunks_exact(POSITIONS).skip(column / SCALED);
+            for (scaled, scales) in of_groups.iter_mut().zip(groups) {
+                scale(lanes, weights, scales, scaled);
+            }
         }
-        for column in column..(column + 2 * L::ROWS).min(whole) {
-            ask_for::<L, S>(lanes, next, column);
-        }
-        // Two registers a head where they are there; they are in the same group.
-        if column + 2 * L::ROWS <= whole {
-            accumulate_columns::<L, S, H, 2>(lanes, values, &weights, count, length, column, out);
-            column += 2 * L::ROWS;
-        } else {
-            accumulate_columns::<L, S, H, 1>(lanes, values, &weights, count, length, column, out);
-            column += L::ROWS;
-        }
-    }
-    if whole == length {
-        return;
-    }
-    if S::SCALED {
-        weights = scaled(lanes, &plain, of_group(whole));
+        // As many columns as their sums fit the registers: the values are read once, in their order.
+        let at = (&of_groups, count, length, column);
+        column += L::ROWS
+            * match (length - column) / L::ROWS {
+                8.. if H * 8 <= L::SUMS => accumulate_columns::<L, S, H, 8>(lanes, (values, next), at, out),
+                4.. if H * 4 <= L::SUMS => accumulate_columns::<L, S, H, 4>(lanes, (values, next), at, out),
+                2.. => accumulate_columns::<L, S, H, 2>(lanes, (values, next), at, out),
+                1 => accumulate_columns::<L, S, H, 1>(lanes, (values, next), at, out),
+                _ => break,
+            };
     }
     for (position, values) in values.chunks_exact(length).take(count).enumerate() {
-        for (head, weights) in weights.iter().enumerate() {
-            for column in whole..length {
+        for (head, weights) in of_groups[0].iter().enumerate() {
+            for column in column..length {
                 out[head * length + column] += weights[position] * values[column].value();
             }
         }
     }
 }
 
-/// `N` registers of columns from `column` on.
+/// `N` registers of columns from `column` on; returns `N`.
 #[inline(always)]
 fn accumulate_columns<L: Lanes, S: Stored, const H: usize, const N: usize>(
     lanes: L,
-    values: &[S],
-    weights: &[[f32; POSITIONS]; H],
-    count: usize,
-    length: usize,
-    column: usize,
+    (values, next): (&[S], &[u8]),
+    (weights, count, length, column): (&[[[f32; POSITIONS]; H]; GROUPS], usize, usize, usize),
     out: &mut [f32],
-) {
+) -> usize {
     let mut sums = [[lanes.splat(0.0); N]; H];
     for head in 0..H {
         for register in 0..N {
@@ -343,12 +319,17 @@ fn accumulate_columns<L: Lanes, S: Stored, const H: usize, const N: usize>(
         }
     }
     let count = count.min(POSITIONS);
+    let asked_for = if next.is_empty() { 0 } else { N * L::ROWS * size_of::<S>() };
     for (position, values) in values.chunks_exact(length).enumerate().take(count) {
+        for line in (0..asked_for).step_by(64) {
+            lanes.prefetch(next.as_ptr().wrapping_add((position * length + column) * size_of::<S>() + line));
+        }
         let values = &values[column..column + N * L::ROWS];
         for register in 0..N {
             let values = S::load(lanes, &values[register * L::ROWS..(register + 1) * L::ROWS]);
+            let group = if S::SCALED { register * L::ROWS / SCALED } else { 0 };
             for head in 0..H {
-                let weight = lanes.splat(weights[head][position % POSITIONS]);
+                let weight = lanes.splat(weights[group][head][position % POSITIONS]);
                 sums[head][register] = lanes.multiply_add(values, weight, sums[head][register]);
             }
         }
@@ -358,16 +339,17 @@ fn accumulate_columns<L: Lanes, S: Stored, const H: usize, const N: usize>(
             lanes.store(sums[head][register], &mut out[head * length + column + register * L::ROWS..]);
         }
     }
+    N
 }
 
 /// Weights times the scales of the positions.
 #[inline(always)]
-fn scaled<L: Lanes, const H: usize>(
+fn scale<L: Lanes, const H: usize>(
     lanes: L,
     weights: &[[f32; POSITIONS]; H],
     scales: &[u16],
-) -> [[f32; POSITIONS]; H] {
-    let mut out = [[0.0; POSITIONS]; H];
+    out: &mut [[f32; POSITIONS]; H],
+) {
     for register in 0..POSITIONS / L::ROWS {
         let at = register * L::ROWS;
         let scales = u16::load(lanes, &scales[at..at + L::ROWS]);
@@ -375,7 +357,6 @@ fn scaled<L: Lanes, const H: usize>(
             lanes.store(lanes.multiply(lanes.load(&weights[head][at..]), scales), &mut out[head][at..]);
         }
     }
-    out
 }
 
 /// Reads bytes as `streams` streams side by side and does nothing else; returns something of all of them.
@@ -426,7 +407,7 @@ pub(in crate::kernels) fn peak<L: Lanes>(lanes: L, rounds: usize) -> (usize, f32
     }
     let mut all = 0.0;
     for sum in sums {
-        all += total(lanes, lanes.convert(sum));
+        all += lanes.total(lanes.convert(sum));
     }
     (PEAK_CHAINS * 16 * L::ROWS, all)
 }

@@ -11,6 +11,8 @@ pub(in crate::kernels) trait Lanes: Copy {
     const TILES: &'static [usize];
     /// Whether `dot` takes levels as signed bytes; if not, they are unsigned ones.
     const SIGNED: bool;
+    /// Sums of floats that fit the registers beside what is added to them.
+    const SUMS: usize;
     /// Whether one instruction multiplies four columns and adds them to a sum.
     const HAS_DOT: bool;
     /// Whether the tokens of a tile are written out: the compiler does not unroll loops of assembly, and the sums of a loop are
@@ -117,6 +119,10 @@ pub(in crate::kernels) trait Lanes: Copy {
     fn multiply_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     /// The larger one; NaN where `b` is NaN.
     fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// Sum of all lanes.
+    fn total(self, a: Self::Floats) -> f32;
+    /// The largest lane; anything where one is NaN.
+    fn largest(self, a: Self::Floats) -> f32;
     /// `a` times two to the power of the low bits of `n`.
     fn power(self, a: Self::Floats, n: Self::Floats) -> Self::Floats;
 }

@@ -28,6 +28,7 @@ where
     const SIGNED: bool = A::SIGNED;
     const PREFETCHES: bool = A::PREFETCHES;
     const UNROLLED: bool = A::UNROLLED;
+    const SUMS: usize = A::SUMS / 2;
     const HAS_DOT: bool = A::HAS_DOT;
     type Levels = Two<A::Levels, B::Levels>;
     type Ints = Two<A::Ints, B::Ints>;
@@ -70,6 +71,16 @@ where
     #[inline(always)]
     fn lookup(self, table: &[u8; 16], a: Self::Levels) -> Self::Levels {
         Two(self.0.lookup(table, a.0), self.1.lookup(table, a.1))
+    }
+
+    #[inline(always)]
+    fn total(self, a: Self::Floats) -> f32 {
+        self.0.total(a.0) + self.1.total(a.1)
+    }
+
+    #[inline(always)]
+    fn largest(self, a: Self::Floats) -> f32 {
+        self.0.largest(a.0).max(self.1.largest(a.1))
     }
 
     #[inline(always)]
