@@ -1,10 +1,13 @@
 //! `console bench`: measures nodes, or this machine by the brambled beside the console, with real work.
-use std::{io::IsTerminal, path::Path, process::Stdio, sync::Arc};
+use std::{io::IsTerminal, path::Path, process::Stdio, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};
 use shared::{
-    protocol::bench::{BENCH_OUTPUT_BYTES_MAX, Bench},
+    protocol::{
+        bench::{BENCH_OUTPUT_BYTES_MAX, Bench},
+        error::Fault,
+    },
     telemetry::{
         BenchFound, BenchProgress, KernelBench, NodeBench,
         bench::{kernels_table, node_table},
@@ -14,11 +17,15 @@ use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, BufReader},
     process::Command,
     task::JoinSet,
+    time::{Instant, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, brambled, interrupts::Interrupts, options, output};
-use crate::client::{bench::bench, session::Session, with_port};
+use super::{Failure, brambled, exclude::find, interrupts::Interrupts, options, output};
+use crate::client::{assign::report, bench::bench, cluster::Cluster, session::Session, with_port};
+
+/// A node that was taken out must hold nothing within this.
+const SETTLE: Duration = Duration::from_secs(5);
 
 /// What one machine answered.
 #[derive(Debug, Default)]
@@ -33,6 +40,10 @@ struct Answer {
 /// Runs the command. The first signal cancels what runs, the second ends it at once.
 pub(super) async fn run(options: options::Bench) -> Result<u8, Failure> {
     let nodes: Vec<String> = if options.local { Vec::new() } else { options.nodes.clone() };
+    if nodes.is_empty() && !options.only.is_empty() {
+        let message = "no nodes named to find these among".into();
+        return Err(Failure::Usage { message, next: "add --nodes A,B,.. or set BRAMBLE_NODES" });
+    }
     let benches: Arc<Vec<Bench>> = Arc::new(options.benches(!nodes.is_empty()));
     for bench in benches.iter() {
         let usage = |message: String| Failure::Usage { message, next: "console bench --help" };
@@ -45,6 +56,7 @@ pub(super) async fn run(options: options::Bench) -> Result<u8, Failure> {
         let code = finish(options.json, vec![answer]);
         return Ok(code);
     }
+    let nodes = interrupts.end(which(&nodes, &options.only)).await?;
     let cancel = CancellationToken::new();
     let asking = ask_all(&nodes, &benches, &options, &cancel);
     tokio::pin!(asking);
@@ -66,6 +78,16 @@ pub(super) async fn run(options: options::Bench) -> Result<u8, Failure> {
     }
 }
 
+/// Addresses of the nodes that were named by name or address; without any of all.
+async fn which(nodes: &[String], only: &[String]) -> Result<Vec<String>, Failure> {
+    let addresses: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
+    if only.is_empty() {
+        return Ok(addresses);
+    }
+    let cluster = Cluster::dial(&addresses).await;
+    only.iter().map(|who| find(&cluster, who).map(|index| addresses[index].clone())).collect()
+}
+
 /// One node after the other, or all at once; in both cases in the order in which they were named.
 async fn ask_all(
     nodes: &[String],
@@ -73,7 +95,7 @@ async fn ask_all(
     options: &options::Bench,
     cancel: &CancellationToken,
 ) -> Vec<Answer> {
-    let ask = |node: &String| of_node(with_port(node), Arc::clone(benches), cancel.clone());
+    let ask = |node: &String| of_node(node.clone(), Arc::clone(benches), cancel.clone());
     let mut answers = Vec::new();
     if options.parallel {
         let mut asked = JoinSet::new();
@@ -101,6 +123,9 @@ async fn of_node(address: String, benches: Arc<Vec<Bench>>, cancel: Cancellation
         Err(fault) => return Answer { failure: Some(fault.into()), ..answer },
     };
     answer.name.clone_from(&session.identity.name);
+    if let Err(fault) = settled(&session).await {
+        return Answer { failure: Some(fault.into()), ..answer };
+    }
     let tell = |progress: &BenchProgress| tell(&session.identity.name, progress);
     for wanted in benches.iter() {
         match bench(&session, wanted.clone(), &tell, &cancel).await {
@@ -109,6 +134,19 @@ async fn of_node(address: String, benches: Arc<Vec<Bench>>, cancel: Cancellation
         }
     }
     answer
+}
+
+/// A node that was taken out a moment ago lets its shard go when the others do: that is waited for.
+async fn settled(session: &Session) -> Result<(), Fault> {
+    let deadline = Instant::now() + SETTLE;
+    loop {
+        let report = report(session).await?;
+        let is_out = report.exclusions.of(&report.name, &session.address).is_some();
+        if !is_out || report.topology.is_none() || Instant::now() > deadline {
+            return Ok(());
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
 }
 
 /// This machine, without a daemon.

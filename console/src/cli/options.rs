@@ -170,6 +170,9 @@ pub(super) const DEMO_NODES_MAX: u16 = 8;
 /// Options of `console bench`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Bench {
+    /// Measure only these, by name or address [default: all]
+    #[arg(value_name = "NODE", conflicts_with = "local")]
+    pub(super) only: Vec<String>,
     /// Nodes as ADDRESS[:PORT], measured one after the other; each must be idle [default: this machine, without a daemon]
     #[arg(long, value_delimiter = ',', env = "BRAMBLE_NODES", value_name = "A,B,..", value_parser = node)]
     pub(super) nodes: Vec<String>,

@@ -54,3 +54,46 @@ pub async fn bench(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use shared::protocol::{bench::BenchKernels, error::Loss};
+
+    use super::*;
+    use crate::client::fake_node::{FakeNode, Script};
+
+    fn request() -> Bench {
+        let names = Vec::new;
+        Bench::Kernels(BenchKernels {
+            model: None,
+            threads: 1,
+            formats: names(),
+            tables: names(),
+            tokens: Vec::new(),
+            rows: 16,
+            columns: 256,
+            repeats: 1,
+        })
+    }
+
+    async fn asked(script: Script) -> (Vec<String>, Result<BenchFound, Fault>) {
+        let node = FakeNode::start("pi1", script).await;
+        let session = Session::open(&node.address).await.expect("it listens");
+        let told = Mutex::new(Vec::new());
+        let tell = |progress: &BenchProgress| told.lock().expect("nobody panics").push(progress.to_string());
+        let result = bench(&session, request(), &tell, &CancellationToken::new()).await;
+        (told.into_inner().expect("nobody panics"), result)
+    }
+
+    #[tokio::test]
+    async fn progress_is_told_before_what_was_found_and_a_node_that_hangs_is_lost() {
+        let (told, found) = asked(Script::default()).await;
+        assert_eq!(told, ["1/1 Q4_0 of scalar"]);
+        assert!(matches!(found, Ok(BenchFound::Kernels(_))), "{found:?}");
+        let (told, found) = asked(Script { is_mute: true, ..Script::default() }).await;
+        let lost = Fault::new("pi1", FaultKind::NodeLost { how: Loss::Silent });
+        assert_eq!((told.len(), found), (0, Err(lost)));
+    }
+}
