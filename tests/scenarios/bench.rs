@@ -1,8 +1,13 @@
 //! Measuring: nodes by their daemons, this machine without one; what ends a bench, and that it leaves nothing behind.
-use std::{fs, path::Path, process::Child};
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command},
+};
 
-use harness::programs::{
-    Cluster, DEEP, console, deep_models, demo_models, finish, programs, root, spawn_console, wait_until,
+use harness::{
+    programs::{Cluster, DEEP, console, deep_models, demo_models, finish, programs, root, spawn_console, wait_until},
+    terminal::Terminal,
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -191,9 +196,16 @@ fn this_machine_is_measured_without_a_daemon() {
     console(&["bench", "pi1", "--kernels", "--json"]).assert_error(2, "usage", &["no nodes"]);
     let missing = console(&[&["bench", "--model", "none.gguf", "--json"], SMALL].concat());
     missing.assert_error(1, "failed", &["none.gguf"]);
+    // Who watches sees what goes on.
+    let mut watched = Command::new(programs().join("console"));
+    watched.args(["bench", "--local", "--model", file]).args(SMALL);
+    let mut terminal = Terminal::run(watched, 120, 40);
+    terminal.wait_for(" prefill of 128 tokens");
+    terminal.wait_for("registers alone");
+    assert_eq!(terminal.ended(), Some(0));
     // Both programs print the same table, and brambled tells of its progress where it is asked to.
     let text = console(&[&["bench", "--model", file], SMALL].concat()).out;
-    let mut brambled = std::process::Command::new(programs().join("brambled"));
+    let mut brambled = Command::new(programs().join("brambled"));
     brambled.args(["bench", "node", "--model", file, "--progress"]).args(&SMALL[..6]);
     let output = brambled.output().expect("brambled runs");
     let words = |text: &str| {

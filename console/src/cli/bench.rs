@@ -53,8 +53,8 @@ pub(super) async fn run(options: options::Bench) -> Result<u8, Failure> {
     if nodes.is_empty() {
         // What is dropped where it stands kills its child.
         let answer = interrupts.end(here(&options, &benches)).await?;
-        let code = finish(options.json, vec![answer]);
-        return Ok(code);
+        show(options.json, &answer);
+        return Ok(finish(options.json, &[answer]));
     }
     let nodes = interrupts.end(which(&nodes, &options.only)).await?;
     let cancel = CancellationToken::new();
@@ -74,7 +74,7 @@ pub(super) async fn run(options: options::Bench) -> Result<u8, Failure> {
     };
     match interrupted {
         Some(code) => Err(Failure::Interrupted { code }),
-        None => Ok(finish(options.json, answers)),
+        None => Ok(finish(options.json, &answers)),
     }
 }
 
@@ -106,11 +106,15 @@ async fn ask_all(
         let mut found = asked.join_all().await;
         found.sort_by_key(|(index, _)| *index);
         answers.extend(found.into_iter().map(|(_, answer)| answer));
+        answers.iter().for_each(|answer| show(options.json, answer));
     } else {
         for node in nodes {
-            if !cancel.is_cancelled() {
-                answers.push(ask(node).await);
+            let answer = ask(node).await;
+            if cancel.is_cancelled() {
+                break;
             }
+            show(options.json, &answer);
+            answers.push(answer);
         }
     }
     answers
@@ -232,22 +236,21 @@ impl Answer {
     }
 }
 
-/// Prints all answers; returns the exit code.
-fn finish(json: bool, answers: Vec<Answer>) -> u8 {
+/// Prints an answer as soon as it is there; JSON waits for all of them.
+fn show(json: bool, answer: &Answer) {
+    if !json {
+        output::line(&output::clean(&answer.lines().join("\n")));
+    }
+    if let Some(failure) = &answer.failure {
+        failure.report(false);
+    }
+}
+
+/// Prints all answers as JSON; returns the exit code, which is that of the first failure.
+fn finish(json: bool, answers: &[Answer]) -> u8 {
     if json {
         let list: Vec<Value> = answers.iter().map(Answer::object).collect();
         output::line(&json!({"nodes": list}).to_string());
     }
-    let mut code = 0;
-    for (index, answer) in answers.into_iter().enumerate() {
-        if !json {
-            let gap = if index > 0 { "\n" } else { "" };
-            output::line(&format!("{gap}{}", output::clean(&answer.lines().join("\n"))));
-        }
-        if let Some(failure) = answer.failure {
-            failure.report(false);
-            code = if code == 0 { failure.code() } else { code };
-        }
-    }
-    code
+    answers.iter().find_map(|answer| answer.failure.as_ref()).map_or(0, Failure::code)
 }

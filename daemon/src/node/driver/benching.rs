@@ -44,6 +44,7 @@ const REASON_MAX: usize = 500;
 /// A bench under way, or one that is being killed.
 #[derive(Debug)]
 pub(super) struct Benching {
+    pub(super) key: BenchKey,
     cancel: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -93,7 +94,7 @@ impl Driver {
             tracing::info!(ok = result.is_ok(), "bench ended");
             let _ = job.inputs.send(Input::Event(Event::BenchEnded(key, result))).await;
         });
-        self.benching = Some(Benching { cancel, task });
+        self.benching = Some(Benching { key, cancel, task });
     }
 }
 

@@ -307,8 +307,8 @@ impl Driver {
             Effect::Watch { session, id, interval } => self.watch(session, id, interval).await,
             Effect::Identify { session, id, model } => self.identify(session, id, model),
             Effect::Bench(key, bench) => self.bench(key, *bench),
-            Effect::StopBench(_) => {
-                if let Some(benching) = &self.benching {
+            Effect::StopBench(key) => {
+                if let Some(benching) = self.benching.as_ref().filter(|benching| benching.key == key) {
                     benching.stop();
                 }
             }
