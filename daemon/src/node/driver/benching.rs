@@ -69,6 +69,7 @@ struct Job {
     bench: Arc<Bench>,
     key: BenchKey,
     inputs: Sender<Input>,
+    patience: Duration,
 }
 
 impl Driver {
@@ -80,6 +81,7 @@ impl Driver {
             bench: Arc::new(bench),
             key,
             inputs: self.around.inputs.clone(),
+            patience: Duration::from_secs(u64::from(BENCH_SECONDS_MAX)),
         };
         let (cancelled, before) = (cancel.clone(), self.benching.take());
         let task = tokio::spawn(async move {
@@ -105,17 +107,23 @@ impl Job {
         let model = model.unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() }))?;
         let mut child = spawn(&self.bench, model.as_deref())?;
         tracing::info!(model = self.bench.model(), pid = child.id(), "bench begins");
-        let patience = Duration::from_secs(u64::from(BENCH_SECONDS_MAX));
+        self.see_through(&mut child, cancelled).await
+    }
+
+    /// Listens to the process until it ends, is no longer wanted or takes too long; it is gone afterwards.
+    async fn see_through(&self, child: &mut Child, cancelled: &CancellationToken) -> Result<BenchFound, FaultKind> {
         let ended = tokio::select! {
             () = cancelled.cancelled() => None,
-            ended = timeout(patience, self.listen(&mut child)) => Some(ended),
+            ended = timeout(self.patience, self.listen(child)) => Some(ended),
         };
         // One that ended by itself is past killing.
         let _ = child.start_kill();
         let _ = child.wait().await;
         match ended {
             Some(Ok(result)) => result,
-            Some(Err(_)) => Err(FaultKind::Timeout { what: "the bench".into(), seconds: BENCH_SECONDS_MAX }),
+            Some(Err(_)) => {
+                Err(FaultKind::Timeout { what: "the bench".into(), seconds: self.patience.as_secs() as u32 })
+            }
             None => Err(FaultKind::BenchFailed { reason: "it was cancelled".into() }),
         }
     }
@@ -230,4 +238,89 @@ fn kernel_bytes(products: &BenchKernels, file: Option<&GgufFile>) -> u64 {
     };
     let each: Vec<u64> = BlockFormat::ALL.into_iter().filter(asked).map(bytes).collect();
     each.iter().sum::<u64>() + each.iter().max().copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::telemetry::BenchProgress;
+    use tokio::sync::mpsc::channel;
+
+    use super::*;
+    use crate::config::Arguments;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn kernels(rows: u32, formats: &[&str]) -> BenchKernels {
+        BenchKernels {
+            model: None,
+            threads: 1,
+            formats: formats.iter().map(|format| (*format).to_owned()).collect(),
+            tables: Vec::new(),
+            tokens: Vec::new(),
+            rows,
+            columns: 256,
+            repeats: 1,
+        }
+    }
+
+    /// What comes of a process that a shell is; it is gone afterwards.
+    async fn seen(
+        script: &str,
+        patience: Duration,
+        cancels: bool,
+    ) -> (Vec<BenchProgress>, Result<BenchFound, FaultKind>) {
+        let (inputs, mut told) = channel(64);
+        let config = Config::load(Arguments::default()).expect("defaults are settings");
+        let bench = Arc::new(Bench::Kernels(kernels(1, &[])));
+        let kernels = Kernels::choose(None).expect("there is one");
+        let job = Job { config: config.into(), kernels, bench, key: BenchKey(1), inputs, patience };
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = shell.spawn().expect("there is a shell");
+        let cancelled = CancellationToken::new();
+        if cancels {
+            cancelled.cancel();
+        }
+        let result = job.see_through(&mut child, &cancelled).await;
+        assert!(matches!(child.try_wait(), Ok(Some(_))), "it is gone");
+        let mut progress = Vec::new();
+        while let Ok(Input::Event(Event::BenchProgress(BenchKey(1), one))) = told.try_recv() {
+            progress.push(one);
+        }
+        (progress, result)
+    }
+
+    #[tokio::test]
+    async fn a_process_is_listened_to_and_its_failure_is_told_in_its_words() {
+        let works = "echo '1/2 one' >&2; echo aside >&2; echo '2/2 two' >&2; echo '{\"threads\":3,\"tables\":[]}'";
+        let (progress, found) = seen(works, LONG, false).await;
+        assert_eq!(progress.iter().map(|one| one.what.as_str()).collect::<Vec<_>>(), ["one", "two"]);
+        assert!(matches!(found, Ok(BenchFound::Kernels(found)) if found.threads == 3));
+        let failed = |result| match result {
+            Err(FaultKind::BenchFailed { reason }) => reason,
+            other => panic!("{other:?}"),
+        };
+        let (_, result) = seen("echo 'brambled: cannot use m.gguf' >&2; exit 1", LONG, false).await;
+        assert_eq!(failed(result), "cannot use m.gguf");
+        let (_, result) = seen("kill -9 $$", LONG, false).await;
+        assert!(failed(result).contains("signal: 9"));
+        let (_, result) = seen("echo hello", LONG, false).await;
+        assert!(failed(result).contains("something else"));
+    }
+
+    #[tokio::test]
+    async fn a_process_that_takes_too_long_or_is_not_wanted_is_killed() {
+        let (_, late) = seen("exec sleep 60", Duration::from_millis(20), false).await;
+        assert!(matches!(late, Err(FaultKind::Timeout { .. })), "{late:?}");
+        let (_, cancelled) = seen("exec sleep 60", LONG, true).await;
+        assert!(matches!(cancelled, Err(FaultKind::BenchFailed { .. })), "{cancelled:?}");
+    }
+
+    #[test]
+    fn the_memory_of_made_up_matrices_counts_each_and_the_largest_twice() {
+        // Rows of 256 weights: 144 bytes of Q4_0, 272 of Q8_0.
+        assert_eq!(kernel_bytes(&kernels(10, &["q4_0", "Q8_0"]), None), 1440 + 2720 + 2720);
+        assert_eq!(kernel_bytes(&kernels(10, &["Q4_0"]), None), 2 * 1440);
+        assert!(kernel_bytes(&kernels(10, &[]), None) > 10 * 2 * 1024, "F32 among them");
+    }
 }
