@@ -111,6 +111,9 @@ within 5 "a status text" is_not StatusText ""
 within 15 "port 9999 answers" answers
 ctr console status --nodes 127.0.0.1
 
+step "bench as a child of the unit"
+ctr console bench --nodes 127.0.0.1 --model bard-q8_0.gguf --read-mib 16 --repeats 1 || fail "console bench"
+
 step "generate with the demo model"
 ctr console generate --nodes 127.0.0.1 --model bard-q8_0.gguf --prompt ROMEO: --max-tokens 8 --temperature 0
 within 5 "the status text names the shard" sh -c "$(declare -f property ctr); init=$init; property StatusText | grep bard >/dev/null"

@@ -26,6 +26,9 @@ fn run() -> anyhow::Result<i32> {
     let forced = std::env::var("BRAMBLE_KERNELS").ok();
     let kernels = Kernels::choose(forced.as_deref())?;
     if let Some(command) = arguments.command {
+        if arguments.exit_with_parent {
+            bench::end_with_parent();
+        }
         return bench::run(command, kernels).map(|()| 0);
     }
     let config = Config::load(arguments.clone())?;

@@ -147,11 +147,11 @@ fn a_peer_of_another_version_or_another_kind_is_named() {
     let version = |nodes: &str| console(&["generate", "--nodes", nodes, "--model", "m", "--prompt", "x", "--json"]);
     let mut newer = b"BRAMBLE\n".to_vec();
     newer.extend([7, 0, 9, 0, 0, 0, 0, 0]);
-    version(&answering(newer)).assert_error(4, "wire_version", &["7 to 9", "1 to 1"]);
+    version(&answering(newer)).assert_error(4, "wire_version", &["7 to 9", "2 to 2"]);
     let web = b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec();
     version(&answering(web)).assert_error(3, "not_bramble", &["127.0.0.1"]);
     let mut sealed = b"BRAMBLE\n".to_vec();
-    sealed.extend([1, 0, 1, 0, 5, 0, 0, 0]);
+    sealed.extend([2, 0, 2, 0, 5, 0, 0, 0]);
     version(&answering(sealed)).assert_error(4, "security_mode", &["5"]);
 }
 
@@ -161,7 +161,7 @@ fn garbage_on_the_port_harms_nobody() {
     let mut seed = 1_u64;
     for round in 0..200_usize {
         let mut stream = std::net::TcpStream::connect(&cluster.addresses[0]).expect("the daemon accepts");
-        let mut bytes = b"BRAMBLE\n\x01\0\x01\0\0\0\0\0".to_vec();
+        let mut bytes = b"BRAMBLE\n\x02\0\x02\0\0\0\0\0".to_vec();
         bytes.truncate(round % 17);
         for _ in 0..round {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

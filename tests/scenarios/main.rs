@@ -2,6 +2,8 @@
 
 // Bad input gets one clear error and the daemons stay up.
 mod bad_input;
+// Measuring nodes and this machine.
+mod bench;
 // The dashboard in a real terminal.
 mod dashboard;
 // The demo: daemons, one text or the dashboard, nothing left behind.

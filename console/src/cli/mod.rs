@@ -1,4 +1,6 @@
 //! The command line: one file per command. Every command works without a screen and has --json where it reads something.
+mod bench;
+mod brambled;
 mod confirm;
 mod dashboard;
 mod demo;
@@ -45,6 +47,8 @@ struct Arguments {
 /// Commands; without one the dashboard opens.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Measure nodes, or this machine: read bandwidth, load, prefill, decode, memory, kernels
+    Bench(options::Bench),
     /// Start daemons on this machine, assign a topology and open the dashboard (or print a text, without a terminal)
     Demo(options::Demo),
     /// Take a node out, with a reason; what runs is assigned anew on the rest
@@ -64,6 +68,7 @@ enum Command {
 impl Arguments {
     fn json(&self) -> bool {
         match &self.command {
+            Some(Command::Bench(bench)) => bench.json,
             Some(Command::Demo(demo)) => demo.json,
             Some(Command::Exclude(exclude)) => exclude.change.json,
             Some(Command::Generate(generate)) => generate.json,
@@ -111,6 +116,7 @@ pub fn run() -> ExitCode {
 
 async fn execute(arguments: Arguments) -> Result<u8, Failure> {
     match arguments.command {
+        Some(Command::Bench(bench)) => bench::run(bench).await,
         Some(Command::Demo(demo)) => demo::run(demo).await,
         Some(Command::Exclude(exclude)) => exclude::run_exclude(exclude).await,
         Some(Command::Generate(generate)) => generate::run(generate).await,

@@ -3,7 +3,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use shared::{
-    protocol::message::{self, STOP_BYTES_MAX},
+    protocol::{
+        bench::{self, BENCH_REPEATS_MAX, BENCH_THREADS_MAX, BenchKernels, BenchNode, MATRIX_DEFAULT},
+        message::{self, STOP_BYTES_MAX},
+    },
     sampling::SamplingParameters,
     topology::{Exchange, KvFormat, Layout, exclusion::REASON_LENGTH_MAX},
 };
@@ -163,6 +166,99 @@ pub(super) struct Dashboard {
 
 /// Most daemons that a demo starts.
 pub(super) const DEMO_NODES_MAX: u16 = 8;
+
+/// Options of `console bench`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Bench {
+    /// Measure only these, by name or address [default: all]
+    #[arg(value_name = "NODE", conflicts_with = "local")]
+    pub(super) only: Vec<String>,
+    /// Nodes as ADDRESS[:PORT], measured one after the other; each must be idle [default: this machine, without a daemon]
+    #[arg(long, value_delimiter = ',', env = "BRAMBLE_NODES", value_name = "A,B,..", value_parser = node)]
+    pub(super) nodes: Vec<String>,
+    /// Measure this machine by the brambled beside this program, also where BRAMBLE_NODES names nodes
+    #[arg(long)]
+    pub(super) local: bool,
+    /// Measure all nodes at the same time
+    #[arg(long)]
+    pub(super) parallel: bool,
+    /// Model file; its name is looked for in the model folders of every node
+    #[arg(long, value_name = "NAME|FILE", required_unless_present = "kernels")]
+    pub(super) model: Option<PathBuf>,
+    /// Matrix products only; without --model of made-up matrices
+    #[arg(long)]
+    kernels: bool,
+    /// Compute threads [default: all allowed cores; of matrix products 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(BENCH_THREADS_MAX)))]
+    threads: Option<u16>,
+    /// Lengths of prompts, in tokens [default: 32,128,512 as far as the model's context goes]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', conflicts_with = "kernels")]
+    prefill: Vec<u32>,
+    /// Contexts to decode at, in tokens [default: 0,1000,5000 as far as the model's context goes]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', conflicts_with = "kernels")]
+    context: Vec<u32>,
+    /// Tokens to decode at each context
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    tokens: u32,
+    /// Repeats; the median counts [default: 3; of matrix products 9]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(BENCH_REPEATS_MAX)))]
+    repeats: Option<u32>,
+    /// Format of the KV cache: f16, q8_0 or f32
+    #[arg(long, default_value = "f16", value_parser = <KvFormat as std::str::FromStr>::from_str)]
+    kv: KvFormat,
+    /// Memory to read for the bandwidth, in MiB; more than all caches hold [default: a quarter of what is free, at most 1024]
+    #[arg(long, value_name = "N")]
+    read_mib: Option<u32>,
+    /// Formats of matrix products, as llama.cpp names them [default: all, or those of the model]
+    #[arg(long, value_name = "FORMAT,..", value_delimiter = ',')]
+    formats: Vec<String>,
+    /// Kernel tables of matrix products [default: the one that is used; `all`: every one that the machine can run]
+    #[arg(long, value_name = "TABLE,..", value_delimiter = ',')]
+    tables: Vec<String>,
+    /// Tokens of matrix products [default: 1,4,8,128]
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    product_tokens: Vec<u32>,
+    /// Most rows of matrix products
+    #[arg(long, value_name = "N", default_value_t = MATRIX_DEFAULT)]
+    rows: u32,
+    /// Columns of made-up matrices
+    #[arg(long, value_name = "N", default_value_t = MATRIX_DEFAULT)]
+    columns: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl Bench {
+    /// What to ask for: the whole model, then products of its matrices. Nodes hear the model's name, this machine its path.
+    pub(super) fn benches(&self, on_nodes: bool) -> Vec<bench::Bench> {
+        let model = self.model.as_ref().map(|model| model.to_string_lossy().into_owned());
+        let model = model.map(|model| if on_nodes { model_name(&model) } else { model });
+        let node = model.clone().filter(|_| !self.kernels).map(|model| {
+            bench::Bench::Node(BenchNode {
+                model,
+                threads: self.threads,
+                prefill: self.prefill.clone(),
+                context: self.context.clone(),
+                tokens: self.tokens,
+                repeats: self.repeats.unwrap_or(3),
+                kv: self.kv,
+                read_mib: self.read_mib,
+            })
+        });
+        let kernels = bench::Bench::Kernels(BenchKernels {
+            model,
+            threads: self.threads.unwrap_or(1),
+            formats: self.formats.clone(),
+            tables: self.tables.clone(),
+            tokens: self.product_tokens.clone(),
+            rows: self.rows,
+            columns: self.columns,
+            repeats: self.repeats.unwrap_or(9),
+        });
+        node.into_iter().chain([kernels]).collect()
+    }
+}
 
 /// Options of `console demo`.
 #[derive(Clone, Debug, Args)]

@@ -13,7 +13,9 @@ use shared::{
             TokenLogprob,
         },
     },
-    telemetry::{Health, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals},
+    telemetry::{
+        BenchFound, BenchProgress, Health, KernelBench, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals,
+    },
     topology::Exclusions,
     units::{Bytes, Nanoseconds},
 };
@@ -222,6 +224,11 @@ impl State {
                 lock(&self.report).exclusions.merge(&list);
                 vec![ResponseBody::Excluded]
             }
+            RequestBody::Bench(_) => {
+                let progress = BenchProgress { step: 1, steps: 1, what: "Q4_0 of scalar".into() };
+                let found = KernelBench { threads: 1, tables: Vec::new() };
+                vec![ResponseBody::Benching(progress), ResponseBody::Benched(BenchFound::Kernels(found))]
+            }
             RequestBody::Cancel => vec![ResponseBody::Finished(finished(FinishReason::Cancelled))],
         }
     }
@@ -258,6 +265,7 @@ fn name_of(body: &RequestBody) -> &'static str {
         RequestBody::Cancel => "cancel",
         RequestBody::Restart => "restart",
         RequestBody::Exclude(_) => "exclude",
+        RequestBody::Bench(_) => "bench",
     }
 }
 

@@ -73,8 +73,8 @@ async fn run(
     }
 }
 
-/// Ends when the head does not even answer a question: it hangs, or the way to it is cut.
-async fn silence(session: &Session) -> Fault {
+/// Ends when the node does not even answer a question: it hangs, or the way to it is cut.
+pub(super) async fn silence(session: &Session) -> Fault {
     loop {
         sleep(SILENCE).await;
         match report(session).await {

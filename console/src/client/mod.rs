@@ -1,6 +1,7 @@
 //! Sessions with nodes. `Client` keeps one task per node for the dashboard, which reconnects by itself; commands without
 //! a screen use `session`, `assign` and `generate` directly and fail at the first fault.
 pub mod assign;
+pub mod bench;
 pub mod cluster;
 pub mod event;
 pub mod exclude;

@@ -71,7 +71,9 @@ fn culprit<'a>(state: &'a State, topology: &'a Topology) -> Option<&'a str> {
     let members = || (0..topology.members.len()).map(|member| (member, state.node_of(member)));
     let name = |member: usize| topology.members[member].name.as_str();
     let gone = members().find(|(_, node)| !node.is_some_and(Node::is_open));
-    let idle = |node: &Node| matches!(node.standing(state.now), Standing::Reports(NodeState::Idle));
+    let holds_nothing = Standing::Reports(NodeState::Idle);
+    let measures = Standing::Reports(NodeState::Benching);
+    let idle = |node: &Node| [holds_nothing, measures].contains(&node.standing(state.now));
     let faulted = |node: &Node| node.report.as_ref().is_some_and(|report| report.state == NodeState::Faulted);
     let draining = |node: &Node| node.report.as_ref().is_some_and(|report| report.state == NodeState::Draining);
     let first = |test: &dyn Fn(&Node) -> bool| members().find(|(_, node)| node.is_some_and(test));

@@ -55,10 +55,12 @@ impl Theme {
 
     /// The style of a node's standing.
     pub fn standing(&self, standing: Standing) -> Style {
-        use shared::telemetry::NodeState::{Connecting, Draining, Faulted, Idle, Loading, Prepared, Ready, Serving};
+        use shared::telemetry::NodeState::{
+            Benching, Connecting, Draining, Faulted, Idle, Loading, Prepared, Ready, Serving,
+        };
         match standing {
             Standing::Away | Standing::Lost | Standing::Reports(Faulted) => self.bad,
-            Standing::Stale(_) | Standing::Reports(Loading | Prepared | Connecting | Draining) => self.warn,
+            Standing::Stale(_) | Standing::Reports(Loading | Prepared | Connecting | Draining | Benching) => self.warn,
             Standing::Connecting | Standing::Silent | Standing::Reports(Idle) => self.dim,
             Standing::Reports(Ready | Serving) => self.ok,
         }

@@ -1,78 +1,139 @@
-//! Read bandwidth of the machine: the best of several ways to read memory that no cache holds. What a figure of decode is a
-//! share of.
+//! Read bandwidth of the machine by number of threads: the best of several ways to read memory that no cache holds. What a
+//! figure of decode is a share of.
 use std::time::Instant;
 
-use serde::Serialize;
+use shared::telemetry::bench::Bandwidth;
 
-use super::median;
+use super::{median, progress::Reporter};
 use crate::{
     health::memory,
-    kernels::{Kernels, Pool},
+    kernels::{Kernels, Pool, PoolOptions},
     model::region::Region,
 };
 
 /// Bytes that are read, where the machine has four times as many: no cache holds them.
 const BYTES_MAX: usize = 1 << 30;
 /// Streams a thread reads side by side.
-const STREAMS: [usize; 3] = [1, 2, 4];
+const STREAMS: [u32; 3] = [1, 2, 4];
 /// How far ahead lines are asked for; 0: not at all.
-const AHEAD: [usize; 4] = [0, 2048, 4096, 8192];
+const AHEAD: [u32; 4] = [0, 2048, 4096, 8192];
+/// Readings of each way; the median counts. On a shared machine a single reading may catch the moment when nobody else
+/// reads.
+const ROUNDS: usize = 3;
 
-/// The best way to read and what it gave.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Bandwidth {
-    /// Bytes a second.
-    pub(super) bytes_per_second: f64,
-    /// Streams a thread.
-    pub(super) streams: usize,
-    /// Bytes ahead.
-    pub(super) ahead: usize,
-    /// Whether huge pages were asked for.
-    pub(super) huge_pages: bool,
-}
-
-impl Bandwidth {
-    /// The higher one.
-    pub(super) fn better(self, other: Self) -> Self {
-        if other.bytes_per_second > self.bytes_per_second { other } else { self }
-    }
+/// Numbers of threads to read with: all up to four, then twice as many each time, at last all.
+pub(super) fn counts(threads: usize) -> Vec<usize> {
+    let doubled = std::iter::successors(Some(8), |count| Some(count * 2));
+    let fewer = (1..=4).chain(doubled.take_while(|count| *count < threads)).filter(|count| *count < threads);
+    fewer.chain([threads]).collect()
 }
 
 /// Memory to read: with and without huge pages.
-pub(super) struct Probe {
+struct Probe<'a> {
+    kernels: &'a Kernels,
+    options: &'a PoolOptions,
     small: Vec<u8>,
     huge: Region,
 }
 
-impl Probe {
-    pub(super) fn new() -> anyhow::Result<Self> {
-        let bytes = (memory::available().0 as usize / 4).clamp(1 << 26, BYTES_MAX);
+/// Reads with each number of threads. With one thread and with all every way is tried; with those between the ways that
+/// were best for these two. What was found `before` is tried again instead, and the higher rates stay.
+pub(super) fn measure(
+    (kernels, options): (&Kernels, &PoolOptions),
+    read_mib: Option<u32>,
+    before: Option<Vec<Bandwidth>>,
+    reporter: &mut Reporter,
+) -> anyhow::Result<Vec<Bandwidth>> {
+    let probe = Probe::new(kernels, options, read_mib)?;
+    if let Some(before) = before {
+        reporter.begin("read bandwidth once more");
+        return Ok(before.into_iter().map(|one| better(one, probe.rate(one))).collect());
+    }
+    let counts = counts(options.threads);
+    let mut search = |threads: usize| {
+        reporter.begin(format_args!("read bandwidth with {threads} of {} threads", options.threads));
+        probe.ways(threads).fold(Bandwidth { bytes_per_second: 0.0, ..way(threads) }, better)
+    };
+    let (one, all) = (search(1), search(options.threads));
+    let between = |threads: usize| {
+        let again = |way: Bandwidth| probe.rate(Bandwidth { threads: threads as u16, ..way });
+        better(again(one), again(all))
+    };
+    let of = |threads| match threads {
+        1 => one,
+        threads if threads == options.threads => all,
+        threads => between(threads),
+    };
+    Ok(counts.into_iter().map(of).collect())
+}
+
+fn way(threads: usize) -> Bandwidth {
+    Bandwidth { threads: threads as u16, bytes_per_second: 0.0, streams: 1, ahead: 0, huge_pages: false }
+}
+
+fn better(a: Bandwidth, b: Bandwidth) -> Bandwidth {
+    if b.bytes_per_second > a.bytes_per_second { b } else { a }
+}
+
+impl<'a> Probe<'a> {
+    fn new(kernels: &'a Kernels, options: &'a PoolOptions, read_mib: Option<u32>) -> anyhow::Result<Self> {
+        let quarter = || (memory::available().0 as usize / 4).clamp(1 << 26, BYTES_MAX);
+        let bytes = read_mib.map_or_else(quarter, |mib| (mib as usize) << 20);
         let mut huge = Region::new(bytes)?;
         huge.bytes_mut().fill(1);
-        Ok(Self { small: vec![1; bytes], huge })
+        Ok(Self { kernels, options, small: vec![1; bytes], huge })
     }
 
-    /// The best of all ways by the median of `rounds` readings.
-    pub(super) fn best(&self, kernels: &Kernels, pool: &Pool, rounds: usize) -> Bandwidth {
-        let mut best = Bandwidth { bytes_per_second: 0.0, streams: 0, ahead: 0, huge_pages: false };
-        for (bytes, huge_pages) in [(self.huge.bytes(), true), (&self.small, false)] {
-            for (streams, ahead) in STREAMS.into_iter().flat_map(|streams| AHEAD.map(|ahead| (streams, ahead))) {
-                // The median: on a shared machine a single reading may catch the moment when nobody else reads.
-                let readings = (0..rounds).map(|_| read(kernels, pool, bytes, streams, ahead));
-                best =
-                    best.better(Bandwidth { bytes_per_second: median(readings.collect()), streams, ahead, huge_pages });
-            }
-        }
-        best
+    /// Every way with so many threads.
+    fn ways(&self, threads: usize) -> impl Iterator<Item = Bandwidth> {
+        let pool = self.pool(threads);
+        let of_pages = |huge_pages| STREAMS.into_iter().map(move |streams| (huge_pages, streams));
+        let of_streams = |(huge_pages, streams)| AHEAD.into_iter().map(move |ahead| (huge_pages, streams, ahead));
+        [true, false].into_iter().flat_map(of_pages).flat_map(of_streams).map(move |(huge_pages, streams, ahead)| {
+            self.rate_on(&pool, Bandwidth { streams, ahead, huge_pages, ..way(threads) })
+        })
+    }
+
+    fn pool(&self, threads: usize) -> Pool {
+        let pool = Pool::new(PoolOptions { threads, ..self.options.clone() });
+        pool.pin_caller();
+        pool
+    }
+
+    /// The same way once more.
+    fn rate(&self, way: Bandwidth) -> Bandwidth {
+        self.rate_on(&self.pool(usize::from(way.threads)), way)
+    }
+
+    fn rate_on(&self, pool: &Pool, way: Bandwidth) -> Bandwidth {
+        let bytes = if way.huge_pages { self.huge.bytes() } else { &self.small };
+        let readings = (0..ROUNDS).map(|_| read(self.kernels, pool, bytes, way));
+        Bandwidth { bytes_per_second: median(readings.collect()), ..way }
     }
 }
 
-fn read(kernels: &Kernels, pool: &Pool, bytes: &[u8], streams: usize, ahead: usize) -> f64 {
+fn read(kernels: &Kernels, pool: &Pool, bytes: &[u8], way: Bandwidth) -> f64 {
     let begin = Instant::now();
     let share = bytes.len() / pool.threads();
     pool.run(&|thread| {
         let part = &bytes[thread * share..(thread + 1) * share];
-        std::hint::black_box((kernels.read)(part, streams, ahead));
+        std::hint::black_box((kernels.read)(part, way.streams as usize, way.ahead as usize));
     });
     (share * pool.threads()) as f64 / begin.elapsed().as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::counts;
+
+    #[test]
+    fn threads_are_counted_up_and_the_last_is_all() {
+        assert_eq!(counts(1), [1]);
+        assert_eq!(counts(2), [1, 2]);
+        assert_eq!(counts(4), [1, 2, 3, 4]);
+        assert_eq!(counts(6), [1, 2, 3, 4, 6]);
+        assert_eq!(counts(8), [1, 2, 3, 4, 8]);
+        assert_eq!(counts(48), [1, 2, 3, 4, 8, 16, 32, 48]);
+        assert_eq!(counts(256).len(), 10);
+    }
 }

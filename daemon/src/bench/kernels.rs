@@ -3,45 +3,18 @@
 use std::{path::Path, time::Instant};
 
 use anyhow::{Context, bail, ensure};
-use serde::Serialize;
-use shared::gguf::{BlockFormat, GgufFile};
+use shared::{
+    gguf::{BlockFormat, GgufFile},
+    telemetry::bench::{KernelBench, Product, Table},
+};
 
-use super::{KernelArguments, median};
+use super::{KernelArguments, median, progress::Reporter};
 use crate::{
     health::machine::allowed_cores,
     kernels::{
         Activations, Compute, Kernels, MatrixPanels, Pool, PoolOptions, Wanted, matmul, pack_panel, packed_bytes,
     },
 };
-
-/// What was found.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Found {
-    threads: u16,
-    tables: Vec<Table>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-struct Table {
-    kernels: String,
-    /// Multiply-adds a second of registers alone, with one thread, in thousands of millions; none where no instruction
-    /// multiplies and adds.
-    peak_gmacs: Option<f64>,
-    products: Vec<Product>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-struct Product {
-    format: String,
-    rows: usize,
-    columns: usize,
-    tokens: u32,
-    microseconds: f64,
-    /// Thousands of millions of multiply-adds a second.
-    gmacs: f64,
-    /// Bytes of weights a second, in thousands of millions: once for all tokens.
-    gigabytes: f64,
-}
 
 /// Most weights of a made-up matrix.
 const WEIGHTS_MAX: usize = 1 << 28;
@@ -54,7 +27,7 @@ struct Weights {
     bytes: Vec<u8>,
 }
 
-pub(super) fn run(arguments: &KernelArguments, chosen: &'static Kernels) -> anyhow::Result<Found> {
+pub(super) fn run(arguments: &KernelArguments, chosen: &'static Kernels) -> anyhow::Result<KernelBench> {
     let weights = match &arguments.model {
         Some(path) => of_file(path, arguments)?,
         None => made_up(arguments)?,
@@ -64,16 +37,21 @@ pub(super) fn run(arguments: &KernelArguments, chosen: &'static Kernels) -> anyh
         [all] if all == "all" => Kernels::available(),
         names => names.iter().map(|name| Kernels::choose(Some(name))).collect::<Result<_, _>>()?,
     };
+    let mut reporter = Reporter::new(tables.len() * weights.len(), arguments.progress);
     let measure = |kernels: &'static Kernels| {
         let cores = allowed_cores().into_iter().map(usize::from).collect::<Vec<_>>();
         let threads = usize::from(arguments.threads);
         let pool = Pool::new(PoolOptions { threads, spin: threads <= cores.len(), cores });
         pool.pin_caller();
         let compute = Compute { kernels, pool };
-        let products = weights.iter().flat_map(|weights| products(&compute, weights, arguments)).collect();
+        let of_weights = |weights: &Weights| {
+            reporter.begin(format_args!("{} of {}", weights.format.name(), kernels.name));
+            products(&compute, weights, arguments)
+        };
+        let products = weights.iter().flat_map(of_weights).collect();
         Table { kernels: kernels.name.into(), peak_gmacs: peak(kernels), products }
     };
-    Ok(Found { threads: arguments.threads, tables: tables.into_iter().map(measure).collect() })
+    Ok(KernelBench { threads: arguments.threads, tables: tables.into_iter().map(measure).collect() })
 }
 
 /// Formats that were asked for, or all.
@@ -147,8 +125,8 @@ fn products(compute: &Compute, weights: &Weights, arguments: &KernelArguments) -
         let seconds = median((0..arguments.repeats).map(|_| product()).collect());
         Product {
             format: format.name().into(),
-            rows: weights.rows,
-            columns: weights.columns,
+            rows: weights.rows as u64,
+            columns: weights.columns as u64,
             tokens: *tokens,
             microseconds: seconds * 1e6,
             gmacs: (count * weights.rows * weights.columns) as f64 / seconds / 1e9,
@@ -169,25 +147,4 @@ fn peak(kernels: &Kernels) -> Option<f64> {
     };
     let rate = median((0..5).map(|_| rate()).collect());
     (rate > 0.0).then_some(rate)
-}
-
-/// The lines of the table.
-pub(super) fn table(found: &Found) -> Vec<String> {
-    let mut lines = Vec::new();
-    for table in &found.tables {
-        let (name, threads) = (&table.kernels, found.threads);
-        let peak =
-            table.peak_gmacs.map_or(String::new(), |peak| format!("; registers alone {peak:.0} GMAC/s a thread"));
-        lines.push(format!("{name}, {threads} threads{peak}"));
-        lines.push("format    rows x columns  tokens          us    GMAC/s  of peak      GB/s".into());
-        for one in &table.products {
-            let Product { format, rows, columns, tokens, microseconds, gmacs, gigabytes } = one;
-            let share = |peak: f64| format!("{:.0} %", gmacs / (peak * f64::from(threads)) * 100.0);
-            let share = table.peak_gmacs.map_or("-".into(), share);
-            lines.push(format!(
-                "{format:<7} {rows:>7} x {columns:<6} {tokens:>6} {microseconds:>11.1} {gmacs:>9.1} {share:>8} {gigabytes:>9.1}"
-            ));
-        }
-    }
-    lines
 }

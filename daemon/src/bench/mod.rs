@@ -1,14 +1,24 @@
 //! `brambled bench`: what this machine does with real work, beside what it could do at most. Prints a table or JSON; never
 //! touches a running daemon.
 mod bandwidth;
+mod cold;
 mod kernels;
 mod node;
+mod progress;
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use shared::topology::KvFormat;
+use shared::{
+    protocol::bench::{
+        BENCH_COLUMNS_MAX, BENCH_COLUMNS_MIN, BENCH_POSITIONS_MAX, BENCH_PRODUCT_TOKENS_MAX, BENCH_READ_MIB_MAX,
+        BENCH_READ_MIB_MIN, BENCH_ROWS_MAX, BENCH_THREADS_MAX, BENCH_TOKENS_MAX, MATRIX_DEFAULT,
+        PRODUCT_TOKENS_DEFAULT,
+    },
+    telemetry::bench::{kernels_table, node_table},
+    topology::KvFormat,
+};
 
 /// What brambled can do instead of serving.
 #[derive(Clone, Debug, Subcommand)]
@@ -40,21 +50,27 @@ pub struct KernelArguments {
     #[arg(long, value_name = "TABLE,..", value_delimiter = ',')]
     tables: Vec<String>,
     /// Tokens of a product
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 4, 8, 128],
-        value_parser = clap::value_parser!(u32).range(1..=512))]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = PRODUCT_TOKENS_DEFAULT,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(BENCH_PRODUCT_TOKENS_MAX)))]
     tokens: Vec<u32>,
     /// Rows of a matrix
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 18))]
+    #[arg(long, value_name = "N", default_value_t = MATRIX_DEFAULT,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(BENCH_ROWS_MAX)))]
     rows: u32,
     /// Columns of a matrix
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(256..=1 << 16))]
+    #[arg(long, value_name = "N", default_value_t = MATRIX_DEFAULT,
+        value_parser = clap::value_parser!(u32).range(i64::from(BENCH_COLUMNS_MIN)..=i64::from(BENCH_COLUMNS_MAX)))]
     columns: u32,
     /// Compute threads
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(BENCH_THREADS_MAX)))]
     threads: u16,
     /// Repeats; the median counts
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=9999))]
     repeats: u32,
+    /// Tell on standard error what is measured, also where that is no terminal
+    #[arg(long)]
+    progress: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -67,16 +83,19 @@ pub struct NodeArguments {
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
     /// Compute threads [default: all allowed cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(BENCH_THREADS_MAX)))]
     threads: Option<u16>,
-    /// Lengths of prompts, in tokens
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [32, 128, 512])]
+    /// Lengths of prompts, in tokens [default: 32,128,512 as far as the model's context goes]
+    #[arg(long, value_name = "N,..", value_delimiter = ',',
+        value_parser = clap::value_parser!(u32).range(0..=i64::from(BENCH_POSITIONS_MAX)))]
     prefill: Vec<u32>,
-    /// Contexts to decode at, in tokens
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [0, 1000, 5000])]
+    /// Contexts to decode at, in tokens [default: 0,1000,5000 as far as the model's context goes]
+    #[arg(long, value_name = "N,..", value_delimiter = ',',
+        value_parser = clap::value_parser!(u32).range(0..=i64::from(BENCH_POSITIONS_MAX)))]
     context: Vec<u32>,
     /// Tokens to decode at each context
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 16,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(BENCH_TOKENS_MAX)))]
     tokens: u32,
     /// Repeats; the median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
@@ -87,9 +106,16 @@ pub struct NodeArguments {
     /// Tokens of steps whose cost is compared with that of one; for example 1,2,4,8
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=64))]
     rows: Vec<u32>,
+    /// Memory to read for the bandwidth, in MiB; more than all caches hold [default: a quarter of what is free, at most 1024]
+    #[arg(long, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(i64::from(BENCH_READ_MIB_MIN)..=i64::from(BENCH_READ_MIB_MAX)))]
+    read_mib: Option<u32>,
     /// Token ids; the most probable token behind each of them is found, for comparing with other programs
     #[arg(long, value_name = "ID,..", value_delimiter = ',')]
     ids: Vec<u32>,
+    /// Tell on standard error what is measured, also where that is no terminal
+    #[arg(long)]
+    progress: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -104,13 +130,22 @@ pub fn run(command: Command, kernels: &'static crate::kernels::Kernels) -> anyho
     match bench {
         Bench::Node(arguments) => {
             let found = node::run(&arguments, kernels)?;
-            show(&found, node::table, arguments.json)
+            show(&found, node_table, arguments.json)
         }
         Bench::Kernels(arguments) => {
             let found = kernels::run(&arguments, kernels)?;
-            show(&found, kernels::table, arguments.json)
+            show(&found, kernels_table, arguments.json)
         }
     }
+}
+
+/// Ends the process when standard input closes: whoever started it is gone, or wants nothing more.
+pub fn end_with_parent() {
+    std::thread::spawn(|| {
+        // Bytes are ignored; an error means as much as the end.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        std::process::exit(1);
+    });
 }
 
 fn show<F: Serialize>(found: &F, table: fn(&F) -> Vec<String>, json: bool) -> anyhow::Result<()> {

@@ -1,76 +1,29 @@
 //! A whole model on this machine alone: load, prefill, decode at several contexts, memory.
-use std::{path::Path, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 
-use anyhow::{Context, bail, ensure};
-use serde::Serialize;
+use anyhow::{bail, ensure};
 use shared::{
-    gguf::{GgufFile, Shape},
+    gguf::Shape,
     ids::{Rank, Slot},
     latency::ratio,
-    topology::{Exchange, KvFormat, cut, spec::KV_BLOCK_LENGTH},
+    protocol::bench::{CONTEXT_DEFAULT, PREFILL_DEFAULT},
+    telemetry::bench::{Decode, Load, NodeBench, Prefill, Rows},
+    topology::{Exchange, KvFormat, spec::KV_BLOCK_LENGTH},
 };
 
 use super::{
-    NodeArguments,
-    bandwidth::{Bandwidth, Probe},
+    NodeArguments, bandwidth,
+    cold::{self, Cold, forget_peak, load_cold, resident_peak},
     median,
+    progress::Reporter,
 };
 use crate::{
     collective::{Accounting, Group, SyncRing},
     engine::plan::STEP_TOKENS_MAX,
     health::machine::allowed_cores,
     kernels::{Compute, Kernels, Pool, PoolOptions},
-    model::{Batch, BatchToken, KvCache, Model, Shard, Source},
+    model::{Batch, BatchToken, KvCache, Model, Shard},
 };
-
-/// What was found.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Found {
-    model: String,
-    kernels: String,
-    threads: usize,
-    /// What this machine reads with one thread, and with all of them.
-    read_one: Bandwidth,
-    read_all: Bandwidth,
-    /// Seconds from opening the file to a shard whose pages are all there.
-    load_seconds: f64,
-    /// Weights that a decoded token reads, in bytes.
-    weight_bytes: u64,
-    prefill: Vec<Prefill>,
-    decode: Vec<Decode>,
-    rows: Vec<Rows>,
-    /// The most probable token behind each id that was given.
-    ids: Vec<u32>,
-    /// Peak resident memory in bytes, file pages included.
-    resident_peak: Option<u64>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-struct Prefill {
-    tokens: u32,
-    tokens_per_second: f64,
-    /// Multiply-adds per second, in thousands of millions.
-    gmacs: f64,
-}
-
-#[derive(Clone, Debug, Serialize)]
-struct Decode {
-    context: u32,
-    tokens_per_second: f64,
-    /// Bytes of weights and KV cache that a token reads.
-    bytes: u64,
-    /// Bytes read per second by what the machine can.
-    share_of_bandwidth: f64,
-}
-
-/// A step of several tokens.
-#[derive(Clone, Debug, Serialize)]
-struct Rows {
-    rows: u32,
-    milliseconds: f64,
-    /// Relative to a step of one.
-    times_of_one: f64,
-}
 
 struct Bench {
     model: Model,
@@ -78,86 +31,98 @@ struct Bench {
     tables: Vec<Vec<u32>>,
 }
 
-/// Rounds of each way to read, before and after the work.
-const PROBES: usize = 3;
 /// Steps of each number of rows.
 const ROW_STEPS: u32 = 16;
 
-pub(super) fn run(arguments: &NodeArguments, kernels: &'static Kernels) -> anyhow::Result<Found> {
+/// What is done, with what was left out of it.
+struct Work {
+    prefill: Vec<u32>,
+    context: Vec<u32>,
+    /// Positions that the KV cache holds.
+    positions: usize,
+    skipped: Vec<String>,
+}
+
+pub(super) fn run(arguments: &NodeArguments, kernels: &'static Kernels) -> anyhow::Result<NodeBench> {
     let cores: Vec<usize> = allowed_cores().into_iter().map(usize::from).collect();
     let threads = arguments.threads.map_or(cores.len(), usize::from);
     // More threads than cores must not spin.
     let options = PoolOptions { threads, spin: threads <= cores.len(), cores };
-    let before = bandwidth(kernels, &options)?;
-    forget_peak();
-    let begin = Instant::now();
     let path = &arguments.model;
-    let (shape, shard) = load(path, kernels)?;
-    let load_seconds = begin.elapsed().as_secs_f64();
+    let work = Work::of(arguments, &Shape::read(&cold::open(path)?)?)?;
+    // Where the peak cannot begin anew, nothing big comes before what it is of.
+    let resets = forget_peak();
+    let searches = if threads == 1 { 1 } else { 2 };
+    let steps = searches + usize::from(resets) + 2 + work.prefill.len() + work.context.len();
+    let mut reporter = Reporter::new(steps + usize::from(!arguments.rows.is_empty()), arguments.progress);
+    let bandwidth =
+        |before, reporter: &mut Reporter| bandwidth::measure((kernels, &options), arguments.read_mib, before, reporter);
+    let before = if resets { Some(bandwidth(None, &mut reporter)?) } else { None };
+    forget_peak();
+    reporter.begin("load from the disk");
+    let (shape, shard, cold) = load_cold(path, kernels)?;
     let weight_bytes = shard.byte_length();
-    if let Some(id) = arguments.ids.iter().find(|id| **id as usize >= shape.vocabulary_length) {
-        bail!("--ids has {id}, {} has {} tokens", path.display(), shape.vocabulary_length);
-    }
-    let mut bench = Bench::new(arguments, kernels, options.clone(), &shape, shard)?;
-    let macs = macs(bench.model.shard());
-    let prefill = arguments.prefill.iter().filter(|tokens| **tokens > 0).map(|tokens| {
-        let seconds = median((0..arguments.repeats).map(|_| bench.prefill(*tokens)).collect());
-        let per_second = f64::from(*tokens) / seconds;
-        Prefill { tokens: *tokens, tokens_per_second: per_second, gmacs: per_second * macs as f64 / 1e9 }
-    });
-    let prefill = prefill.collect();
-    let decode = |context: &u32| {
-        let seconds = median((0..arguments.repeats).map(|_| bench.decode(*context, arguments.tokens)).collect());
-        let bytes = weight_bytes + kv_bytes(&shape, arguments.kv, u64::from(*context + arguments.tokens / 2));
-        let tokens_per_second = f64::from(arguments.tokens) / seconds;
-        Decode { context: *context, tokens_per_second, bytes, share_of_bandwidth: 0.0 }
-    };
-    let mut decode: Vec<Decode> = arguments.context.iter().map(decode).collect();
-    let rows = bench.rows(&arguments.rows);
-    let ids = bench.greedy(&arguments.ids);
+    let bench = Bench::new(arguments, kernels, options.clone(), &work, shard)?;
+    let (prefill, mut decode, rows, ids) = bench.work(arguments, &work, &shape, &mut reporter);
     let resident_peak = resident_peak();
-    drop(bench);
+    reporter.begin("load from the page cache");
+    let begin = Instant::now();
+    drop(cold::load(path, kernels)?);
+    let warm_seconds = begin.elapsed().as_secs_f64();
     // The machine is shared: what it reads is the best of before and after.
-    let after = bandwidth(kernels, &options)?;
-    let (read_one, read_all) = (before.0.better(after.0), before.1.better(after.1));
+    let bandwidth = bandwidth(before, &mut reporter)?;
+    let limit = bandwidth.iter().map(|one| one.bytes_per_second).fold(0.0, f64::max);
     for one in &mut decode {
-        one.share_of_bandwidth = ratio(one.bytes as f64 * one.tokens_per_second, read_all.bytes_per_second);
+        one.share_of_bandwidth = ratio(one.bytes as f64 * one.tokens_per_second, limit);
     }
-    Ok(Found {
+    let Cold { seconds: cold_seconds, disk_bytes: cold_disk_bytes, note: cold_note } = cold;
+    Ok(NodeBench {
         model: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         kernels: kernels.name.into(),
-        threads,
-        read_one,
-        read_all,
-        load_seconds,
+        threads: threads as u16,
+        bandwidth,
+        load: Load { cold_seconds, cold_disk_bytes, cold_note, warm_seconds },
         weight_bytes,
         prefill,
         decode,
         rows,
         ids,
+        skipped: work.skipped,
         resident_peak,
     })
 }
 
-/// With one thread and with all.
-fn bandwidth(kernels: &Kernels, options: &PoolOptions) -> anyhow::Result<(Bandwidth, Bandwidth)> {
-    let probe = Probe::new()?;
-    let of = |threads: usize| {
-        let pool = Pool::new(PoolOptions { threads, ..options.clone() });
-        pool.pin_caller();
-        probe.best(kernels, &pool, PROBES)
-    };
-    let one = of(1);
-    Ok((one, if options.threads == 1 { one } else { of(options.threads) }))
-}
-
-fn load(path: &Path, kernels: &'static Kernels) -> anyhow::Result<(Shape, Shard)> {
-    let file = Arc::new(GgufFile::open(path).with_context(|| format!("cannot use {}", path.display()))?);
-    let shape = Shape::read(&file)?;
-    let plans = cut(&shape, &[1])?;
-    let source = Source { file: &file, shape: &shape, plan: &plans[0], kernels, cache: None, progress: &|_| true };
-    let shard = Shard::load(source)?;
-    Ok((shape, shard))
+impl Work {
+    fn of(arguments: &NodeArguments, shape: &Shape) -> anyhow::Result<Self> {
+        let path = arguments.model.display();
+        if let Some(id) = arguments.ids.iter().find(|id| **id as usize >= shape.vocabulary_length) {
+            bail!("--ids has {id}, {path} has {} tokens", shape.vocabulary_length);
+        }
+        let room = shape.context_length;
+        let rows = arguments.rows.iter().max().map_or(0, |rows| *rows as usize);
+        // Tokens that are decoded behind a context, with the one that goes before them.
+        let behind = (arguments.tokens as usize + 1).max(rows).max(arguments.ids.len());
+        let mut skipped = Vec::new();
+        let mut fitting = |what: &str, given: &[u32], defaults: &[u32], behind: usize| {
+            if !given.is_empty() {
+                return given.to_vec();
+            }
+            let (fit, over) = defaults.iter().partition::<Vec<u32>, _>(|tokens| **tokens as usize + behind <= room);
+            let why = |tokens: u32| format!("{what} {tokens}: the model's context is {room} tokens");
+            skipped.extend(over.into_iter().map(why));
+            fit
+        };
+        let prefill = fitting("prefill", &arguments.prefill, &PREFILL_DEFAULT, 0);
+        let context = fitting("decode at", &arguments.context, &CONTEXT_DEFAULT, behind);
+        let longest = |list: &[u32]| list.iter().max().map_or(0, |tokens| *tokens as usize);
+        let positions = longest(&prefill).max(longest(&context) + behind);
+        ensure!(
+            positions <= room,
+            "{positions} positions are asked for, {path} has {room}; give smaller --context, --prefill and --tokens"
+        );
+        let prefill = prefill.into_iter().filter(|tokens| *tokens > 0).collect();
+        Ok(Self { prefill, context, positions, skipped })
+    }
 }
 
 /// Multiply-adds of a token in the weight matrices of all layers.
@@ -180,20 +145,11 @@ impl Bench {
         arguments: &NodeArguments,
         kernels: &'static Kernels,
         options: PoolOptions,
-        shape: &Shape,
+        work: &Work,
         shard: Shard,
     ) -> anyhow::Result<Self> {
-        let longest = arguments.prefill.iter().chain(&arguments.context).max().map_or(0, |tokens| *tokens as usize);
-        let rows = arguments.rows.iter().max().map_or(0, |rows| *rows as usize);
-        let behind = (arguments.tokens as usize + 1).max(rows).max(arguments.ids.len());
-        let positions = longest + behind;
-        ensure!(
-            positions <= shape.context_length,
-            "{positions} positions are asked for, {} has {}; give smaller --context and --prefill",
-            arguments.model.display(),
-            shape.context_length
-        );
-        let blocks = positions.div_ceil(KV_BLOCK_LENGTH);
+        let shape = &shard.shape;
+        let blocks = work.positions.div_ceil(KV_BLOCK_LENGTH);
         let mut cache = KvCache::new(arguments.kv, shape.block_count, blocks, shape.head_count_kv, shape.head_length)?;
         cache.fill();
         let pool = Pool::new(options);
@@ -204,6 +160,38 @@ impl Bench {
             group: Group::new(None, Exchange::F32, accounting),
             tables: vec![(0..blocks as u32).collect()],
         })
+    }
+
+    /// Does all of it and gives the memory back.
+    fn work(
+        mut self,
+        arguments: &NodeArguments,
+        work: &Work,
+        shape: &Shape,
+        reporter: &mut Reporter,
+    ) -> (Vec<Prefill>, Vec<Decode>, Vec<Rows>, Vec<u32>) {
+        let macs = macs(self.model.shard());
+        let weight_bytes = self.model.shard().byte_length();
+        let prefill = work.prefill.iter().map(|tokens| {
+            reporter.begin(format_args!("prefill of {tokens} tokens"));
+            let seconds = median((0..arguments.repeats).map(|_| self.prefill(*tokens)).collect());
+            let tokens_per_second = ratio(f64::from(*tokens), seconds);
+            Prefill { tokens: *tokens, tokens_per_second, gmacs: tokens_per_second * macs as f64 / 1e9 }
+        });
+        let prefill = prefill.collect();
+        let decode = work.context.iter().map(|context| {
+            reporter.begin(format_args!("decode at {context} tokens"));
+            let seconds = median((0..arguments.repeats).map(|_| self.decode(*context, arguments.tokens)).collect());
+            let bytes = weight_bytes + kv_bytes(shape, arguments.kv, u64::from(*context + arguments.tokens / 2));
+            let tokens_per_second = ratio(f64::from(arguments.tokens), seconds);
+            Decode { context: *context, tokens_per_second, bytes, share_of_bandwidth: 0.0 }
+        });
+        let decode = decode.collect();
+        if !arguments.rows.is_empty() {
+            reporter.begin("steps of several tokens");
+        }
+        let (rows, ids) = (self.rows(&arguments.rows), self.greedy(&arguments.ids));
+        (prefill, decode, rows, ids)
     }
 
     /// Steps of so many tokens, all of which want logits; the sizes take turns.
@@ -267,50 +255,4 @@ impl Bench {
         let logits = self.model.forward(Batch { tokens: &batch, blocks: &self.tables }, &mut self.group);
         logits.expect("a lone rank has nobody to lose");
     }
-}
-
-/// Begins VmHWM anew, where the system allows it: what was probed before is not the model's.
-fn forget_peak() {
-    if let Err(error) = std::fs::write("/proc/self/clear_refs", "5") {
-        tracing::debug!("VmHWM holds the probe, too: {error}");
-    }
-}
-
-/// VmHWM of this process.
-fn resident_peak() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
-}
-
-/// The lines of the table.
-pub(super) fn table(found: &Found) -> Vec<String> {
-    let mut lines = vec![
-        format!("{}, kernels {}, {} threads", found.model, found.kernels, found.threads),
-        format!(
-            "read bandwidth   {:.1} GB/s with one thread, {:.1} with all",
-            found.read_one.bytes_per_second / 1e9,
-            found.read_all.bytes_per_second / 1e9
-        ),
-        format!(
-            "load             {:.2} s, {:.0} MB of weights a token",
-            found.load_seconds,
-            found.weight_bytes as f64 / 1e6
-        ),
-    ];
-    for one in &found.prefill {
-        let (tokens, rate, gmacs) = (one.tokens, one.tokens_per_second, one.gmacs);
-        lines.push(format!("prefill {tokens:>5}    {rate:>8.1} tokens/s   {gmacs:>6.1} GMAC/s"));
-    }
-    for one in &found.decode {
-        let (context, rate, share) = (one.context, one.tokens_per_second, one.share_of_bandwidth * 100.0);
-        lines.push(format!("decode at {context:>5}  {rate:>8.2} tokens/s   {share:>5.0} % of the bandwidth"));
-    }
-    for one in &found.rows {
-        let (rows, time, times) = (one.rows, one.milliseconds, one.times_of_one);
-        lines.push(format!("step of {rows:>2} rows  {time:>8.2} ms         {times:>5.2} of one row"));
-    }
-    let peak = found.resident_peak.map_or("unknown".into(), |bytes| format!("{:.0} MB", bytes as f64 / 1e6));
-    lines.push(format!("resident         {peak} at most, file pages included"));
-    lines
 }

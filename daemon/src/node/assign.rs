@@ -45,7 +45,7 @@ impl Node {
     }
 
     pub(super) fn prepare(&mut self, session: SessionId, id: RequestId, by: String, prepare: Prepare) -> Vec<Effect> {
-        let mut effects = Vec::new();
+        let mut effects = self.end_bench(FaultKind::BenchSuperseded { by: by.clone() });
         // A broken topology serves nobody: its memory is free for the next.
         if let Some(running) = self.running.take_if(|running| running.fault.is_some()) {
             effects.push(Effect::StopEngine(running.assignment.epoch));

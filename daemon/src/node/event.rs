@@ -4,10 +4,11 @@ use std::{sync::Arc, time::Duration};
 use shared::{
     ids::{Epoch, Rank, RequestId, TopologyHash},
     protocol::{
+        bench::Bench,
         error::{Fault, Loss},
         message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent},
     },
-    telemetry::LoadProgress,
+    telemetry::{BenchFound, BenchProgress, LoadProgress},
     topology::Exclusions,
     units::Bytes,
 };
@@ -17,6 +18,10 @@ use crate::engine::RequestKey;
 /// A console's session on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u64);
+
+/// A bench of this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BenchKey(pub u64);
 
 /// Something that happened. `now` in those that need it is the time since the daemon started.
 #[derive(Debug)]
@@ -57,6 +62,10 @@ pub enum Event {
         /// Whether it could be written.
         result: Result<(), Fault>,
     },
+    /// A bench moves on.
+    BenchProgress(BenchKey, BenchProgress),
+    /// A bench ended.
+    BenchEnded(BenchKey, Result<BenchFound, Fault>),
     /// Time passes.
     Tick {
         /// Since the daemon started.
@@ -155,6 +164,10 @@ pub enum Effect {
         /// The list.
         list: Exclusions,
     },
+    /// Run a bench in a process of its own.
+    Bench(BenchKey, Box<Bench>),
+    /// Kill a bench; nothing of it is wanted any more, and nothing is loaded before its memory is back.
+    StopBench(BenchKey),
     /// Load the shard of an assignment.
     Load(Box<Prepare>),
     /// Give up a load, or drop a shard that was not committed.

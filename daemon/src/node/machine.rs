@@ -13,6 +13,7 @@ use shared::{
 };
 
 use super::{
+    benching::Benches,
     event::{Effect, EngineCommand, Event, PeerDrain, SessionId},
     requests::Requests,
 };
@@ -89,6 +90,7 @@ pub struct Node {
     pub(super) exit_code: i32,
     pub(super) tokens: u64,
     pub(super) exclusions: Exclusions,
+    pub(super) benches: Benches,
 }
 
 /// What a node is started with.
@@ -122,6 +124,7 @@ impl Node {
             exit_code: 0,
             tokens: 0,
             exclusions,
+            benches: Benches::default(),
         }
     }
 
@@ -138,6 +141,7 @@ impl Node {
             };
         }
         match &self.running {
+            None if self.benches.is_running() => NodeState::Benching,
             None => NodeState::Idle,
             Some(running) if running.fault.is_some() => NodeState::Faulted,
             Some(running) if running.requests.is_empty() => NodeState::Ready,
@@ -222,6 +226,8 @@ impl Node {
                 let body = result.map_or_else(ResponseBody::Failed, |()| ResponseBody::Excluded);
                 vec![Effect::Respond { session, id, body }]
             }
+            Event::BenchProgress(key, progress) => self.bench_progress(key, progress),
+            Event::BenchEnded(key, result) => self.bench_ended(key, result),
             Event::Tick { now } => self.tick(now),
             Event::Terminate { now } => self.terminate(now),
         }
@@ -261,9 +267,12 @@ impl Node {
             },
             RequestBody::Restart => self.restart(session, id),
             RequestBody::Exclude(list) => self.exclude(session, id, &list),
+            RequestBody::Bench(bench) => self.bench((session, id), by, *bench),
             RequestBody::Cancel => {
                 let key = self.running.as_ref().and_then(|running| running.requests.key(session, id));
-                key.map(|key| Effect::Command(EngineCommand::Cancel(key))).into_iter().collect()
+                let mut effects = self.cancel_bench(session, Some(id));
+                effects.extend(key.map(|key| Effect::Command(EngineCommand::Cancel(key))));
+                effects
             }
         }
     }
@@ -288,6 +297,7 @@ impl Node {
         }
         self.draining = Some(now);
         let mut effects = vec![Effect::AnnounceDraining];
+        effects.extend(self.end_bench(FaultKind::DrainEnded));
         effects.extend(self.give_up());
         effects.extend(self.leave_if_drained());
         effects

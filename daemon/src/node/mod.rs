@@ -1,6 +1,7 @@
 //! The node as a pure state machine: `Node::handle(event) -> effects`. No socket, thread or clock; `driver` does what it
 //! says. Owns who may assign, which epoch counts, and which requests run; never touches weights.
 mod assign;
+mod benching;
 pub mod driver;
 pub mod event;
 pub mod machine;
@@ -10,5 +11,5 @@ mod serving;
 #[cfg(test)]
 mod tests;
 
-pub use event::{Effect, EngineCommand, Event, Progress, SessionId};
+pub use event::{BenchKey, Effect, EngineCommand, Event, Progress, SessionId};
 pub use machine::Node;

@@ -110,7 +110,7 @@ impl Node {
     }
 
     pub(super) fn session_closed(&mut self, session: SessionId) -> Vec<Effect> {
-        let mut effects = Vec::new();
+        let mut effects = self.cancel_bench(session, None);
         // A commit under way goes on: the other nodes switch too. A prepare without its console is given up.
         let is_open = |open: &Open| open.session == session && !matches!(open.phase, Phase::Connecting { .. });
         if self.open.as_ref().is_some_and(is_open) {
@@ -122,13 +122,15 @@ impl Node {
 
     pub(super) fn session_slow(&mut self, session: SessionId) -> Vec<Effect> {
         let fault = self.fault_here(FaultKind::SlowReader);
-        let Some(running) = &mut self.running else { return Vec::new() };
+        let mut effects = self.cancel_bench(session, None);
+        let Some(running) = &mut self.running else { return effects };
         let keys = running.requests.keys_of(session);
         let end = |key| {
             let respond = running.requests.end(key, ResponseBody::Failed(fault.clone()));
             respond.into_iter().chain([Effect::Command(EngineCommand::Cancel(key))])
         };
-        keys.into_iter().flat_map(end).collect()
+        effects.extend(keys.into_iter().flat_map(end));
+        effects
     }
 
     pub(super) fn cancel_all(&mut self, session: SessionId) -> Vec<Effect> {

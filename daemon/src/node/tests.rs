@@ -19,10 +19,10 @@ use super::{
 };
 use crate::engine::RequestKey;
 
-const CONSOLE: SessionId = SessionId(1);
-const OTHER: SessionId = SessionId(2);
+pub(super) const CONSOLE: SessionId = SessionId(1);
+pub(super) const OTHER: SessionId = SessionId(2);
 
-fn node() -> Node {
+pub(super) fn node() -> Node {
     let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
     let (name, epoch, exclusions) = ("pi1".into(), Epoch(3), Exclusions::default());
     Node::new(Beginning { name, epoch, exclusions, supervised: true }, patience)
@@ -49,17 +49,17 @@ fn topology(world: u16) -> Topology {
     }
 }
 
-fn ask(node: &mut Node, session: SessionId, id: u64, body: RequestBody) -> Vec<Effect> {
+pub(super) fn ask(node: &mut Node, session: SessionId, id: u64, body: RequestBody) -> Vec<Effect> {
     let by = format!("console {}", session.0);
     node.handle(Event::Request { session, by, request: Request { id: RequestId(id), body } })
 }
 
-fn prepare(node: &mut Node, session: SessionId, seen: u64, epoch: u64) -> Vec<Effect> {
+pub(super) fn prepare(node: &mut Node, session: SessionId, seen: u64, epoch: u64) -> Vec<Effect> {
     let prepare = Prepare { seen: Epoch(seen), epoch: Epoch(epoch), topology: topology(2), rank: Rank(0) };
     ask(node, session, 1, RequestBody::Prepare(Box::new(prepare)))
 }
 
-fn failure(effects: &[Effect]) -> Option<&FaultKind> {
+pub(super) fn failure(effects: &[Effect]) -> Option<&FaultKind> {
     effects.iter().find_map(|effect| match effect {
         Effect::Respond { body: ResponseBody::Failed(Fault { kind, .. }), .. } => Some(kind),
         _ => None,
@@ -67,7 +67,7 @@ fn failure(effects: &[Effect]) -> Option<&FaultKind> {
 }
 
 /// A node that runs the two-rank topology as its head at epoch 4.
-fn running() -> Node {
+pub(super) fn running() -> Node {
     let mut node = node();
     assert!(matches!(prepare(&mut node, CONSOLE, 3, 4)[..], [Effect::Load(_)]));
     assert_eq!(node.state(), NodeState::Loading);

@@ -195,6 +195,14 @@ impl GgufFile {
         })
     }
 
+    /// The files of all splits; none of a model in memory.
+    pub fn files(&self) -> impl Iterator<Item = &File> {
+        self.splits.iter().filter_map(|split| match &split.bytes {
+            Bytes::OnDisk(file, _) => Some(file),
+            Bytes::Owned(_) => None,
+        })
+    }
+
     /// Size of all splits together.
     pub fn file_bytes(&self) -> u64 {
         self.splits.iter().map(|split| split.bytes.length() as u64).sum()

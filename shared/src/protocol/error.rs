@@ -159,6 +159,21 @@ pub enum FaultKind {
     /// A restarted node did not come back.
     #[error("did not come back within {seconds} s")]
     NotBack { seconds: u32 },
+    /// A bench is for nodes that do nothing else.
+    #[error("is {state}: only an idle node is measured")]
+    NotIdle { state: String },
+    /// Another bench runs.
+    #[error("is being measured for {by} already")]
+    BenchRuns { by: String },
+    /// Whoever asked for the bench ended it.
+    #[error("ended the bench, as {by} asked")]
+    BenchCancelled { by: String },
+    /// An assignment goes before a bench.
+    #[error("ended the bench: {by} assigned a topology")]
+    BenchSuperseded { by: String },
+    /// The bench could not be done.
+    #[error("cannot be measured: {reason}")]
+    BenchFailed { reason: String },
 }
 
 impl Fault {
@@ -206,6 +221,11 @@ impl FaultKind {
             Self::Excluded { .. } => "excluded",
             Self::Unsupervised => "unsupervised",
             Self::NotBack { .. } => "not_back",
+            Self::NotIdle { .. } => "not_idle",
+            Self::BenchRuns { .. } => "bench_runs",
+            Self::BenchCancelled { .. } => "bench_cancelled",
+            Self::BenchSuperseded { .. } => "bench_superseded",
+            Self::BenchFailed { .. } => "bench_failed",
         }
     }
 
@@ -214,9 +234,11 @@ impl FaultKind {
         match self {
             Self::Unreachable { .. } | Self::NotBramble { .. } => FaultClass::Unreachable,
             Self::SessionLost { .. } | Self::NodeLost { .. } | Self::SlowReader | Self::DrainEnded => FaultClass::Lost,
+            Self::BenchCancelled { .. } | Self::BenchSuperseded { .. } => FaultClass::Lost,
             Self::Internal { .. } | Self::Timeout { .. } | Self::LinksFailed { .. } | Self::NotBack { .. } => {
                 FaultClass::Failed
             }
+            Self::BenchFailed { .. } => FaultClass::Failed,
             _ => FaultClass::Refused,
         }
     }
@@ -257,6 +279,13 @@ impl FaultKind {
             Self::Excluded { .. } => "take it in again with console include NODE, or assign without it",
             Self::Unsupervised => "run brambled under systemd, or with --supervised under whatever restarts it",
             Self::NotBack { .. } => "look at its log (journalctl -u brambled), start it, then go on with the restart",
+            Self::NotIdle { .. } => {
+                "take it out first (console exclude NODE --reason bench), or restart it (systemctl restart brambled)"
+            }
+            Self::BenchRuns { .. } => "wait until that bench is done",
+            Self::BenchCancelled { .. } => "run it again",
+            Self::BenchSuperseded { .. } => "run it again when the node is idle",
+            Self::BenchFailed { .. } => "correct the cause and try again",
         }
     }
 }

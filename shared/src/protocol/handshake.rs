@@ -15,7 +15,7 @@ pub const PREAMBLE_BYTES: usize = 16;
 pub const MAGIC: [u8; 8] = *b"BRAMBLE\n";
 /// Longest Hello or Welcome.
 pub const HELLO_BYTES_MAX: usize = 16 * 1024;
-/// No authentication and no encryption: the only mode of wire version 1.
+/// No authentication and no encryption: the only mode so far.
 pub const SECURITY_NONE: u8 = 0;
 
 /// What each side sends first: magic, wire versions, security mode, 3 zero bytes. Little-endian.
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn the_preamble_has_its_golden_bytes() {
-        let golden = *b"BRAMBLE\n\x01\0\x01\0\0\0\0\0";
+        let golden = *b"BRAMBLE\n\x02\0\x02\0\0\0\0\0";
         assert_eq!(Preamble::OWN.encode(), golden);
         assert_eq!(Preamble::decode(golden), Some(Preamble::OWN));
         for byte in (0..8).chain(13..16) {
@@ -180,11 +180,11 @@ mod tests {
     #[test]
     fn versions_agree_on_the_highest_common_one_or_refuse_by_name() {
         let with = |lowest, highest, security| Preamble { lowest, highest, security }.agree();
-        assert_eq!(with(1, 7, 0), Ok(1));
-        assert_eq!(with(0, 1, 0), Ok(1));
-        assert!(matches!(with(2, 7, 0), Err(FaultKind::WireVersion { lowest: 2, highest: 7, .. })));
-        assert!(matches!(with(0, 0, 0), Err(FaultKind::WireVersion { .. })));
-        assert_eq!(with(1, 1, 9), Err(FaultKind::SecurityMode { mode: 9 }));
+        assert_eq!(with(1, 7, 0), Ok(2));
+        assert_eq!(with(0, 2, 0), Ok(2));
+        assert!(matches!(with(3, 7, 0), Err(FaultKind::WireVersion { lowest: 3, highest: 7, .. })));
+        assert!(matches!(with(0, 1, 0), Err(FaultKind::WireVersion { .. })));
+        assert_eq!(with(2, 2, 9), Err(FaultKind::SecurityMode { mode: 9 }));
     }
 
     #[test]

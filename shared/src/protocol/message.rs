@@ -5,9 +5,12 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::{
     ids::{Epoch, ModelIdentity, Rank, RequestId, TopologyHash},
     latency::RequestTimes,
-    protocol::error::{Fault, FaultKind},
+    protocol::{
+        bench::Bench,
+        error::{Fault, FaultKind},
+    },
     sampling::SamplingParameters,
-    telemetry::{LoadProgress, NodeReport, RankTotals},
+    telemetry::{BenchFound, BenchProgress, LoadProgress, NodeReport, RankTotals},
     topology::{Exclusions, Topology},
     units::Bytes,
 };
@@ -23,7 +26,7 @@ pub const STOP_BYTES_MAX: usize = 256;
 /// Shortest interval between reports, in milliseconds.
 pub const REPORT_INTERVAL_MS_MIN: u32 = 50;
 
-/// A console's request. Responses carry the same id; a `Generate` is cancelled by a `Cancel` with its id.
+/// A console's request. Responses carry the same id; a `Generate` or a `Bench` is cancelled by a `Cancel` with its id.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// Chosen by the console, unique within its session.
@@ -65,12 +68,14 @@ pub enum RequestBody {
     },
     /// Complete a text (heads only).
     Generate(Box<Generate>),
-    /// Cancel the `Generate` with the same id.
+    /// Cancel the `Generate` or the `Bench` with the same id.
     Cancel,
     /// Drain, then end so that the supervisor starts the daemon again. Answered by `Restarting`.
     Restart,
     /// What an operator said about nodes to be out or in. Answered by `Excluded` once it is on disk.
     Exclude(Exclusions),
+    /// Measure this machine, which must hold no topology. Answered by `Benching` now and then, `Benched` at the end.
+    Bench(Box<Bench>),
 }
 
 /// The first phase of an assignment.
@@ -138,6 +143,10 @@ pub enum ResponseBody {
     Restarting,
     /// The list is kept.
     Excluded,
+    /// Progress of a bench.
+    Benching(BenchProgress),
+    /// What a bench found.
+    Benched(BenchFound),
 }
 
 /// A model file on a node.

@@ -1,4 +1,5 @@
 //! The wire: preamble and handshake, messages between console and daemon, heartbeats, data frames between ranks.
+pub mod bench;
 pub mod connection;
 pub mod error;
 pub mod frame;
@@ -9,9 +10,9 @@ pub mod seal;
 /// The port that brambled listens on unless told otherwise.
 pub const PORT: u16 = 9999;
 /// Lowest wire version that this build speaks.
-pub const WIRE_LOWEST: u16 = 1;
+pub const WIRE_LOWEST: u16 = 2;
 /// Highest wire version that this build speaks.
-pub const WIRE_HIGHEST: u16 = 1;
+pub const WIRE_HIGHEST: u16 = 2;
 /// Changes whenever a kernel gives other numbers: ranks of a stage must share it.
 pub const NUMERIC_VERSION: u32 = 1;
 /// The build, for people; never compared.

@@ -1,8 +1,10 @@
 //! What a node reports about itself and about where time goes. Plain values; nothing is measured here.
+pub mod bench;
 pub mod health;
 pub mod node;
 pub mod sync;
 
+pub use bench::{BenchFound, BenchProgress, KernelBench, NodeBench};
 pub use health::{Health, Warning};
 pub use node::{LoadProgress, NodeReport, NodeState};
 pub use sync::{Lateness, LayerSync, PhaseTotals, RankTotals, SyncKind, SyncRecord};

@@ -32,6 +32,8 @@ pub enum NodeState {
     Draining,
     /// Its topology broke; the reason is in the report. A new assignment cures it.
     Faulted,
+    /// Holds no shard and measures itself for a console.
+    Benching,
 }
 
 impl NodeState {
@@ -46,6 +48,7 @@ impl NodeState {
             Self::Serving => "serving",
             Self::Draining => "draining",
             Self::Faulted => "faulted",
+            Self::Benching => "benching",
         }
     }
 }

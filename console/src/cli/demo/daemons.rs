@@ -17,7 +17,10 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::{cli::output, client::session::Session};
+use crate::{
+    cli::{brambled, output},
+    client::session::Session,
+};
 
 /// All daemons must answer within this.
 const START: Duration = Duration::from_secs(20);
@@ -96,7 +99,7 @@ fn lock(children: &Mutex<Vec<Child>>) -> MutexGuard<'_, Vec<Child>> {
 impl Daemons {
     /// Starts `count` daemons on 127.0.0.2 and up, and waits until all answer.
     pub(super) async fn start(count: usize, models: &Path) -> anyhow::Result<Self> {
-        let program = program()?;
+        let program = brambled::path()?;
         let folder = tempfile::Builder::new().prefix("bramble-demo-").tempdir().context("cannot make a folder")?;
         let (port, claim) = claim_port(count, PORT)?;
         if port != PORT {
@@ -210,18 +213,6 @@ fn claim_port(count: usize, first: u16) -> anyhow::Result<(u16, TcpListener)> {
     };
     let found = (first..first.saturating_add(200)).find_map(claim);
     found.ok_or_else(|| anyhow!("no port from {first} on is free on {count} loopback addresses"))
-}
-
-/// brambled beside this program, else on PATH.
-fn program() -> anyhow::Result<PathBuf> {
-    let own = std::env::current_exe().context("cannot find this program's own path")?;
-    let beside = own.with_file_name("brambled");
-    if beside.is_file() {
-        return Ok(beside);
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|folder| folder.join("brambled")).find(|path| path.is_file());
-    found.ok_or_else(|| anyhow!("brambled is neither beside {} nor on PATH; build or install it", own.display()))
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ impl Driver {
         self.open = Some(Open { place, loaded: None, cancelled: Arc::clone(&cancelled), arrivals, arrived });
         let (config, inputs) = (Arc::clone(&self.config), self.around.inputs.clone());
         let kernels = self.around.kernels;
-        spawn_blocking(move || {
+        let load = move || {
             let epoch = prepare.epoch;
             let begun = Instant::now();
             let told = AtomicU64::new(0);
@@ -78,6 +78,13 @@ impl Driver {
             let result = loading::load(&config, kernels, &prepare, &progress).map(Box::new);
             tracing::info!(%epoch, model = prepare.topology.model, ok = result.is_ok(), ms = begun.elapsed().as_millis() as u64, "load ended");
             let _ = inputs.blocking_send(Input::Loaded(LoadOutcome(epoch, result)));
+        };
+        let benching = self.benching.take();
+        tokio::spawn(async move {
+            if let Some(benching) = benching {
+                benching.gone().await;
+            }
+            spawn_blocking(load);
         });
     }
 

@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// What computing takes beyond weights and KV cache: buffers of a step, links, threads.
-const WORKING_BYTES: u64 = 32 << 20;
+pub(super) const WORKING_BYTES: u64 = 32 << 20;
 
 /// A shard and what the engine needs beside it.
 #[derive(Debug)]
@@ -51,17 +51,18 @@ fn find(folders: &[PathBuf], model: &str) -> Result<PathBuf, FaultKind> {
     })
 }
 
-fn open(folders: &[PathBuf], model: &str) -> Result<(Arc<GgufFile>, Shape), FaultKind> {
+/// The model of this name: where it is, the file, its shape.
+pub(super) fn open(folders: &[PathBuf], model: &str) -> Result<(PathBuf, Arc<GgufFile>, Shape), FaultKind> {
     let path = find(folders, model)?;
     let invalid = |error: GgufError| FaultKind::ModelInvalid { model: model.into(), reason: error.to_string() };
     let file = GgufFile::open(&path).map_err(invalid)?;
     let shape = Shape::read(&file).map_err(invalid)?;
-    Ok((Arc::new(file), shape))
+    Ok((path, Arc::new(file), shape))
 }
 
 /// Identity and shape of a model.
 pub(super) fn identify(folders: &[PathBuf], model: &str) -> Result<ModelCard, FaultKind> {
-    let (file, shape) = open(folders, model)?;
+    let (_, file, shape) = open(folders, model)?;
     Ok(ModelCard {
         model: model.into(),
         identity: ModelIdentity(file.identity()),
@@ -82,7 +83,7 @@ pub(super) fn load(
 ) -> Result<Loaded, FaultKind> {
     let topology = &prepare.topology;
     let model = || topology.model.clone();
-    let (file, shape) = open(&config.models, &topology.model)?;
+    let (_, file, shape) = open(&config.models, &topology.model)?;
     let actual = ModelIdentity(file.identity());
     if actual != topology.identity {
         return Err(FaultKind::ModelDiffers { model: model(), expected: topology.identity, actual });
@@ -141,7 +142,7 @@ fn kv_bytes(topology: &Topology, shape: &Shape, heads_kv: usize) -> u64 {
 }
 
 /// Refuses what would end in swapping or in the out-of-memory killer.
-fn preflight(needed: u64, memory_max: Option<u64>) -> Result<(), FaultKind> {
+pub(super) fn preflight(needed: u64, memory_max: Option<u64>) -> Result<(), FaultKind> {
     let available = memory::available().0;
     let available = memory_max.map_or(available, |most| most.min(available));
     if available > 0 && needed > available {

@@ -1,6 +1,7 @@
 //! Does what the node says: sessions, loads, links, the engine, heartbeats, the disk. The only room of `node` with
 //! sockets, clocks and threads; decides nothing itself.
 mod assigning;
+mod benching;
 mod heartbeat;
 mod linking;
 mod loading;
@@ -37,6 +38,7 @@ use tokio::{
 
 use self::{
     assigning::{LinkOutcome, LoadOutcome, Open},
+    benching::Benching,
     report::{Constants, Watcher},
     running::{Running, Surroundings},
     state::{Kept, StateFolder},
@@ -104,6 +106,8 @@ pub struct Driver {
     watchers: Vec<Watcher>,
     open: Option<Open>,
     running: Option<Running>,
+    /// The latest bench.
+    benching: Option<Benching>,
     /// Resident memory, and when it was read.
     memory: (Instant, Bytes),
     watching: Watching,
@@ -137,6 +141,7 @@ impl Driver {
             watchers: Vec::new(),
             open: None,
             running: None,
+            benching: None,
             memory: (Instant::now(), memory::resident()),
             watching: Watching::new(monitor),
             supervisor: Supervisor::from_environment(),
@@ -168,6 +173,10 @@ impl Driver {
         drop(inputs);
         if let Some(running) = self.running.take() {
             running.stop(true).await;
+        }
+        if let Some(benching) = self.benching.take() {
+            benching.stop();
+            benching.gone().await;
         }
         self.exit.unwrap_or(0)
     }
@@ -297,6 +306,12 @@ impl Driver {
             }
             Effect::Watch { session, id, interval } => self.watch(session, id, interval).await,
             Effect::Identify { session, id, model } => self.identify(session, id, model),
+            Effect::Bench(key, bench) => self.bench(key, *bench),
+            Effect::StopBench(key) => {
+                if let Some(benching) = self.benching.as_ref().filter(|benching| benching.key == key) {
+                    benching.stop();
+                }
+            }
             Effect::Load(prepare) => self.load(*prepare),
             Effect::Discard(epoch) => {
                 if let Some(open) = self.open.take_if(|open| open.place.epoch == epoch) {

@@ -1,0 +1,214 @@
+//! Benches: one at a time, only while nothing else is here. An assignment, a drain or the end of its session ends one: a
+//! bench is a question, an assignment is what the node is for.
+use shared::{
+    ids::RequestId,
+    protocol::{
+        bench::Bench,
+        error::{Fault, FaultKind},
+        message::ResponseBody,
+    },
+    telemetry::{BenchFound, BenchProgress},
+};
+
+use super::{
+    event::{BenchKey, Effect, SessionId},
+    machine::Node,
+};
+
+/// A bench that runs.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Running {
+    key: BenchKey,
+    session: SessionId,
+    id: RequestId,
+    by: String,
+}
+
+/// The bench of a node, and the number of the latest.
+#[derive(Debug, Default)]
+pub(super) struct Benches {
+    latest: u64,
+    running: Option<Running>,
+}
+
+impl Benches {
+    pub(super) fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+}
+
+impl Node {
+    fn check_bench(&self, bench: &Bench) -> Result<(), FaultKind> {
+        if self.draining.is_some() {
+            return Err(FaultKind::Draining);
+        }
+        if let Some(running) = &self.benches.running {
+            return Err(FaultKind::BenchRuns { by: running.by.clone() });
+        }
+        if self.open.is_some() || self.running.is_some() {
+            return Err(FaultKind::NotIdle { state: self.state().name().into() });
+        }
+        bench.check().map_err(|reason| FaultKind::ParameterInvalid { reason })
+    }
+
+    pub(super) fn bench(&mut self, (session, id): (SessionId, RequestId), by: String, bench: Bench) -> Vec<Effect> {
+        if let Err(kind) = self.check_bench(&bench) {
+            return self.refuse(session, id, kind);
+        }
+        self.benches.latest += 1;
+        let key = BenchKey(self.benches.latest);
+        self.benches.running = Some(Running { key, session, id, by });
+        vec![Effect::Bench(key, Box::new(bench))]
+    }
+
+    pub(super) fn bench_progress(&self, key: BenchKey, progress: BenchProgress) -> Vec<Effect> {
+        let running = self.benches.running.iter().filter(|running| running.key == key);
+        let body = |running: &Running| {
+            let Running { session, id, .. } = *running;
+            Effect::Respond { session, id, body: ResponseBody::Benching(progress.clone()) }
+        };
+        running.map(body).collect()
+    }
+
+    pub(super) fn bench_ended(&mut self, key: BenchKey, result: Result<BenchFound, Fault>) -> Vec<Effect> {
+        let Some(Running { session, id, .. }) = self.benches.running.take_if(|running| running.key == key) else {
+            return Vec::new();
+        };
+        vec![Effect::Respond { session, id, body: result.map_or_else(ResponseBody::Failed, ResponseBody::Benched) }]
+    }
+
+    /// Ends the bench, if one runs; who asked for it hears why.
+    pub(super) fn end_bench(&mut self, kind: FaultKind) -> Vec<Effect> {
+        let Some(Running { key, session, id, .. }) = self.benches.running.take() else { return Vec::new() };
+        let body = ResponseBody::Failed(self.fault_here(kind));
+        vec![Effect::StopBench(key), Effect::Respond { session, id, body }]
+    }
+
+    /// Who asked for it wants it no more.
+    pub(super) fn cancel_bench(&mut self, session: SessionId, id: Option<RequestId>) -> Vec<Effect> {
+        let is_it = |running: &&Running| running.session == session && id.is_none_or(|id| running.id == id);
+        let by = self.benches.running.as_ref().filter(is_it).map(|running| running.by.clone());
+        by.map_or_else(Vec::new, |by| self.end_bench(FaultKind::BenchCancelled { by }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use shared::{
+        ids::Epoch,
+        protocol::{
+            bench::{BENCH_REPEATS_MAX, BenchKernels},
+            message::RequestBody,
+        },
+        telemetry::{KernelBench, NodeState},
+    };
+
+    use super::*;
+    use crate::node::{
+        Event,
+        tests::{CONSOLE, OTHER, ask, failure, node, prepare, running},
+    };
+
+    fn bench() -> Bench {
+        Bench::Kernels(BenchKernels {
+            model: None,
+            threads: 1,
+            formats: Vec::new(),
+            tables: Vec::new(),
+            tokens: Vec::new(),
+            rows: 16,
+            columns: 256,
+            repeats: 1,
+        })
+    }
+
+    fn asked(node: &mut Node, session: SessionId) -> Vec<Effect> {
+        ask(node, session, 7, RequestBody::Bench(Box::new(bench())))
+    }
+
+    fn benching() -> Node {
+        let mut node = node();
+        assert_eq!(asked(&mut node, CONSOLE), [Effect::Bench(BenchKey(1), Box::new(bench()))]);
+        assert_eq!(node.state(), NodeState::Benching);
+        node
+    }
+
+    fn found() -> BenchFound {
+        BenchFound::Kernels(KernelBench { threads: 1, tables: Vec::new() })
+    }
+
+    #[test]
+    fn a_bench_tells_of_its_progress_and_its_end_to_who_asked() {
+        let mut node = benching();
+        let progress = BenchProgress { step: 1, steps: 2, what: "prefill".into() };
+        let told = node.handle(Event::BenchProgress(BenchKey(1), progress.clone()));
+        let body = ResponseBody::Benching(progress.clone());
+        assert_eq!(told, [Effect::Respond { session: CONSOLE, id: RequestId(7), body }]);
+        let ended = node.handle(Event::BenchEnded(BenchKey(1), Ok(found())));
+        let body = ResponseBody::Benched(found());
+        assert_eq!(ended, [Effect::Respond { session: CONSOLE, id: RequestId(7), body }]);
+        assert_eq!(node.state(), NodeState::Idle);
+        assert_eq!(node.handle(Event::BenchProgress(BenchKey(1), progress)), []);
+        assert_eq!(asked(&mut node, OTHER), [Effect::Bench(BenchKey(2), Box::new(bench()))]);
+        assert_eq!(node.handle(Event::BenchEnded(BenchKey(1), Ok(found()))), [], "that was the one before");
+    }
+
+    #[test]
+    fn only_an_idle_node_is_measured_and_by_one_bench() {
+        let refused = |node: &mut Node| failure(&asked(node, OTHER)).cloned();
+        let mut serving = running();
+        assert_eq!(refused(&mut serving), Some(FaultKind::NotIdle { state: "ready".into() }));
+        let mut loading = node();
+        prepare(&mut loading, CONSOLE, 3, 4);
+        assert_eq!(refused(&mut loading), Some(FaultKind::NotIdle { state: "loading".into() }));
+        assert_eq!(refused(&mut benching()), Some(FaultKind::BenchRuns { by: "console 1".into() }));
+        let mut draining = running();
+        ask(&mut draining, CONSOLE, 1, RequestBody::Restart);
+        assert_eq!(refused(&mut draining), Some(FaultKind::Draining));
+        let mut node = node();
+        let Bench::Kernels(mut kernels) = bench() else { panic!("a bench of kernels") };
+        kernels.repeats = BENCH_REPEATS_MAX + 1;
+        let effects = ask(&mut node, CONSOLE, 1, RequestBody::Bench(Box::new(Bench::Kernels(kernels))));
+        assert!(
+            matches!(failure(&effects), Some(FaultKind::ParameterInvalid { reason }) if reason.contains("repeats"))
+        );
+        assert_eq!(node.state(), NodeState::Idle);
+    }
+
+    #[test]
+    fn a_bench_ends_when_it_is_cancelled_or_its_session_ends_or_the_node_drains() {
+        let stop = Effect::StopBench(BenchKey(1));
+        let mut cancelled = benching();
+        assert_eq!(ask(&mut cancelled, OTHER, 7, RequestBody::Cancel), [], "another session's id");
+        assert_eq!(ask(&mut cancelled, CONSOLE, 8, RequestBody::Cancel), [], "another id");
+        let effects = ask(&mut cancelled, CONSOLE, 7, RequestBody::Cancel);
+        assert!(effects.contains(&stop) && matches!(failure(&effects), Some(FaultKind::BenchCancelled { .. })));
+        assert_eq!(cancelled.state(), NodeState::Idle);
+        let mut closed = benching();
+        assert_eq!(closed.handle(Event::SessionClosed(OTHER)), []);
+        assert!(closed.handle(Event::SessionClosed(CONSOLE)).contains(&stop));
+        let mut slow = benching();
+        assert!(slow.handle(Event::SessionSlow(CONSOLE)).contains(&stop));
+        let mut drained = benching();
+        let effects = drained.handle(Event::Terminate { now: Duration::ZERO });
+        assert!(matches!(failure(&effects), Some(FaultKind::DrainEnded)), "{effects:?}");
+        assert!(effects.contains(&stop) && effects.last() == Some(&Effect::Exit(0)));
+    }
+
+    #[test]
+    fn an_assignment_goes_before_a_bench_but_one_that_is_refused_leaves_it_alone() {
+        let mut node = benching();
+        assert!(failure(&prepare(&mut node, OTHER, 2, 4)).is_some(), "the epoch has moved");
+        assert_eq!(node.state(), NodeState::Benching);
+        let effects = prepare(&mut node, OTHER, 3, 4);
+        let by = "console 2".to_owned();
+        let body = ResponseBody::Failed(node.fault_here(FaultKind::BenchSuperseded { by }));
+        let stopped = [Effect::StopBench(BenchKey(1)), Effect::Respond { session: CONSOLE, id: RequestId(7), body }];
+        assert_eq!(effects[..2], stopped, "stopped before anything is loaded");
+        assert!(matches!(&effects[2..], [Effect::Load(prepare)] if prepare.epoch == Epoch(4)), "{effects:?}");
+        assert_eq!(node.state(), NodeState::Loading);
+        assert_eq!(node.handle(Event::BenchEnded(BenchKey(1), Ok(found()))), []);
+    }
+}

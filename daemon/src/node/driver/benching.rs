@@ -1,0 +1,326 @@
+//! Runs benches, each as a process of its own: its peak of memory is that of the work alone, and all of it comes back at
+//! its end. None stays behind: a process ends when its standard input closes, whatever happens to the daemon.
+use std::{
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use shared::{
+    gguf::{BlockFormat, GgufFile, Shape},
+    protocol::{
+        bench::{BENCH_OUTPUT_BYTES_MAX, BENCH_SECONDS_MAX, Bench, BenchKernels, BenchNode, CONTEXT_DEFAULT},
+        error::{Fault, FaultKind},
+    },
+    telemetry::BenchFound,
+    topology::{cut, spec::KV_BLOCK_LENGTH},
+};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, BufReader},
+    process::{Child, Command},
+    sync::mpsc::Sender,
+    task::{JoinHandle, spawn_blocking},
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Driver, Event, Input,
+    loading::{self, preflight},
+};
+use crate::{
+    config::Config,
+    kernels::Kernels,
+    model::{KvCache, weights::shard_bytes},
+    node::BenchKey,
+};
+
+/// A killed process must be gone within this, its memory given back.
+const GONE: Duration = Duration::from_secs(5);
+/// Longest reason in characters.
+const REASON_MAX: usize = 500;
+
+/// A bench under way, or one that is being killed.
+#[derive(Debug)]
+pub(super) struct Benching {
+    pub(super) key: BenchKey,
+    cancel: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Benching {
+    /// Kills it.
+    pub(super) fn stop(&self) {
+        self.cancel.cancel();
+    }
+
+    /// Waits until its process is gone.
+    pub(super) async fn gone(self) {
+        // One that cannot be killed hangs in the kernel: what comes next checks the memory itself.
+        let _ = timeout(GONE, self.task).await;
+    }
+}
+
+/// What a bench's task works with.
+struct Job {
+    config: Arc<Config>,
+    kernels: &'static Kernels,
+    bench: Arc<Bench>,
+    key: BenchKey,
+    inputs: Sender<Input>,
+    patience: Duration,
+}
+
+impl Driver {
+    pub(super) fn bench(&mut self, key: BenchKey, bench: Bench) {
+        let cancel = CancellationToken::new();
+        let job = Job {
+            config: Arc::clone(&self.config),
+            kernels: self.around.kernels,
+            bench: Arc::new(bench),
+            key,
+            inputs: self.around.inputs.clone(),
+            patience: Duration::from_secs(u64::from(BENCH_SECONDS_MAX)),
+        };
+        let (cancelled, before) = (cancel.clone(), self.benching.take());
+        let task = tokio::spawn(async move {
+            if let Some(before) = before {
+                before.gone().await;
+            }
+            let result = job.run(&cancelled).await;
+            if cancelled.is_cancelled() {
+                return;
+            }
+            let result = result.map_err(|kind| Fault::new(&job.config.name, kind));
+            tracing::info!(ok = result.is_ok(), "bench ended");
+            let _ = job.inputs.send(Input::Event(Event::BenchEnded(key, result))).await;
+        });
+        self.benching = Some(Benching { key, cancel, task });
+    }
+}
+
+impl Job {
+    async fn run(&self, cancelled: &CancellationToken) -> Result<BenchFound, FaultKind> {
+        let (config, kernels, bench) = (Arc::clone(&self.config), self.kernels, Arc::clone(&self.bench));
+        let model = spawn_blocking(move || check(&config, kernels, &bench)).await;
+        let model = model.unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() }))?;
+        let mut child = spawn(&self.bench, model.as_deref())?;
+        tracing::info!(model = self.bench.model(), pid = child.id(), "bench begins");
+        self.see_through(&mut child, cancelled).await
+    }
+
+    /// Listens to the process until it ends, is no longer wanted or takes too long; it is gone afterwards.
+    async fn see_through(&self, child: &mut Child, cancelled: &CancellationToken) -> Result<BenchFound, FaultKind> {
+        let ended = tokio::select! {
+            () = cancelled.cancelled() => None,
+            ended = timeout(self.patience, self.listen(child)) => Some(ended),
+        };
+        // One that ended by itself is past killing.
+        let _ = child.start_kill();
+        let _ = child.wait().await;
+        match ended {
+            Some(Ok(result)) => result,
+            Some(Err(_)) => {
+                Err(FaultKind::Timeout { what: "the bench".into(), seconds: self.patience.as_secs() as u32 })
+            }
+            None => Err(FaultKind::BenchFailed { reason: "it was cancelled".into() }),
+        }
+    }
+
+    /// Passes progress on until the process ends.
+    async fn listen(&self, child: &mut Child) -> Result<BenchFound, FaultKind> {
+        let failed = |reason: String| FaultKind::BenchFailed { reason };
+        // Kept open: where it closes, the process ends.
+        let (stdin, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (out, err) = out.zip(err).ok_or_else(|| failed("its process has no output".into()))?;
+        let printing = async {
+            let mut bytes = Vec::new();
+            // What is cut off is no JSON, which is said below.
+            let _ = out.take(BENCH_OUTPUT_BYTES_MAX).read_to_end(&mut bytes).await;
+            bytes
+        };
+        let telling = async {
+            let mut lines = BufReader::new(err.take(BENCH_OUTPUT_BYTES_MAX)).lines();
+            let mut last = String::new();
+            while let Ok(Some(line)) = lines.next_line().await {
+                match line.parse() {
+                    Ok(progress) => {
+                        let event = Event::BenchProgress(self.key, progress);
+                        // A driver that is gone kills this bench.
+                        let _ = self.inputs.send(Input::Event(event)).await;
+                    }
+                    Err(_) => last = line.chars().take(REASON_MAX).collect(),
+                }
+            }
+            last
+        };
+        let (printed, last) = tokio::join!(printing, telling);
+        let status = child.wait().await.map_err(|error| failed(error.to_string()))?;
+        drop(stdin);
+        if !status.success() {
+            return Err(failed(reason(status, &last)));
+        }
+        let found = match &*self.bench {
+            Bench::Node(_) => serde_json::from_slice(&printed).map(BenchFound::Node),
+            Bench::Kernels(_) => serde_json::from_slice(&printed).map(BenchFound::Kernels),
+        };
+        found.map_err(|error| failed(format!("it printed something else: {error}")))
+    }
+}
+
+/// What its process said last, without the program's name.
+fn reason(status: ExitStatus, last: &str) -> String {
+    let said = last.strip_prefix("brambled: ").unwrap_or(last);
+    if said.is_empty() { format!("its process ended with {status}") } else { said.into() }
+}
+
+fn spawn(bench: &Bench, model: Option<&Path>) -> Result<Child, FaultKind> {
+    let mut command = Command::new(program());
+    command.args(bench.arguments(model)).arg0("brambled");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    // What the service manager says is for the daemon.
+    for name in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
+        command.env_remove(name);
+    }
+    command.spawn().map_err(|error| FaultKind::BenchFailed { reason: format!("brambled cannot be started: {error}") })
+}
+
+/// This program; where an upgrade has replaced its file, the one that runs all the same.
+fn program() -> PathBuf {
+    let own = std::env::current_exe().ok().filter(|path| path.is_file());
+    own.unwrap_or_else(|| "/proc/self/exe".into())
+}
+
+/// The model's file, if it needs one and its memory is there: nothing must end in the out-of-memory killer.
+fn check(config: &Config, kernels: &'static Kernels, bench: &Bench) -> Result<Option<PathBuf>, FaultKind> {
+    let opened = bench.model().map(|model| loading::open(&config.models, model)).transpose()?;
+    let needed = match (bench, &opened) {
+        (Bench::Node(node), Some((_, file, shape))) => node_bytes(node, (file, shape), kernels)?,
+        (Bench::Node(_), None) => 0,
+        (Bench::Kernels(products), opened) => kernel_bytes(products, opened.as_ref().map(|(_, file, _)| &**file)),
+    };
+    preflight(needed + loading::WORKING_BYTES, config.memory_max)?;
+    Ok(opened.map(|(path, ..)| path))
+}
+
+fn node_bytes(
+    node: &BenchNode,
+    (file, shape): (&GgufFile, &Shape),
+    kernels: &'static Kernels,
+) -> Result<u64, FaultKind> {
+    let invalid = |reason: String| FaultKind::ModelInvalid { model: node.model.clone(), reason };
+    let plans = cut(shape, &[1]).map_err(|error| invalid(error.to_string()))?;
+    let weights = shard_bytes(file, shape, &plans[0], kernels).map_err(|error| invalid(error.to_string()))?;
+    let context = if node.context.is_empty() { &CONTEXT_DEFAULT } else { node.context.as_slice() };
+    let longest = node.prefill.iter().chain(context).max().map_or(0, |tokens| *tokens);
+    let positions = ((longest + node.tokens + 1) as usize).min(shape.context_length);
+    let blocks = positions.div_ceil(KV_BLOCK_LENGTH);
+    let cache = KvCache::bytes(node.kv, shape.block_count, blocks, shape.head_count_kv, shape.head_length);
+    // What is read for the bandwidth is there twice, and before or after the weights.
+    let read = node.read_mib.map_or(0, |mib| u64::from(mib) << 21);
+    Ok((weights + cache).max(read))
+}
+
+/// A matrix of each format, and the largest once more, packed.
+fn kernel_bytes(products: &BenchKernels, file: Option<&GgufFile>) -> u64 {
+    let asked = |format: &BlockFormat| {
+        let mut names = products.formats.iter();
+        products.formats.is_empty() || names.any(|name| name.eq_ignore_ascii_case(format.name()))
+    };
+    let bytes = |format: BlockFormat| match file {
+        Some(file) => {
+            let of_format = file.tensors().filter(|tensor| tensor.format == format && tensor.rows() > 1);
+            let bytes = of_format.map(|tensor| tensor.rows().min(products.rows as usize) * tensor.row_bytes());
+            bytes.max().unwrap_or(0) as u64
+        }
+        None => u64::from(products.rows) * format.row_bytes(products.columns as usize).unwrap_or(0) as u64,
+    };
+    let each: Vec<u64> = BlockFormat::ALL.into_iter().filter(asked).map(bytes).collect();
+    each.iter().sum::<u64>() + each.iter().max().copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::telemetry::BenchProgress;
+    use tokio::sync::mpsc::channel;
+
+    use super::*;
+    use crate::config::Arguments;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn kernels(rows: u32, formats: &[&str]) -> BenchKernels {
+        BenchKernels {
+            model: None,
+            threads: 1,
+            formats: formats.iter().map(|format| (*format).to_owned()).collect(),
+            tables: Vec::new(),
+            tokens: Vec::new(),
+            rows,
+            columns: 256,
+            repeats: 1,
+        }
+    }
+
+    /// What comes of a process that a shell is; it is gone afterwards.
+    async fn seen(
+        script: &str,
+        patience: Duration,
+        cancels: bool,
+    ) -> (Vec<BenchProgress>, Result<BenchFound, FaultKind>) {
+        let (inputs, mut told) = channel(64);
+        let config = Config::load(Arguments::default()).expect("defaults are settings");
+        let bench = Arc::new(Bench::Kernels(kernels(1, &[])));
+        let kernels = Kernels::choose(None).expect("there is one");
+        let job = Job { config: config.into(), kernels, bench, key: BenchKey(1), inputs, patience };
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = shell.spawn().expect("there is a shell");
+        let cancelled = CancellationToken::new();
+        if cancels {
+            cancelled.cancel();
+        }
+        let result = job.see_through(&mut child, &cancelled).await;
+        assert!(matches!(child.try_wait(), Ok(Some(_))), "it is gone");
+        let mut progress = Vec::new();
+        while let Ok(Input::Event(Event::BenchProgress(BenchKey(1), one))) = told.try_recv() {
+            progress.push(one);
+        }
+        (progress, result)
+    }
+
+    #[tokio::test]
+    async fn a_process_is_listened_to_and_its_failure_is_told_in_its_words() {
+        let works = "echo '1/2 one' >&2; echo aside >&2; echo '2/2 two' >&2; echo '{\"threads\":3,\"tables\":[]}'";
+        let (progress, found) = seen(works, LONG, false).await;
+        assert_eq!(progress.iter().map(|one| one.what.as_str()).collect::<Vec<_>>(), ["one", "two"]);
+        assert!(matches!(found, Ok(BenchFound::Kernels(found)) if found.threads == 3));
+        let failed = |result| match result {
+            Err(FaultKind::BenchFailed { reason }) => reason,
+            other => panic!("{other:?}"),
+        };
+        let (_, result) = seen("echo 'brambled: cannot use m.gguf' >&2; exit 1", LONG, false).await;
+        assert_eq!(failed(result), "cannot use m.gguf");
+        let (_, result) = seen("kill -9 $$", LONG, false).await;
+        assert!(failed(result).contains("signal: 9"));
+        let (_, result) = seen("echo hello", LONG, false).await;
+        assert!(failed(result).contains("something else"));
+    }
+
+    #[tokio::test]
+    async fn a_process_that_takes_too_long_or_is_not_wanted_is_killed() {
+        let (_, late) = seen("exec sleep 60", Duration::from_millis(20), false).await;
+        assert!(matches!(late, Err(FaultKind::Timeout { .. })), "{late:?}");
+        let (_, cancelled) = seen("exec sleep 60", LONG, true).await;
+        assert!(matches!(cancelled, Err(FaultKind::BenchFailed { .. })), "{cancelled:?}");
+    }
+
+    #[test]
+    fn the_memory_of_made_up_matrices_counts_each_and_the_largest_twice() {
+        // Rows of 256 weights: 144 bytes of Q4_0, 272 of Q8_0.
+        assert_eq!(kernel_bytes(&kernels(10, &["q4_0", "Q8_0"]), None), 1440 + 2720 + 2720);
+        assert_eq!(kernel_bytes(&kernels(10, &["Q4_0"]), None), 2 * 1440);
+        assert!(kernel_bytes(&kernels(10, &[]), None) > 10 * 2 * 1024, "F32 among them");
+    }
+}

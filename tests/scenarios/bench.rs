@@ -1,0 +1,222 @@
+//! Measuring: nodes by their daemons, this machine without one; what ends a bench, and that it leaves nothing behind.
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command},
+};
+
+use harness::{
+    programs::{Cluster, DEEP, console, deep_models, demo_models, finish, programs, root, spawn_console, wait_until},
+    terminal::Terminal,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+
+const MODEL: &str = "bard-q8_0.gguf";
+/// Little work; what it gives is no figure of the machine.
+const SMALL: &[&str] = &["--read-mib", "4", "--tokens", "2", "--repeats", "1", "--product-tokens", "1,4"];
+
+/// Runs `console bench` on all nodes.
+fn measure(cluster: &Cluster, more: &[&str]) -> harness::programs::Ended {
+    let nodes = cluster.nodes();
+    console(&[&["bench", "--nodes", &nodes], SMALL, more].concat())
+}
+
+/// Starts a bench that takes minutes and returns with its process when it computes.
+fn start_long(cluster: &Cluster) -> (Child, Pid) {
+    let nodes = cluster.nodes();
+    let long = ["--model", DEEP, "--read-mib", "1", "--prefill", "8000", "--repeats", "99", "--json"];
+    let child = spawn_console(&[&["bench", "--nodes", &nodes], &long[..]].concat());
+    wait_until("the bench runs", || children(cluster.pid(0)).len() == 1);
+    assert_eq!(cluster.status(0)["state"], "benching");
+    (child, children(cluster.pid(0))[0])
+}
+
+/// Parent and state of a process.
+fn stat(process: &Path) -> Option<(i32, char)> {
+    let text = fs::read_to_string(process.join("stat")).ok()?;
+    let mut fields = text.rsplit_once(") ")?.1.split(' ');
+    let state = fields.next()?.chars().next()?;
+    Some((fields.next()?.parse().ok()?, state))
+}
+
+/// Living processes that a process has started.
+fn children(parent: Pid) -> Vec<Pid> {
+    let of = |entry: fs::DirEntry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let (ppid, state) = stat(&entry.path())?;
+        (ppid == parent.as_raw() && state != 'Z').then_some(Pid::from_raw(pid))
+    };
+    fs::read_dir("/proc").expect("there is a /proc").flatten().filter_map(of).collect()
+}
+
+fn is_gone(pid: Pid) -> bool {
+    stat(&Path::new("/proc").join(pid.to_string())).is_none_or(|(_, state)| state == 'Z')
+}
+
+#[track_caller]
+fn assert_positive(values: &[&Value]) {
+    values.iter().for_each(|value| assert!(value.as_f64().is_some_and(|value| value > 0.0), "{value} in {values:?}"));
+}
+
+/// Every section of what was found is there, with figures that can be.
+#[track_caller]
+fn check(found: &Value) {
+    let (node, kernels) = (&found["node"], &found["kernels"]);
+    let list = |value: &Value| value.as_array().expect("a list").clone();
+    assert_eq!(node["model"], MODEL);
+    assert_positive(&[&node["threads"], &node["weight_bytes"], &node["resident_peak"], &node["load"]["warm_seconds"]]);
+    // Where the folder is in memory nothing can be dropped, which is said.
+    let load = &node["load"];
+    assert!(load["cold_seconds"].as_f64().is_some_and(|cold| cold > 0.0) || load["cold_note"].is_string(), "{load}");
+    let bandwidth = list(&node["bandwidth"]);
+    assert_eq!(bandwidth[0]["threads"], 1);
+    assert_eq!(bandwidth.last().expect("one at least")["threads"], node["threads"]);
+    bandwidth.iter().for_each(|one| assert_positive(&[&one["bytes_per_second"]]));
+    let lengths = |list: &[Value], key: &str| list.iter().filter_map(|one| one[key].as_u64()).collect::<Vec<_>>();
+    let (prefill, decode) = (list(&node["prefill"]), list(&node["decode"]));
+    assert_eq!(lengths(&prefill, "tokens"), [32, 128, 512]);
+    prefill.iter().for_each(|one| assert_positive(&[&one["tokens_per_second"], &one["gmacs"]]));
+    assert_eq!(lengths(&decode, "context"), [0]);
+    decode.iter().for_each(|one| assert_positive(&[&one["tokens_per_second"], &one["share_of_bandwidth"]]));
+    assert_eq!(list(&node["skipped"]).len(), 2, "contexts of 1000 and 5000 are beyond the model's");
+    let products = list(&kernels["tables"][0]["products"]);
+    assert_eq!(lengths(&products, "tokens"), [1, 4]);
+    for one in &products {
+        assert_eq!(one["format"], "Q8_0");
+        assert_positive(&[&one["gmacs"], &one["gigabytes"], &one["microseconds"]]);
+    }
+}
+
+#[test]
+fn nodes_are_measured_one_by_one_or_at_once_and_one_that_is_away_is_named() {
+    let mut cluster = Cluster::with(2, &demo_models(), "");
+    let both = measure(&cluster, &["--model", MODEL, "--json"]);
+    assert_eq!(both.code, Some(0), "{} {}", both.out, both.err);
+    let names = ["pi1", "pi2"].map(Value::from);
+    let found = both.json()["nodes"].as_array().expect("a list").clone();
+    assert_eq!(found.iter().map(|one| one["name"].clone()).collect::<Vec<_>>(), names);
+    found.iter().for_each(check);
+    wait_until("they are idle", || (0..2).all(|index| cluster.status(index)["state"] == "idle"));
+    cluster.signal(1, Signal::SIGTERM);
+    cluster.wait(1);
+    let one = measure(&cluster, &["--model", MODEL, "--parallel", "--json"]);
+    assert_eq!(one.code, Some(3), "{} {}", one.out, one.err);
+    let found = &one.json()["nodes"];
+    check(&found[0]);
+    assert_eq!((&found[1]["error"]["code"], &found[1]["node"]), (&"node_unreachable".into(), &Value::Null));
+    measure(&cluster, &["pi9", "--model", MODEL, "--json"]).assert_error(2, "usage", &["pi9", "pi1"]);
+    let only = measure(&cluster, &["pi1", "--kernels", "--model", MODEL, "--json"]);
+    assert_eq!((only.code, only.json()["nodes"].as_array().map(Vec::len)), (Some(0), Some(1)), "{}", only.err);
+    let text = measure(&cluster, &["--kernels", "--formats", "Q4_0", "--rows", "16", "--columns", "256"]);
+    assert_eq!(text.code, Some(3));
+    assert!(text.out.contains("pi1 ") && text.out.contains("Q4_0         16 x 256"), "{}", text.out);
+    assert!(!text.out.contains("prefill"), "{}", text.out);
+}
+
+#[test]
+fn a_bench_never_disturbs_a_topology_and_bad_ones_are_refused_by_name() {
+    let cluster = Cluster::of(1);
+    let refused = |more: &[&str]| measure(&cluster, &[more, &["--json"]].concat());
+    let error = |ended: &harness::programs::Ended| ended.json()["nodes"][0]["error"].clone();
+    let missing = refused(&["--model", "none.gguf"]);
+    assert_eq!((missing.code, &error(&missing)["code"]), (Some(4), &"model_missing".into()));
+    let outside = refused(&["--model", MODEL, "--context", "600"]);
+    assert_eq!((outside.code, &error(&outside)["code"]), (Some(1), &"bench_failed".into()), "{}", outside.out);
+    assert!(error(&outside)["message"].as_str().is_some_and(|said| said.contains("--context")), "{}", outside.out);
+    refused(&["--kernels", "--columns", "1"]).assert_error(2, "usage", &["columns"]);
+    assert_eq!(refused(&[]).code, Some(2), "a model is needed");
+    let ids = cluster.generate(1, &["--prompt", "ROMEO:", "--max-tokens", "2", "--temperature", "0"]).completion();
+    let serving = refused(&["--model", MODEL]);
+    assert_eq!((serving.code, &error(&serving)["code"]), (Some(4), &"not_idle".into()));
+    assert!(error(&serving)["next"].as_str().is_some_and(|next| next.contains("exclude")), "{}", serving.out);
+    assert!(children(cluster.pid(0)).is_empty());
+    let again = cluster.generate(1, &["--prompt", "ROMEO:", "--max-tokens", "2", "--temperature", "0"]).completion();
+    assert_eq!((&ids["token_ids"], &ids["epoch"]), (&again["token_ids"], &again["epoch"]));
+}
+
+#[test]
+fn a_cancelled_bench_leaves_no_process_and_a_second_one_waits_for_none() {
+    let models = deep_models();
+    let mut cluster = Cluster::with(1, models.path(), "");
+    let (bench, process) = start_long(&cluster);
+    let second = measure(&cluster, &["--model", DEEP, "--json"]);
+    assert_eq!((second.code, &second.json()["nodes"][0]["error"]["code"]), (Some(4), &"bench_runs".into()));
+    kill(Pid::from_raw(bench.id().cast_signed()), Signal::SIGINT).expect("the console runs");
+    finish(bench).assert_error(130, "interrupted", &[]);
+    wait_until("its process is gone", || is_gone(process));
+    assert_eq!(cluster.status(0)["state"], "idle");
+    // A console that dies cancels, too.
+    let (mut bench, process) = start_long(&cluster);
+    bench.kill().expect("the console runs");
+    bench.wait().expect("it was killed");
+    wait_until("its process is gone", || is_gone(process) && cluster.status(0)["state"] == "idle");
+    // A node that drains.
+    let (bench, process) = start_long(&cluster);
+    cluster.signal(0, Signal::SIGTERM);
+    assert_eq!(cluster.wait(0), Some(0));
+    assert!(is_gone(process), "it is gone before the node is");
+    let ended = finish(bench);
+    assert_eq!((ended.code, &ended.json()["nodes"][0]["error"]["code"]), (Some(5), &"drain_ended".into()));
+    // A node that is killed.
+    cluster.start(0);
+    let (bench, process) = start_long(&cluster);
+    cluster.signal(0, Signal::SIGKILL);
+    cluster.wait(0);
+    wait_until("its process is gone", || is_gone(process));
+    assert_eq!(finish(bench).code, Some(5));
+}
+
+#[test]
+fn an_assignment_goes_before_a_bench() {
+    let models = deep_models();
+    let cluster = Cluster::with(1, models.path(), "");
+    let (bench, process) = start_long(&cluster);
+    let text = cluster.generate(1, &["--model", DEEP, "--prompt", "ab", "--max-tokens", "2"]);
+    assert_eq!(text.completion()["token_ids"].as_array().map(Vec::len), Some(2));
+    assert!(is_gone(process), "its memory is back before anything is loaded");
+    let ended = finish(bench);
+    let error = &ended.json()["nodes"][0]["error"];
+    assert_eq!((ended.code, &error["code"]), (Some(5), &"bench_superseded".into()), "{}", ended.out);
+    assert!(error["message"].as_str().is_some_and(|said| said.contains('@')), "it says who assigned: {error}");
+}
+
+#[test]
+fn this_machine_is_measured_without_a_daemon() {
+    let file = root().join("packaging/demo").join(MODEL);
+    let file = file.to_str().expect("a UTF-8 path");
+    let ended = console(&[&["bench", "--model", file, "--json"], SMALL].concat());
+    assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
+    let found = &ended.json()["nodes"];
+    assert_eq!((found.as_array().map(Vec::len), &found[0]["address"]), (Some(1), &Value::Null));
+    check(&found[0]);
+    console(&["bench", "pi1", "--kernels", "--json"]).assert_error(2, "usage", &["no nodes"]);
+    let missing = console(&[&["bench", "--model", "none.gguf", "--json"], SMALL].concat());
+    missing.assert_error(1, "failed", &["none.gguf"]);
+    // Who watches sees what goes on.
+    let mut watched = Command::new(programs().join("console"));
+    watched.args(["bench", "--local", "--model", file]).args(SMALL);
+    let mut terminal = Terminal::run(watched, 120, 40);
+    terminal.wait_for(" prefill of 128 tokens");
+    terminal.wait_for("of peak");
+    assert_eq!(terminal.ended(), Some(0));
+    // Both programs print the same table, and brambled tells of its progress where it is asked to.
+    let text = console(&[&["bench", "--model", file], SMALL].concat()).out;
+    let mut brambled = Command::new(programs().join("brambled"));
+    brambled.args(["bench", "node", "--model", file, "--progress"]).args(&SMALL[..6]);
+    let output = brambled.output().expect("brambled runs");
+    let words = |text: &str| {
+        // Another test may read the same file meanwhile: then one load is cold and the other is not.
+        let lines = text.lines().filter(|line| !line.starts_with("load cold"));
+        let known = |word: &&str| !word.contains(|letter: char| letter.is_ascii_digit());
+        lines.flat_map(str::split_whitespace).filter(known).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let own = words(&String::from_utf8_lossy(&output.stdout));
+    let printed = words(&text);
+    assert!(own.len() > 40 && printed.windows(own.len()).any(|part| part == own), "{text}");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.lines().any(|line| line.ends_with(" prefill of 128 tokens")), "{told}");
+}
