@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""brambled beside llama.cpp on this machine: the same files, threads and prompt lengths, in turns; medians, ratios and whether the most probable tokens are the same.
+"""brambled beside llama.cpp on this machine: the same files, threads and prompt lengths, in turns; medians, ratios and whether the most
+probable tokens are the same. llama.cpp runs with its repacked weights and with plain ones; the faster of both counts, row by row.
 
     cargo build --release --locked && tests/peers/llama_cpp.py [--threads 1,2] [--rounds 3] MODEL.gguf ..
 
@@ -21,6 +22,8 @@ PREFILL = [128, 512]
 TOKENS = 24
 IDS = 32
 CLEAR = 0.02
+# Decodes of a turn; their median counts.
+DECODES = 3
 
 
 def install():
@@ -48,12 +51,23 @@ def models():
     return made
 
 
-def worker(path, threads):
-    """In the peer's own process: one measurement a line of input."""
+def worker(path, threads, plain):
+    """In the peer's own process: one measurement a line of input. `plain`: without repacked weights."""
     # This file has the module's name.
     sys.path = [folder for folder in sys.path if folder != os.path.dirname(os.path.abspath(__file__))]
     import llama_cpp
     from llama_cpp import Llama
+
+    if plain:
+        binding = sys.modules["llama_cpp.llama_cpp"]
+        defaults = binding.llama_model_default_params
+
+        def without_repacking():
+            parameters = defaults()
+            parameters.use_extra_bufts = False
+            return parameters
+
+        binding.llama_model_default_params = without_repacking
 
     model = Llama(path, n_ctx=1024, n_threads=threads, n_threads_batch=threads, n_batch=512, verbose=False)
     prompt = [3 + position % 250 for position in range(max(PREFILL))]
@@ -90,42 +104,51 @@ def worker(path, threads):
             print(json.dumps(greedy()), flush=True)
             continue
         found = {f"prefill {count}": prefill(count) for count in PREFILL}
-        print(json.dumps({**found, "decode": decode()}), flush=True)
+        print(json.dumps({**found, "decode": statistics.median(decode() for _ in range(DECODES))}), flush=True)
 
 
 def ours(path, threads, ids):
     command = [os.path.join(ROOT, "target", "release", "brambled"), "bench", "node", "--json", "--model", path]
     command += ["--threads", str(threads), "--prefill", ",".join(map(str, PREFILL)), "--context", "0"]
-    command += ["--tokens", str(TOKENS), "--repeats", "1", "--ids", ",".join(map(str, ids))]
+    command += ["--tokens", str(TOKENS), "--repeats", str(DECODES), "--ids", ",".join(map(str, ids))]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     rates = {f"prefill {one['tokens']}": one["tokens_per_second"] for one in found["prefill"]}
     return {**rates, "decode": found["decode"][0]["tokens_per_second"]}, found
 
 
-def compare(path, threads, rounds):
-    peer = subprocess.Popen(
-        [PYTHON, os.path.abspath(__file__), "--worker", path, "--threads", str(threads)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    peer.stdin.write("ids\n")
+def start(path, threads, *more):
+    command = [PYTHON, os.path.abspath(__file__), "--worker", path, "--threads", str(threads), *more]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def ask(peer, what):
+    peer.stdin.write(what + "\n")
     peer.stdin.flush()
-    greedy = json.loads(peer.stdout.readline())
-    theirs, own, last = [], [], {}
+    return json.loads(peer.stdout.readline())
+
+
+def compare(path, threads, rounds):
+    peers = {"repacked": start(path, threads), "plain": start(path, threads, "--plain")}
+    greedy = ask(peers["repacked"], "ids")
+    theirs, own, last = {name: [] for name in peers}, [], {}
     for _ in range(rounds):
-        peer.stdin.write("\n")
-        peer.stdin.flush()
-        theirs.append(json.loads(peer.stdout.readline()))
+        for name, peer in peers.items():
+            theirs[name].append(ask(peer, "measure"))
         found, last = ours(path, threads, greedy["ids"])
         own.append(found)
-    peer.stdin.close()
-    peer.wait(timeout=60)
-    for what in theirs[0]:
+    for peer in peers.values():
+        peer.stdin.close()
+        peer.wait(timeout=60)
+    for what in own[0]:
         mine = statistics.median(one[what] for one in own)
-        peers = statistics.median(one[what] for one in theirs)
+        rates = {name: statistics.median(one[what] for one in found) for name, found in theirs.items()}
+        best = max(rates, key=rates.get)
         name = os.path.basename(path)
-        print(f"{name:28} {threads} threads  {what:12} {mine:8.2f} {peers:8.2f} tokens/s  {mine / peers:5.2f}x  {last['kernels']}")
+        print(
+            f"{name:28} {threads} threads  {what:12} {mine:8.2f} {rates[best]:8.2f} tokens/s  {mine / rates[best]:5.2f}x  "
+            f"{last['kernels']}, peer {best}",
+            flush=True,
+        )
     # Where the two best are nearer than what int8 activations change, either may win.
     clear = [at for at, win in enumerate(greedy["wins"]) if win > CLEAR]
     first = len(greedy["ids"]) - IDS
@@ -139,11 +162,12 @@ def main():
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--worker", metavar="MODEL", help=argparse.SUPPRESS)
+    parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("models", nargs="*", metavar="MODEL.gguf")
     arguments = parser.parse_args()
     threads = [int(count) for count in arguments.threads.split(",")]
     if arguments.worker:
-        return worker(arguments.worker, threads[0])
+        return worker(arguments.worker, threads[0], arguments.plain)
     os.makedirs(PEERS, exist_ok=True)
     install()
     print(f"{'model':28} {'':10} {'':12} {'ours':>8} {'peer':>8}")

@@ -122,6 +122,14 @@ fn read(kernels: &Kernels, pool: &Pool, bytes: &[u8], way: Bandwidth) -> f64 {
     (share * pool.threads()) as f64 / begin.elapsed().as_secs_f64()
 }
 
+/// Bytes per second that the threads of a pool read just now, with nothing else to do: the best of the ways that ask ahead.
+pub(super) fn now(kernels: &Kernels, pool: &Pool, bytes: &[u8]) -> f64 {
+    let bytes = &bytes[..bytes.len().min(BYTES_MAX)];
+    let of_streams = |streams| AHEAD.into_iter().filter(|ahead| *ahead > 0).map(move |ahead| (streams, ahead));
+    let ways = STREAMS.into_iter().flat_map(of_streams);
+    ways.map(|(streams, ahead)| read(kernels, pool, bytes, Bandwidth { streams, ahead, ..way(0) })).fold(0.0, f64::max)
+}
+
 #[cfg(test)]
 mod tests {
     use super::counts;

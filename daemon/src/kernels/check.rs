@@ -224,6 +224,14 @@ fn quants_are_the_nearest_integers_ties_to_even_and_the_scale_is_a_half() {
         let sum = |quants: &[i8]| quants.iter().map(|quant| i32::from(*quant)).sum::<i32>();
         assert_eq!((block.minus_8_sums, block.minus_8_first), (-8 * sum(&block.quants), -8 * sum(&block.quants[..16])));
         assert_eq!(block.minus_sums, -block.scale * sum(&block.quants) as f32);
+        for table in Kernels::available() {
+            for length in [BLOCK, 1 + round % BLOCK] {
+                let (mut found, mut wanted) = (block, Block::default());
+                (table.quantise)(&values[..length], &mut found);
+                (Kernels::SCALAR.quantise)(&values[..length], &mut wanted);
+                assert_eq!(found, wanted, "{} round {round}, {length} values", table.name);
+            }
+        }
         values = random.values(BLOCK);
     }
 }

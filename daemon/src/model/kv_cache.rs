@@ -1,5 +1,5 @@
 //! Keys and values of past positions in blocks of 32, reached through block tables that travel in the plan.
-//! `[layer, keys or values, block, head_count_kv of this rank]`, each keys `[head_length, 32]` or values `[32, head_length]`, in
+//! `[layer, head_count_kv of this rank, block, keys or values]`, each keys `[head_length, 32]` or values `[32, head_length]`, in
 //! q8_0 with scales `[head_length / 32, 32]` behind them; never assumes that a sequence is contiguous.
 use std::{io, ops::Range};
 

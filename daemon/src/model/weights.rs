@@ -265,6 +265,11 @@ impl Shard {
 
     /// Bytes of all weights.
     pub fn byte_length(&self) -> u64 {
-        self.output.region.bytes().len() as u64
+        self.bytes().len() as u64
+    }
+
+    /// The packed weights of all matrices, for measuring.
+    pub fn bytes(&self) -> &[u8] {
+        self.output.region.bytes()
     }
 }

@@ -1,6 +1,6 @@
 //! Floats of all lengths: norm, gate, exponential and attention, written once for all instruction sets.
 use super::Lanes;
-use crate::kernels::{Attention, KvBlock, KvValues};
+use crate::kernels::{Attention, BLOCK, Block, KvBlock, KvValues, LEVELS, scalar};
 
 /// Tokens that a tile of floats may have, ascending.
 pub(in crate::kernels) const FLOAT_TILES: &[usize] = &[1, 2, 4];
@@ -54,6 +54,50 @@ fn silu_of<L: Lanes>(lanes: L, gate: L::Floats, up: L::Floats) -> L::Floats {
     let exponent = lanes.multiply(lanes.max(lanes.splat(-87.0), gate), lanes.splat(-1.0));
     let divisor = lanes.add(lanes.splat(1.0), exponential(lanes, exponent));
     lanes.multiply(lanes.divide(gate, divisor), up)
+}
+
+/// A block of up to 32 values, as `scalar::quantise` does it bit for bit.
+#[inline(always)]
+pub(in crate::kernels) fn quantise<L: Lanes>(lanes: L, values: &[f32], out: &mut Block) {
+    let mut whole = [0.0; BLOCK];
+    let values = match values.first_chunk::<BLOCK>() {
+        Some(values) => values,
+        None => {
+            whole[..values.len()].copy_from_slice(values);
+            &whole
+        }
+    };
+    let registers = BLOCK / L::ROWS;
+    let (minus, zero) = (lanes.splat(-1.0), lanes.splat(0.0));
+    let (mut largest, mut zeros) = (zero, zero);
+    for register in 0..registers {
+        let x = lanes.load(&values[register * L::ROWS..]);
+        largest = lanes.max(largest, lanes.max(x, lanes.multiply(x, minus)));
+        // Infinity and NaN become NaN here, and stay that.
+        zeros = lanes.multiply_add(x, zero, zeros);
+    }
+    let largest = lanes.largest(largest);
+    if lanes.total(zeros).is_nan() || largest < LEVELS * f32::MIN_POSITIVE {
+        return scalar::quantise(values, out);
+    }
+    let (inverse, round) = (lanes.splat(LEVELS / largest), lanes.splat(scalar::ROUND));
+    let mut rounded = [0.0; BLOCK];
+    let mut sums = [0.0; 2];
+    for register in 0..registers {
+        let x = lanes.load(&values[register * L::ROWS..]);
+        let x = lanes.add(lanes.multiply(x, inverse), round);
+        lanes.store(x, &mut rounded[register * L::ROWS..]);
+        // Whole numbers below 2^12: exact in any order.
+        sums[2 * register / registers] += lanes.total(lanes.add(x, lanes.splat(-scalar::ROUND)));
+    }
+    for (quant, rounded) in out.quants.iter_mut().zip(rounded) {
+        *quant = rounded.to_bits() as i8;
+    }
+    let (first, all) = (sums[0] as i32, (sums[0] + sums[1]) as i32);
+    out.scale = scalar::as_half(largest / LEVELS);
+    out.minus_sums = -out.scale * all as f32;
+    out.minus_8_sums = -8 * all;
+    out.minus_8_first = -8 * first;
 }
 
 /// `out = x / sqrt(mean(x^2) + epsilon) * weight`

@@ -69,7 +69,7 @@ macro_rules! table {
                 quantised!(Iq4Xs),
                 quantised!(Mxfp4),
             ],
-            quantise: entry!($features, |values: &[f32], out: &mut Block| { scalar::quantise(values, out) }),
+            quantise: entry!($features, |values: &[f32], out: &mut Block| { panel::quantise($lanes, values, out) }),
             attend: entry!($features, |block: KvBlock<'_>, state: &mut Attention<'_>| {
                 panel::attend($lanes, block, state)
             }),

@@ -129,12 +129,9 @@ fn lanes(count: usize, product: impl Fn(usize) -> (f32, f32)) -> f32 {
     (pairs[0] + pairs[2]) + (pairs[1] + pairs[3])
 }
 
-/// Added to a number below 2^22, it rounds that to an integer, ties to even, which stands in the low bits of the sum: this
-/// is vector code also where the instruction set has no rounding.
-const ROUND: f32 = 12_582_912.0;
+/// Added to a number below 2^22, it rounds that to an integer, ties to even, which stands in the low bits of the sum.
+pub(super) const ROUND: f32 = 12_582_912.0;
 
-/// Inlined, so that each table compiles it for its own instructions.
-#[inline(always)]
 pub(super) fn quantise(values: &[f32], out: &mut Block) {
     let mut block = [0.0; BLOCK];
     match values.first_chunk::<BLOCK>() {
@@ -168,7 +165,7 @@ pub(super) fn quantise(values: &[f32], out: &mut Block) {
 }
 
 /// Rounded to what a half holds, where that is a normal number.
-fn as_half(scale: f32) -> f32 {
+pub(super) fn as_half(scale: f32) -> f32 {
     let half = f16::from_f32(scale);
     if half.is_normal() { half.to_f32() } else { scale }
 }

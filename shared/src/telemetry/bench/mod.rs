@@ -50,13 +50,6 @@ pub struct NodeBench {
     pub resident_peak: Option<u64>,
 }
 
-impl NodeBench {
-    /// The most that this machine reads with any number of threads, in bytes a second: what decode is a share of.
-    pub fn bandwidth_limit(&self) -> f64 {
-        self.bandwidth.iter().map(|one| one.bytes_per_second).fold(0.0, f64::max)
-    }
-}
-
 /// Memory that is read by so many threads, in the best of several ways.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bandwidth {
@@ -105,7 +98,8 @@ pub struct Decode {
     pub tokens_per_second: f64,
     /// Bytes of weights and KV cache that a token reads.
     pub bytes: u64,
-    /// Bytes read a second by the most that the machine reads ([`NodeBench::bandwidth_limit`]).
+    /// Bytes read a second by what the same threads read with nothing else to do right before and after; the median of the
+    /// repeats. On a shared machine that moves by the second, and an earlier limit says nothing.
     pub share_of_bandwidth: f64,
 }
 
