@@ -98,7 +98,7 @@ impl Lanes for Avx2 {
     /// 16 bits hold the sum of two products where levels have 8 bits (|level| <= 128, |x| <= 127: 32 512) or 6, of 8 products
     /// where they have 5 (31 * 127 * 8 = 31 496) and of 16 where they have 4.
     #[inline(always)]
-    fn dot<const QUADS: usize>(self, bits: u32, begin: __m256i, levels: &[__m256i], x: &[i8]) -> __m256i {
+    fn dot<const QUADS: usize>(self, (bits, _): (u32, usize), begin: __m256i, levels: &[__m256i], x: &[i8]) -> __m256i {
         let quads = x[..4 * QUADS].as_chunks::<4>().0;
         let mut sum = begin;
         // SAFETY: the token proves the instructions.

@@ -153,7 +153,13 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
     }
 
     #[inline(always)]
-    fn dot<const QUADS: usize>(self, bits: u32, begin: int32x4_t, levels: &[uint8x16_t], x: &[i8]) -> int32x4_t {
+    fn dot<const QUADS: usize>(
+        self,
+        (bits, _): (u32, usize),
+        begin: int32x4_t,
+        levels: &[uint8x16_t],
+        x: &[i8],
+    ) -> int32x4_t {
         let x = &x[..4 * QUADS];
         // SAFETY: the token proves the instructions; 4 * QUADS activations are readable.
         unsafe {

@@ -446,7 +446,7 @@ pub(in crate::kernels) fn peak<L: Lanes>(lanes: L, rounds: usize) -> (usize, f32
     let mut sums = [lanes.ints(0); PEAK_CHAINS];
     for _ in 0..rounds {
         for sum in &mut sums {
-            *sum = lanes.dot::<4>(4, *sum, &levels, &x);
+            *sum = lanes.dot::<4>((4, 1), *sum, &levels, &x);
         }
     }
     let mut all = 0.0;

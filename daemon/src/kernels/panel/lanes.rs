@@ -81,9 +81,15 @@ pub(in crate::kernels) trait Lanes: Copy {
     fn subtract_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
     /// The same number in all lanes.
     fn ints(self, value: i32) -> Self::Ints;
-    /// `begin` and the sums of products of `4 * QUADS` columns; levels are below two to the power of `bits`, signed if that is 8
-    /// and the instruction set takes them so.
-    fn dot<const QUADS: usize>(self, bits: u32, begin: Self::Ints, levels: &[Self::Levels], x: &[i8]) -> Self::Ints;
+    /// `begin` and the sums of products of `4 * QUADS` columns; levels are below two to the power of the bits, signed if that
+    /// is 8 and the instruction set takes them so. The second number are the tokens of the tile.
+    fn dot<const QUADS: usize>(
+        self,
+        kind: (u32, usize),
+        begin: Self::Ints,
+        levels: &[Self::Levels],
+        x: &[i8],
+    ) -> Self::Ints;
 
     /// As floats.
     fn convert(self, a: Self::Ints) -> Self::Floats;

@@ -152,17 +152,18 @@ fn add_tokens<L: Lanes, F: Format<L>, const T: usize>(
     }
     let part = F::part(lanes, block, scales, index);
     if L::UNROLLED {
-        unrolled!(T, |token| sums[token] = lanes.settle(add_part::<L, F>(lanes, &part, &tokens[token], sums[token])));
+        unrolled!(T, |token| sums[token] =
+            lanes.settle(add_part::<L, F, T>(lanes, &part, &tokens[token], sums[token])));
     } else {
         for token in 0..T {
-            sums[token] = add_part::<L, F>(lanes, &part, &tokens[token], sums[token]);
+            sums[token] = add_part::<L, F, T>(lanes, &part, &tokens[token], sums[token]);
         }
     }
 }
 
 /// `sum` and the products of 32 columns.
 #[inline(always)]
-fn add_part<L: Lanes, F: Format<L>>(lanes: L, part: &Part<L>, x: &Block, sum: L::Floats) -> L::Floats {
+fn add_part<L: Lanes, F: Format<L>, const T: usize>(lanes: L, part: &Part<L>, x: &Block, sum: L::Floats) -> L::Floats {
     let levels = &part.levels;
     let (begin, first) = match F::BIAS {
         None => (lanes.ints(0), lanes.ints(0)),
@@ -171,13 +172,13 @@ fn add_part<L: Lanes, F: Format<L>>(lanes: L, part: &Part<L>, x: &Block, sum: L:
     };
     let sum = if F::HALVES {
         let second = if F::BIAS.is_some() { lanes.subtract_ints(begin, first) } else { begin };
-        let first = lanes.dot::<4>(F::BITS, first, &levels[..4], &x.quants[..16]);
-        let second = lanes.dot::<4>(F::BITS, second, &levels[4..], &x.quants[16..]);
+        let first = lanes.dot::<4>((F::BITS, T), first, &levels[..4], &x.quants[..16]);
+        let second = lanes.dot::<4>((F::BITS, T), second, &levels[4..], &x.quants[16..]);
         let products = lanes.multiply(lanes.convert(first), part.scale[0]);
         let products = lanes.multiply_add(lanes.convert(second), part.scale[1], products);
         lanes.add_times_scale(products, x, sum)
     } else {
-        let products = lanes.dot::<8>(F::BITS, begin, levels, &x.quants);
+        let products = lanes.dot::<8>((F::BITS, T), begin, levels, &x.quants);
         lanes.multiply_add(lanes.times_scale(lanes.convert(products), x), part.scale[0], sum)
     };
     if !F::MINIMUM {

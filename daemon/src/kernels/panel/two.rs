@@ -60,12 +60,18 @@ where
     }
 
     #[inline(always)]
-    fn dot<const QUADS: usize>(self, bits: u32, begin: Self::Ints, levels: &[Self::Levels], x: &[i8]) -> Self::Ints {
+    fn dot<const QUADS: usize>(
+        self,
+        kind: (u32, usize),
+        begin: Self::Ints,
+        levels: &[Self::Levels],
+        x: &[i8],
+    ) -> Self::Ints {
         let (mut low, mut high) = ([levels[0].0; QUADS], [levels[0].1; QUADS]);
         for index in 0..QUADS {
             (low[index], high[index]) = (levels[index].0, levels[index].1);
         }
-        Two(self.0.dot::<QUADS>(bits, begin.0, &low, x), self.1.dot::<QUADS>(bits, begin.1, &high, x))
+        Two(self.0.dot::<QUADS>(kind, begin.0, &low, x), self.1.dot::<QUADS>(kind, begin.1, &high, x))
     }
 
     #[inline(always)]
