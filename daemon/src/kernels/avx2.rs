@@ -27,7 +27,7 @@ impl Lanes for Avx2 {
     // Levels of 8 bits are signed: products of unsigned ones would not fit 16 bits.
     const SIGNED: bool = true;
     const PREFETCHES: bool = true;
-    const UNROLLED: bool = false;
+    const UNROLLED: [usize; 2] = [0, 0];
     const SUMS: usize = 8;
     const HAS_DOT: bool = false;
     type Levels = __m256i;

@@ -1,6 +1,9 @@
 //! AVX-512 with byte dot products (F, BW, VL, VNNI): 16 rows a panel.
 #![expect(unsafe_code, reason = "vector instructions; a token is made only after the machine was asked for them")]
-use std::{arch::x86_64::*, sync::OnceLock};
+use std::{
+    arch::{asm, x86_64::*},
+    sync::OnceLock,
+};
 
 use super::{
     Kernels,
@@ -31,7 +34,7 @@ impl Lanes for Avx512 {
     const TILES: &'static [usize] = &[1, 2, 4, 8, 16];
     const SIGNED: bool = false;
     const PREFETCHES: bool = true;
-    const UNROLLED: bool = false;
+    const UNROLLED: [usize; 2] = [16, 8];
     const SUMS: usize = 16;
     const HAS_DOT: bool = true;
     type Levels = __m512i;
@@ -81,6 +84,11 @@ impl Lanes for Avx512 {
         fn add(a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
         fn multiply(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
         fn divide(a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
+        fn settle(a: __m512) -> __m512 {
+            // What is read from memory after this is read after it.
+            asm!("", options(nostack, preserves_flags));
+            a
+        }
         fn multiply_add(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
         fn max(a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
         fn total(a: __m512) -> f32 { _mm512_reduce_add_ps(a) }

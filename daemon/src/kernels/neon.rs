@@ -61,7 +61,7 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
     const TILES: &'static [usize] = if DOTPROD { &[1, 2, 4, 8, 16] } else { &[1, 2, 4, 8] };
     const SIGNED: bool = true;
     const PREFETCHES: bool = false;
-    const UNROLLED: bool = DOTPROD;
+    const UNROLLED: [usize; 2] = if DOTPROD { [16, 16] } else { [0, 0] };
     const SUMS: usize = 16;
     const HAS_DOT: bool = DOTPROD;
     type Levels = uint8x16_t;

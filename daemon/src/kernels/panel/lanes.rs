@@ -15,9 +15,9 @@ pub(in crate::kernels) trait Lanes: Copy {
     const SUMS: usize;
     /// Whether one instruction multiplies four columns and adds them to a sum.
     const HAS_DOT: bool;
-    /// Whether the tokens of a tile are written out: the compiler does not unroll loops of assembly, and the sums of a loop are
-    /// in memory.
-    const UNROLLED: bool;
+    /// Up to how many tokens of a tile are written out, their sums in registers: of formats with one scale in 32 columns, and of
+    /// those with two or a minimum, which need more registers. In a loop the sums are in memory.
+    const UNROLLED: [usize; 2];
     /// Whether weights are asked for ahead of their use: where the machine's own prefetchers follow one stream, that costs more
     /// instructions than it saves.
     const PREFETCHES: bool;

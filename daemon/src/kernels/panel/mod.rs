@@ -151,7 +151,7 @@ fn add_tokens<L: Lanes, F: Format<L>, const T: usize>(
         }
     }
     let part = F::part(lanes, block, scales, index);
-    if L::UNROLLED {
+    if T > 1 && T <= L::UNROLLED[usize::from(F::HALVES || F::MINIMUM)] {
         unrolled!(T, |token| sums[token] =
             lanes.settle(add_part::<L, F, T>(lanes, &part, &tokens[token], sums[token])));
     } else {

@@ -27,7 +27,7 @@ where
     const TILES: &'static [usize] = A::TILES;
     const SIGNED: bool = A::SIGNED;
     const PREFETCHES: bool = A::PREFETCHES;
-    const UNROLLED: bool = A::UNROLLED;
+    const UNROLLED: [usize; 2] = A::UNROLLED;
     const SUMS: usize = A::SUMS / 2;
     const HAS_DOT: bool = A::HAS_DOT;
     type Levels = Two<A::Levels, B::Levels>;
