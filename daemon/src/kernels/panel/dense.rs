@@ -322,22 +322,23 @@ fn accumulate<L: Lanes, S: Stored, const H: usize>(
     let mut of_groups = [*weights; GROUPS];
     let mut column = 0;
     while column < length {
-        if S::SCALED {
-            let groups = scales.chunks_exact(POSITIONS).skip(column / SCALED);
-            for (scaled, scales) in of_groups.iter_mut().zip(groups) {
-                scale(lanes, weights, scales, scaled);
-            }
-        }
         // As many columns as their sums fit the registers: the values are read once, in their order.
+        let left = (length - column) / L::ROWS;
+        let registers = [8, 4, 2, 1].into_iter().find(|n| *n <= left && (*n <= 2 || n * H <= L::SUMS)).unwrap_or(0);
+        if S::SCALED {
+            let groups = (registers * L::ROWS).div_ceil(SCALED).max(1);
+            let scales = scales.chunks_exact(POSITIONS).skip(column / SCALED).take(groups);
+            of_groups.iter_mut().zip(scales).for_each(|(scaled, scales)| scale(lanes, weights, scales, scaled));
+        }
         let at = (&of_groups, count, length, column);
-        column += L::ROWS
-            * match (length - column) / L::ROWS {
-                8.. if H * 8 <= L::SUMS => accumulate_columns::<L, S, H, 8>(lanes, (values, next), at, out),
-                4.. if H * 4 <= L::SUMS => accumulate_columns::<L, S, H, 4>(lanes, (values, next), at, out),
-                2.. => accumulate_columns::<L, S, H, 2>(lanes, (values, next), at, out),
-                1 => accumulate_columns::<L, S, H, 1>(lanes, (values, next), at, out),
-                _ => break,
-            };
+        match registers {
+            8 if H * 8 <= L::SUMS => accumulate_columns::<L, S, H, 8>(lanes, (values, next), at, out),
+            4 if H * 4 <= L::SUMS => accumulate_columns::<L, S, H, 4>(lanes, (values, next), at, out),
+            2 => accumulate_columns::<L, S, H, 2>(lanes, (values, next), at, out),
+            1 => accumulate_columns::<L, S, H, 1>(lanes, (values, next), at, out),
+            _ => break,
+        }
+        column += registers * L::ROWS;
     }
     for (position, values) in values.chunks_exact(length).take(count).enumerate() {
         for (head, weights) in of_groups[0].iter().enumerate() {
@@ -348,14 +349,14 @@ fn accumulate<L: Lanes, S: Stored, const H: usize>(
     }
 }
 
-/// `N` registers of columns from `column` on; returns `N`.
+/// `N` registers of columns from `column` on.
 #[inline(always)]
 fn accumulate_columns<L: Lanes, S: Stored, const H: usize, const N: usize>(
     lanes: L,
     (values, next): (&[S], &[u8]),
     (weights, count, length, column): (&[[[f32; POSITIONS]; H]; GROUPS], usize, usize, usize),
     out: &mut [f32],
-) -> usize {
+) {
     let mut sums = [[lanes.splat(0.0); N]; H];
     for head in 0..H {
         for register in 0..N {
@@ -383,7 +384,6 @@ fn accumulate_columns<L: Lanes, S: Stored, const H: usize, const N: usize>(
             lanes.store(sums[head][register], &mut out[head * length + column + register * L::ROWS..]);
         }
     }
-    N
 }
 
 /// Weights times the scales of the positions.
