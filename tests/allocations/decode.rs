@@ -9,7 +9,7 @@ use std::{
 };
 
 use daemon::{
-    collective::{Abort, Accounting, Group, Links, SyncRing},
+    collective::{Abort, Accounting, Group, Links, Seat, SyncRing},
     kernels::{Compute, Kernels, Pool, PoolOptions},
     model::{Batch, BatchToken, KvCache, Model, Shard, Source},
 };
@@ -54,8 +54,8 @@ fn decode(world: usize, exchange: Exchange, format: BlockFormat) -> Vec<usize> {
                 let number = Rank(rank as u16);
                 let accounting = Accounting::new(number, Arc::new(SyncRing::default()));
                 let abort = Arc::new(Abort::new().expect("the system has descriptors"));
-                let who = (number, Epoch(1), TopologyHash(2));
-                let links = (world > 1).then(|| Links::new(who, streams, abort, false).expect("sockets are good"));
+                let seat = Seat { own: number, stage: 0..world as u16, epoch: Epoch(1), hash: TopologyHash(2) };
+                let links = (world > 1).then(|| Links::new(seat, streams, abort, false).expect("sockets are good"));
                 let mut group = Group::new(links, exchange, accounting);
                 let tables = vec![(0..BLOCKS as u32).collect::<Vec<u32>>()];
                 let mut before = 0;

@@ -11,7 +11,7 @@ use std::{
 };
 
 use daemon::{
-    collective::{Abort, Accounting, Group, Links, SyncRing},
+    collective::{Abort, Accounting, Group, Links, Seat, SyncRing},
     engine::{self, RequestKey, Setup, plan::Limits},
     kernels::{Compute, Kernels, Pool, PoolOptions},
     model::{KvCache, Model, Shard, Source},
@@ -48,9 +48,9 @@ fn rank(
     let kv = kv.expect("there is memory");
     let abort = Arc::new(Abort::new().expect("the system has descriptors"));
     let rank = Rank(number as u16);
-    let who = (rank, Epoch(1), TopologyHash(2));
+    let seat = Seat { own: rank, stage: 0..streams.len() as u16, epoch: Epoch(1), hash: TopologyHash(2) };
     let is_alone = streams.len() == 1;
-    let links = (!is_alone).then(|| Links::new(who, streams, Arc::clone(&abort), false).expect("sockets are good"));
+    let links = (!is_alone).then(|| Links::new(seat, streams, Arc::clone(&abort), false).expect("sockets are good"));
     let accounting = Accounting::new(rank, Arc::new(SyncRing::default()));
     let model = Box::new(move || {
         let pool = Pool::new(PoolOptions { threads: 2, cores: Vec::new(), spin: false });

@@ -8,7 +8,7 @@ use std::{
 };
 
 use daemon::{
-    collective::{Abort, Accounting, Group, Links, SyncRing},
+    collective::{Abort, Accounting, Group, Links, Seat, SyncRing},
     kernels::{Compute, Kernels, Pool, PoolOptions},
     model::{Batch, BatchToken, KvCache, Model, Shard, Source},
 };
@@ -122,9 +122,10 @@ fn rank_of(
     let pool = Pool::new(PoolOptions { threads: how.threads, cores: Vec::new(), spin: false });
     let mut model = Model::new(shard, cache, Compute { kernels, pool });
     let accounting = Accounting::new(Rank(rank as u16), Arc::new(SyncRing::default()));
-    let who = (Rank(rank as u16), Epoch(1), TopologyHash(2));
+    let stage = 0..streams.len() as u16;
+    let seat = Seat { own: Rank(rank as u16), stage, epoch: Epoch(1), hash: TopologyHash(2) };
     let abort = Arc::new(Abort::new().expect("the system has descriptors"));
-    let links = (streams.len() > 1).then(|| Links::new(who, streams, abort, false).expect("sockets are good"));
+    let links = (streams.len() > 1).then(|| Links::new(seat, streams, abort, false).expect("sockets are good"));
     let mut group = Group::new(links, how.exchange, accounting);
     // Blocks in reverse: a sequence is never assumed to be contiguous.
     let tables = vec![(0..blocks as u32).rev().collect::<Vec<u32>>()];

@@ -12,7 +12,7 @@ use shared::{
 
 use super::{Accounting, Collective, CollectiveError, Links, accounting::Span, payload};
 
-/// A rank in its tensor-parallel group: links (none for a lone rank), accounting, and the place in the step.
+/// A rank in its tensor-parallel group: links (none for a replica of one rank), accounting, and the place in the step.
 #[derive(Debug)]
 pub struct Group {
     links: Option<Links>,
@@ -26,7 +26,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// A group of the ranks behind `links`; `None` for a world of one.
+    /// The group of a rank's stage; no links for a replica of one rank.
     pub fn new(links: Option<Links>, exchange: Exchange, accounting: Accounting) -> Self {
         Self { links, exchange, accounting, step: 0, sequence: 0, sum: Vec::new(), own_part: Vec::new() }
     }
@@ -60,7 +60,7 @@ impl Group {
         Ok(())
     }
 
-    /// Waits for one message of `kind` from every other rank and gives each to `take`, in rank order.
+    /// Waits for one message of `kind` from every other rank of the stage and gives each to `take`, in rank order.
     ///
     /// # Errors
     /// A peer is lost or out of step.
@@ -75,9 +75,9 @@ impl Group {
         let sent = Instant::now();
         links.wait_for(links.others())?;
         let (arrived, last) = (Instant::now(), links.last_arrival());
-        let (own, world) = (links.own(), links.world());
+        let own = links.own();
         let mut slowest = (Nanoseconds(0), own);
-        for rank in (0..world).map(|rank| Rank(rank as u16)).filter(|rank| *rank != own) {
+        for rank in links.stage().filter(|rank| *rank != own) {
             let (header, payload) = links.front(rank, (kind, self.step, sequence))?;
             slowest = slowest.max((Nanoseconds(header.compute_ns), rank));
             take(rank, payload);
@@ -92,8 +92,10 @@ impl Group {
     fn start_sends(&mut self, partial: &[f32], compute: Nanoseconds) -> Result<(), CollectiveError> {
         let (step, sequence, exchange) = (self.step, self.sequence, self.exchange);
         let Some(links) = self.links.as_mut() else { return Ok(()) };
-        for step_of in schedule::direct(links.own(), links.world(), partial.len()) {
+        let first = links.first();
+        for step_of in schedule::direct(Rank(links.own().0 - first), links.stage().len(), partial.len()) {
             let Step::Send { to, values } = step_of else { continue };
+            let to = Rank(first + to.0);
             let header = (FrameKind::Partial, step, sequence, compute.0);
             let bytes = links.send(to, header, |out| payload::encode(exchange, &partial[values], out))?;
             self.accounting.sent(bytes, 1);
@@ -109,7 +111,7 @@ impl Group {
         let mut slowest = (Nanoseconds(0), own);
         self.sum.clear();
         self.sum.resize(partial.len(), 0.0);
-        for rank in (0..links.world()).map(|rank| Rank(rank as u16)) {
+        for rank in links.stage() {
             if rank == own {
                 // Rounded as the others see it, so that every rank sums the same numbers.
                 self.own_part.clear();
@@ -146,9 +148,10 @@ impl Collective for Group {
         let compute = self.accounting.compute_so_far();
         let sent = Instant::now();
         self.start_sends(partial, compute)?;
-        let Some(links) = self.links.as_mut() else {
+        let Some(links) = self.links.as_mut().filter(|links| links.stage().len() > 1) else {
             hidden.iter_mut().zip(partial).for_each(|(hidden, partial)| *hidden += partial);
-            return Ok(());
+            // What another stage sends or gets moves on while this one computes.
+            return self.links.as_mut().map_or(Ok(()), Links::pump);
         };
         links.wait_for(links.others())?;
         let (arrived, last) = (Instant::now(), links.last_arrival());
@@ -156,9 +159,6 @@ impl Collective for Group {
         self.accounting.close_layer(layer, kind, Span { compute, slowest, last, sent, arrived });
         hidden.iter_mut().zip(&self.sum).for_each(|(hidden, sum)| *hidden += sum);
         self.sequence += 1;
-        if let Some(links) = self.links.as_mut() {
-            links.abort().advance();
-        }
-        Ok(())
+        self.links.as_mut().map_or(Ok(()), Links::pump)
     }
 }

@@ -1,6 +1,6 @@
 //! Data links of one rank: non-blocking sockets, one coalesced write a message, frames in order, buffers allocated once.
 //! Every wait makes progress in both directions with all peers, so that full socket buffers never block two ranks.
-use std::{io, net::TcpStream, os::fd::AsFd, sync::Arc, time::Instant};
+use std::{io, net::TcpStream, ops::Range, os::fd::AsFd, sync::Arc, time::Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use shared::{
@@ -22,12 +22,23 @@ const POLL_MS: u16 = 200;
 /// Least that one read asks for.
 const READ_BYTES_MIN: usize = 64 * 1024;
 
-/// The links of one rank to all others of its stage.
+/// A rank's place among the ranks of its replica, and the assignment that its frames name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// This rank, counted over the stages of the replica.
+    pub own: Rank,
+    /// The ranks of its stage: all-reduces go between them.
+    pub stage: Range<u16>,
+    /// The assignment.
+    pub epoch: Epoch,
+    /// Its topology.
+    pub hash: TopologyHash,
+}
+
+/// The links of one rank to all others of its replica.
 #[derive(Debug)]
 pub struct Links {
-    own: Rank,
-    epoch: Epoch,
-    hash: TopologyHash,
+    seat: Seat,
     peers: Vec<Option<Peer>>,
     abort: Arc<Abort>,
     spin: bool,
@@ -57,16 +68,11 @@ struct Peer {
 }
 
 impl Links {
-    /// Takes connected sockets, one for each other rank of the stage (`None` at the own place).
+    /// Takes connected sockets, one for each other rank of the replica (`None` at the own place).
     ///
     /// # Errors
     /// A socket cannot be made non-blocking.
-    pub fn new(
-        (own, epoch, hash): (Rank, Epoch, TopologyHash),
-        streams: Vec<Option<TcpStream>>,
-        abort: Arc<Abort>,
-        spin: bool,
-    ) -> io::Result<Self> {
+    pub fn new(seat: Seat, streams: Vec<Option<TcpStream>>, abort: Arc<Abort>, spin: bool) -> io::Result<Self> {
         assert!(streams.len() <= NODES_MAX, "a topology has at most {NODES_MAX} nodes: checked when it was made");
         let peer = |stream: TcpStream| {
             stream.set_nonblocking(true)?;
@@ -77,18 +83,23 @@ impl Links {
         };
         let peers = streams.into_iter().map(|stream| stream.map(peer).transpose()).collect::<io::Result<Vec<_>>>()?;
         let now = Instant::now();
-        let arrivals = Arrivals { last: own, at: now, before: now };
-        Ok(Self { own, epoch, hash, peers, abort, spin, arrivals })
+        let arrivals = Arrivals { last: seat.own, at: now, before: now };
+        Ok(Self { seat, peers, abort, spin, arrivals })
     }
 
     /// This rank.
     pub fn own(&self) -> Rank {
-        self.own
+        self.seat.own
     }
 
-    /// Ranks of the stage.
-    pub fn world(&self) -> usize {
-        self.peers.len()
+    /// The ranks of the stage.
+    pub fn stage(&self) -> impl ExactSizeIterator<Item = Rank> + Clone + use<> {
+        self.seat.stage.clone().map(Rank)
+    }
+
+    /// The first rank of the stage.
+    pub fn first(&self) -> u16 {
+        self.seat.stage.start
     }
 
     /// What the watchers see of this engine.
@@ -96,10 +107,10 @@ impl Links {
         &self.abort
     }
 
-    /// The other ranks, from the next one on.
+    /// The other ranks of the stage, from the next one on.
     pub fn others(&self) -> impl Iterator<Item = Rank> + Clone + use<> {
-        let (own, world) = (self.own.index(), self.world());
-        (1..world).map(move |distance| Rank(((own + distance) % world) as u16))
+        let (own, stage) = (self.seat.own.0, self.seat.stage.clone());
+        (own + 1..stage.end).chain(stage.start..own).map(Rank)
     }
 
     /// Starts sending a message; `fill` appends its payload. Returns the bytes it has on the wire.
@@ -113,7 +124,7 @@ impl Links {
         fill: impl FnOnce(&mut Vec<u8>),
     ) -> Result<u64, CollectiveError> {
         self.wait(|peers| peers[to.index()].as_ref().is_none_or(Peer::is_flushed))?;
-        let (own, epoch, hash) = (self.own, self.epoch, self.hash);
+        let Seat { own, epoch, hash, .. } = self.seat;
         let peer = self.peer(to);
         peer.out.clear();
         peer.out.resize(HEADER_BYTES, 0);
@@ -127,16 +138,17 @@ impl Links {
         Ok(u64::from(length) + HEADER_BYTES as u64)
     }
 
-    /// Waits until a frame of each rank in `from` is in front and all that was sent is with the system.
+    /// Waits until a frame of each rank in `from` is in front and all that was sent within the stage is with the system.
     ///
     /// # Errors
     /// A peer is lost or sent a broken header, or the wait was aborted.
     pub fn wait_for(&mut self, from: impl Iterator<Item = Rank> + Clone) -> Result<(), CollectiveError> {
         let now = Instant::now();
-        self.arrivals = Arrivals { last: self.own, at: now, before: now };
+        self.arrivals = Arrivals { last: self.seat.own, at: now, before: now };
+        let stage = usize::from(self.seat.stage.start)..usize::from(self.seat.stage.end);
         self.wait(|peers| {
             let has_front = |rank: Rank| peers[rank.index()].as_ref().is_none_or(|peer| peer.front.is_some());
-            from.clone().all(has_front) && peers.iter().flatten().all(Peer::is_flushed)
+            from.clone().all(has_front) && peers[stage.clone()].iter().flatten().all(Peer::is_flushed)
         })
     }
 
@@ -145,6 +157,21 @@ impl Links {
     pub fn last_arrival(&self) -> (Rank, Nanoseconds) {
         let Arrivals { last, at, before } = self.arrivals;
         (last, Nanoseconds(at.duration_since(before).as_nanos() as u64))
+    }
+
+    /// A collective is done: the watchers see it, and what is on its way to or from other stages moves on without a wait.
+    ///
+    /// # Errors
+    /// A peer is lost or sent a broken header.
+    pub fn pump(&mut self) -> Result<(), CollectiveError> {
+        self.abort.advance();
+        let stage = usize::from(self.seat.stage.start)..usize::from(self.seat.stage.end);
+        for (rank, peer) in self.peers.iter_mut().enumerate().filter(|(rank, _)| !stage.contains(rank)) {
+            let Some(peer) = peer else { continue };
+            peer.write(Rank(rank as u16))?;
+            peer.read(Rank(rank as u16))?;
+        }
+        Ok(())
     }
 
     /// The frame in front from `rank`, if it is what this rank expects.
@@ -156,7 +183,7 @@ impl Links {
         rank: Rank,
         (kind, step, sequence): (FrameKind, u64, u32),
     ) -> Result<(FrameHeader, &mut [u8]), CollectiveError> {
-        let (epoch, hash) = (self.epoch, self.hash);
+        let Seat { epoch, hash, .. } = self.seat;
         let (header, payload) = self.front_any(rank);
         if (header.kind, header.step, header.sequence) != (kind, step, sequence)
             || (header.epoch, header.hash, header.from) != (epoch, hash, rank)
@@ -248,7 +275,7 @@ impl Links {
         }
         match poll(&mut list[..count], PollTimeout::from(POLL_MS)) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
-            Err(error) => Err(CollectiveError::System { rank: self.own, error }),
+            Err(error) => Err(CollectiveError::System { rank: self.seat.own, error }),
         }
     }
 }

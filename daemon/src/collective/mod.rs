@@ -17,7 +17,7 @@ use shared::{
 pub use abort::Abort;
 pub use accounting::{Accounting, SyncRing};
 pub use execute::Group;
-pub use link::Links;
+pub use link::{Links, Seat};
 
 /// Why a collective did not finish. The links are of no use after it.
 #[derive(Debug, thiserror::Error)]

@@ -27,8 +27,8 @@ fn pair() -> (TcpStream, TcpStream) {
 
 fn group(rank: usize, streams: Vec<Option<TcpStream>>, exchange: Exchange) -> (Group, Arc<Abort>) {
     let abort = Arc::new(Abort::new().expect("a descriptor"));
-    let who = (Rank(rank as u16), WHO.0, WHO.1);
-    let links = Links::new(who, streams, Arc::clone(&abort), rank.is_multiple_of(2)).expect("good sockets");
+    let seat = Seat { own: Rank(rank as u16), stage: 0..streams.len() as u16, epoch: WHO.0, hash: WHO.1 };
+    let links = Links::new(seat, streams, Arc::clone(&abort), rank.is_multiple_of(2)).expect("good sockets");
     let accounting = Accounting::new(Rank(rank as u16), Arc::default());
     let mut group = Group::new(Some(links), exchange, accounting);
     group.begin_step(1);

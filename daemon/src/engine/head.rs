@@ -159,7 +159,7 @@ impl<'a> Head<'a> {
     }
 
     fn world(&mut self) -> usize {
-        self.stepper.group.links().map_or(1, |links| links.world())
+        self.stepper.group.links().map_or(1, |links| links.stage().len())
     }
 
     /// One step on all ranks, and the tokens that come of it.

@@ -25,7 +25,7 @@ use super::{
     loading::Loaded,
 };
 use crate::{
-    collective::{Abort, Accounting, Group, Links, SyncRing},
+    collective::{Abort, Accounting, Group, Links, Seat, SyncRing},
     config::Liveness,
     engine::{self, Setup, plan::Limits},
     kernels::{Compute, Kernels, Pool, PoolOptions},
@@ -179,7 +179,9 @@ fn group(
     let streams = data.into_iter().map(|stream| stream.map(tokio::net::TcpStream::into_std).transpose());
     let streams = streams.collect::<io::Result<Vec<_>>>()?;
     let spin = place.topology.members[place.rank.index()].spin;
-    let links = Links::new((place.rank, place.epoch, place.hash), streams, Arc::clone(abort), spin)?;
+    let stage = 0..place.topology.world() as u16;
+    let seat = Seat { own: place.rank, stage, epoch: place.epoch, hash: place.hash };
+    let links = Links::new(seat, streams, Arc::clone(abort), spin)?;
     Ok(Group::new(Some(links), exchange, accounting))
 }
 
