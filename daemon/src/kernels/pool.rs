@@ -13,6 +13,7 @@ use std::{
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     thread::JoinHandle,
+    time::Instant,
 };
 
 use atomic_wait::{wait, wake_all, wake_one};
@@ -20,6 +21,8 @@ use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
+
+use super::PoolClock;
 
 /// Looks this often before sleeping, where spinning is allowed: about as long as a thread waits for the others inside a layer.
 const SPIN_ROUNDS: u32 = 10_000;
@@ -64,6 +67,7 @@ struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     has_panicked: AtomicBool,
     spin: bool,
+    clock: Arc<PoolClock>,
 }
 
 /// A borrowed job; valid until `remaining` is 0.
@@ -98,7 +102,9 @@ impl Shared {
         self.generation.fetch_add(1, Ordering::SeqCst);
         // A worker that is not counted yet will see the new generation before it sleeps.
         if self.sleepers.load(Ordering::SeqCst) > 0 {
+            let begun = Instant::now();
             wake_all(&raw const self.generation);
+            self.clock.count(begun);
         }
     }
 
@@ -123,6 +129,15 @@ impl Shared {
 
     /// Waits until every thread has counted itself out of the run.
     fn wait_for_all(&self) {
+        if self.remaining.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let begun = Instant::now();
+        self.sleep_until_all();
+        self.clock.count(begun);
+    }
+
+    fn sleep_until_all(&self) {
         if self.spins_until(|| self.remaining.load(Ordering::Acquire) == 0) {
             return;
         }
@@ -152,6 +167,7 @@ impl Pool {
             panic: Mutex::new(None),
             has_panicked: AtomicBool::new(false),
             spin: options.spin,
+            clock: Arc::default(),
         });
         let worker = |thread: usize| {
             let (shared, core) = (Arc::clone(&shared), core_of(&options, thread));
@@ -165,6 +181,11 @@ impl Pool {
     /// Pins the calling thread to the core of thread 0.
     pub fn pin_caller(&self) {
         pin(core_of(&self.options, 0));
+    }
+
+    /// What the caller's thread spends on the others.
+    pub fn clock(&self) -> Arc<PoolClock> {
+        Arc::clone(&self.shared.clock)
     }
 
     /// Threads, the caller included.
