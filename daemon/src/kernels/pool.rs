@@ -278,6 +278,31 @@ impl Pool {
         });
     }
 
+    /// As `columns` with one output whose rows lie in groups that end before the rows `ends`: `each(group, range, columns)` may
+    /// set the columns of its range in the rows of its group, counted from the group's first.
+    ///
+    /// # Panics
+    /// The output does not end with a row, or a group is not in it.
+    pub fn grouped(
+        &self,
+        output: Columns<'_>,
+        ends: &[usize],
+        each: impl Fn(usize, Range<usize>, &mut ColumnsMut<'_>) + Sync,
+    ) {
+        let Columns { out, width, unit } = output;
+        let rows = out.len().checked_div(width).unwrap_or(0);
+        assert!(unit > 0 && out.len() == rows * width, "whole rows, and ranges of at least one column");
+        assert!(ends.is_sorted() && ends.last().is_none_or(|end| *end <= rows), "groups are in the output");
+        let (start, ranges) = (Start(out.as_mut_ptr()), width.div_ceil(unit));
+        self.share(ends.len() * ranges, &|piece| {
+            let (group, begin) = (piece / ranges, piece % ranges * unit);
+            let (first, range) = (ends[..group].last().copied().unwrap_or(0), begin..(begin + unit).min(width));
+            let (start, range_of) = (start.get().wrapping_add(first * width), range.clone());
+            let mut columns = ColumnsMut { start, width, rows: ends[group] - first, range: range_of, out: PhantomData };
+            each(group, range, &mut columns);
+        });
+    }
+
     /// Hands each index below `count` to a thread. Every thread goes through a part of its own in order, so that what is read
     /// ahead behind one piece is its next one; one that is done takes from the others, so that a slow core does not hold them up.
     fn share(&self, count: usize, each: &(dyn Fn(usize) + Sync)) {
