@@ -1,5 +1,8 @@
 //! The topology that an operator asks for: what commands, dashboard and client speak of.
-use shared::topology::{Exchange, KvFormat, Layout, Topology};
+use shared::{
+    schedule::Choice,
+    topology::{Exchange, KvFormat, Layout, Topology},
+};
 
 /// What an operator wants the nodes to hold; identity, epoch and members are found out while it is assigned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,6 +15,8 @@ pub struct Wanted {
     pub kv: KvFormat,
     /// Format of the partial sums on the wire.
     pub exchange: Exchange,
+    /// How all-reduces go.
+    pub collective: Choice,
     /// Longest sequence; `None` = what the model was trained for.
     pub context_length: Option<u32>,
     /// Sequences at the same time.
@@ -26,6 +31,7 @@ impl Wanted {
             model: topology.model.clone(),
             kv: topology.kv,
             exchange: topology.exchange,
+            collective: topology.collective,
             context_length: Some(topology.context_length),
             slots: topology.slots,
         }

@@ -152,6 +152,7 @@ fn compose(nodes: &[(&Identity, &str)], wanted: &Wanted, card: &ModelCard) -> To
         identity: card.identity,
         kv: wanted.kv,
         exchange: wanted.exchange,
+        collective: wanted.collective,
         context_length: wanted.context_length.unwrap_or(card.context_length.min(CONTEXT_DEFAULT)),
         slots: wanted.slots,
     }
@@ -237,6 +238,7 @@ async fn abort(sessions: &[Arc<Session>], epoch: Epoch, hash: TopologyHash) {
 mod tests {
     use shared::{
         ids::ModelIdentity,
+        schedule::Choice,
         topology::{Exchange, KvFormat, Layout},
         units::Bytes,
     };
@@ -246,7 +248,15 @@ mod tests {
     fn wanted() -> Wanted {
         let (kv, exchange) = (KvFormat::F16, Exchange::F32);
         let layout = Layout::tensor_parallel(2);
-        Wanted { layout, model: "m.gguf".into(), kv, exchange, context_length: None, slots: SLOTS_DEFAULT }
+        Wanted {
+            layout,
+            model: "m.gguf".into(),
+            kv,
+            exchange,
+            collective: Choice::Auto,
+            context_length: None,
+            slots: SLOTS_DEFAULT,
+        }
     }
 
     fn card() -> ModelCard {

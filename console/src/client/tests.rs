@@ -6,6 +6,7 @@ use shared::{
         message::FinishReason,
     },
     sampling::SamplingParameters,
+    schedule::Choice,
     topology::{Exchange, KvFormat, Layout},
     units::Bytes,
 };
@@ -37,7 +38,15 @@ async fn start(scripts: Vec<Script>) -> Vec<FakeNode> {
 fn wanted(ranks: u16) -> Wanted {
     let (kv, exchange) = (KvFormat::F16, Exchange::F32);
     let layout = Layout::tensor_parallel(ranks);
-    Wanted { layout, model: "m.gguf".into(), kv, exchange, context_length: None, slots: SLOTS_DEFAULT }
+    Wanted {
+        layout,
+        model: "m.gguf".into(),
+        kv,
+        exchange,
+        collective: Choice::Auto,
+        context_length: None,
+        slots: SLOTS_DEFAULT,
+    }
 }
 
 fn request() -> Generate {

@@ -4,7 +4,10 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::ids::{ModelIdentity, TopologyHash};
+use crate::{
+    ids::{ModelIdentity, TopologyHash},
+    schedule::Choice,
+};
 
 /// Most nodes in one topology.
 pub const NODES_MAX: usize = 64;
@@ -250,6 +253,8 @@ pub struct Topology {
     pub kv: KvFormat,
     /// Format of the partial sums on the wire.
     pub exchange: Exchange,
+    /// How all-reduces go.
+    pub collective: Choice,
     /// Longest sequence in tokens.
     pub context_length: u32,
     /// Sequences that can run at the same time.

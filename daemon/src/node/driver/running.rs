@@ -25,7 +25,7 @@ use super::{
     loading::Loaded,
 };
 use crate::{
-    collective::{Abort, Accounting, Group, Links, Seat, SyncRing},
+    collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing},
     config::Liveness,
     engine::{self, Setup, plan::Limits},
     kernels::{Compute, Kernels, Pool, PoolOptions},
@@ -85,7 +85,8 @@ impl Running {
         let draining = Arc::new(AtomicBool::new(false));
         let (stop, leave) = (CancellationToken::new(), CancellationToken::new());
         let (commands, orders) = mpsc::channel();
-        let group = group(&place, links.data, &abort, &ring).map_err(failed)?;
+        let columns = loaded.shard.shape.embedding_length;
+        let group = group(&place, links.data, (&abort, &ring), columns).map_err(failed)?;
         let setup = setup(around, &place, loaded, group, Arc::clone(&abort));
         let sink = sink(around.inputs.clone(), place.epoch);
         let builder = thread::Builder::new().name("engine".into());
@@ -168,13 +169,14 @@ impl Running {
 fn group(
     place: &Place,
     data: Vec<Option<tokio::net::TcpStream>>,
-    abort: &Arc<Abort>,
-    ring: &Arc<SyncRing>,
+    (abort, ring): (&Arc<Abort>, &Arc<SyncRing>),
+    columns: usize,
 ) -> io::Result<Group> {
     let accounting = Accounting::new(place.rank, Arc::clone(ring));
-    let exchange = place.topology.exchange;
+    let (exchange, choice) = (place.topology.exchange, place.topology.collective);
+    let settings = Settings { exchange, columns, choice };
     if place.topology.world() == 1 {
-        return Ok(Group::new(None, exchange, accounting));
+        return Ok(Group::new(None, settings, accounting));
     }
     let streams = data.into_iter().map(|stream| stream.map(tokio::net::TcpStream::into_std).transpose());
     let streams = streams.collect::<io::Result<Vec<_>>>()?;
@@ -182,7 +184,7 @@ fn group(
     let stage = 0..place.topology.world() as u16;
     let seat = Seat { own: place.rank, stage, epoch: place.epoch, hash: place.hash };
     let links = Links::new(seat, streams, Arc::clone(abort), spin)?;
-    Ok(Group::new(Some(links), exchange, accounting))
+    Ok(Group::new(Some(links), settings, accounting))
 }
 
 fn setup(around: &Surroundings, place: &Place, loaded: Loaded, group: Group, abort: Arc<Abort>) -> Setup {
