@@ -38,15 +38,9 @@ async fn start(scripts: Vec<Script>) -> Vec<FakeNode> {
 fn wanted(ranks: u16) -> Wanted {
     let (kv, exchange) = (KvFormat::F16, Exchange::F32);
     let layout = Layout::tensor_parallel(ranks);
-    Wanted {
-        layout,
-        model: "m.gguf".into(),
-        kv,
-        exchange,
-        collective: Choice::Auto,
-        context_length: None,
-        slots: SLOTS_DEFAULT,
-    }
+    let (weights, layers) = (Vec::new(), Vec::new());
+    let (model, slots, collective) = ("m.gguf".into(), SLOTS_DEFAULT, Choice::Auto);
+    Wanted { layout, weights, layers, model, kv, exchange, collective, context_length: None, slots }
 }
 
 fn request() -> Generate {

@@ -129,7 +129,7 @@ impl<'a> Execution<'a> {
             }
         }
         if !self.links.is_flushed() {
-            self.links.flush()?;
+            self.links.flush_stage()?;
             self.found.arrived = Instant::now();
         }
         Ok(self.found)

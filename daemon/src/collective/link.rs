@@ -181,11 +181,11 @@ impl Links {
         self.peers[stage].iter().flatten().all(Peer::is_flushed)
     }
 
-    /// Waits until all that was sent within the stage is with the system: peers do not depend on this rank any more.
+    /// Waits until all that was sent within the stage is with the system: its ranks do not depend on this one any more.
     ///
     /// # Errors
     /// A peer is lost or sent a broken header, or the wait was aborted.
-    pub fn flush(&mut self) -> Result<(), CollectiveError> {
+    pub fn flush_stage(&mut self) -> Result<(), CollectiveError> {
         self.wait(Goal { flushed: self.stage_set(), ..Goal::default() })
     }
 
@@ -210,6 +210,14 @@ impl Links {
         (last, Nanoseconds(at.duration_since(before).as_nanos() as u64))
     }
 
+    /// Waits until all that was sent is with the system: nobody moves it on while this rank sleeps elsewhere.
+    ///
+    /// # Errors
+    /// A peer is lost.
+    pub fn flush(&mut self) -> Result<(), CollectiveError> {
+        self.wait(Goal { flushed: RankSet::others(0..self.peers.len(), self.seat.own.index()), ..Goal::default() })
+    }
+
     /// A collective is done: the watchers see it, and what is on its way to or from other stages moves on without a wait.
     ///
     /// # Errors
@@ -225,6 +233,11 @@ impl Links {
             }
         }
         Ok(())
+    }
+
+    /// Whether a frame of a rank is in front, as far as was read.
+    pub fn has_front(&self, rank: Rank) -> bool {
+        self.peers[rank.index()].as_ref().is_some_and(Peer::has_front)
     }
 
     /// The frame in front from `rank`, if it is what this rank expects.

@@ -4,6 +4,7 @@ pub mod abort;
 pub mod accounting;
 mod execute;
 pub mod group;
+pub mod hand_over;
 pub mod link;
 pub mod payload;
 mod peer;
