@@ -7,6 +7,7 @@ use shared::{
     ids::{Rank, Slot},
     latency::ratio,
     protocol::bench::{CONTEXT_DEFAULT, PREFILL_DEFAULT},
+    schedule::Choice,
     telemetry::bench::{Decode, Load, NodeBench, Prefill, Rows},
     topology::{Exchange, KvFormat, spec::KV_BLOCK_LENGTH},
 };
@@ -18,7 +19,7 @@ use super::{
     progress::Reporter,
 };
 use crate::{
-    collective::{Accounting, Group, SyncRing},
+    collective::{Accounting, Group, Settings, SyncRing},
     engine::plan::STEP_TOKENS_MAX,
     health::machine::allowed_cores,
     kernels::{Compute, Kernels, Pool, PoolOptions},
@@ -149,9 +150,10 @@ impl Bench {
         let pool = Pool::new(options);
         pool.pin_caller();
         let accounting = Accounting::new(Rank(0), Arc::new(SyncRing::default()));
+        let settings = Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto };
         Ok(Self {
             model: Model::new(shard, cache, Compute { kernels, pool }),
-            group: Group::new(None, Exchange::F32, accounting),
+            group: Group::new(None, settings, accounting),
             tables: vec![(0..blocks as u32).collect()],
         })
     }
