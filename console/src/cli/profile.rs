@@ -1,7 +1,8 @@
 //! Where a request's time went, as a table: compute, waiting, wire, and bytes and messages against the formula.
 use shared::{
+    ids::Rank,
     protocol::{frame::HEADER_BYTES, message::Finished},
-    schedule::{Cost, direct_cost},
+    schedule::{Cost, Table, cost},
     telemetry::{PhaseTotals, RankTotals},
     topology::{Member, Topology},
     units::Bytes,
@@ -22,10 +23,11 @@ pub(super) fn lines(finished: &Finished, topology: &Topology, replica: u16, embe
         ),
         String::new(),
         format!(
-            "{:<8} {:<10} {:>9} {:>9} {:>9} {:>9} {:>8} {:>11} {:>11} {:>10} {:>10}",
+            "{:<8} {:<10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>11} {:>11} {:>10} {:>10}",
             "phase",
             "node",
             "compute",
+            "threads",
             "waiting",
             "wire",
             "bubble",
@@ -39,26 +41,29 @@ pub(super) fn lines(finished: &Finished, topology: &Topology, replica: u16, embe
     type Part = fn(&RankTotals) -> &PhaseTotals;
     let phases: [(&str, Part); 2] = [("prefill", |rank| &rank.prefill), ("decode", |rank| &rank.decode)];
     for (name, part) in phases {
-        for (rank, member) in finished.ranks.iter().zip(topology.replica(replica)) {
+        for (rank, member) in finished.ranks.iter().zip(topology.replica(replica).iter().enumerate()) {
             let totals = part(rank);
             if totals.steps > 0 {
-                lines.push(row(name, &member.name, totals, &formula(topology, member, embedding_length)));
+                lines.push(row(name, &member.1.name, totals, &formula(topology, member, embedding_length)));
             }
         }
     }
     lines.push(String::new());
     lines.push(
         "bytes and messages: sent by the rank, headers, plans and candidates included; formula: all-reduces and hand-overs; \
-         bubble: waiting for another stage"
+         bubble: waiting for another stage; \
+         threads: waking the rank's own threads and waiting for the last of them"
             .into(),
     );
     lines
 }
 
-/// Bytes and messages of one token's all-reduces on one rank, by the formula of the direct exchange, and of the hand-over to the
-/// next stage.
-fn formula(topology: &Topology, member: &Member, embedding_length: u64) -> Cost {
-    let one = direct_cost(topology.exchange, usize::from(topology.layout.ranks), embedding_length as usize);
+/// Bytes and messages of one token's all-reduces on one rank, by the formula of the algorithm that is forced or that `auto`
+/// begins with, and of the hand-over to the next stage.
+fn formula(topology: &Topology, (index, member): (usize, &Member), embedding_length: u64) -> Cost {
+    let (world, columns) = (usize::from(topology.layout.ranks), embedding_length as usize);
+    let algorithm = Table::new(topology.collective, topology.exchange, world, columns).algorithm(1);
+    let one = cost(algorithm, topology.exchange, Rank((index % world) as u16), world, (1, columns));
     let all_reduces = 2 * u64::from(member.layers.end - member.layers.start);
     let hand_overs = u64::from(member.layers.end < topology.block_count());
     let bytes = all_reduces * (one.bytes + one.messages * HEADER_BYTES as u64)
@@ -68,8 +73,9 @@ fn formula(topology: &Topology, member: &Member, embedding_length: u64) -> Cost 
 
 fn row(phase: &str, node: &str, totals: &PhaseTotals, formula: &Cost) -> String {
     format!(
-        "{phase:<8} {node:<10} {:>9} {:>9} {:>9} {:>9} {:>7.1}% {:>11} {:>11} {:>10.1} {:>10}",
+        "{phase:<8} {node:<10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7.1}% {:>11} {:>11} {:>10.1} {:>10}",
         totals.compute,
+        totals.threads,
         totals.wait,
         totals.wire,
         totals.bubble,

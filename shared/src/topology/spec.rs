@@ -5,7 +5,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::layout::{Layout, Place};
-use crate::ids::{MemberIndex, ModelIdentity, Rank, TopologyHash};
+use crate::{
+    ids::{MemberIndex, ModelIdentity, Rank, TopologyHash},
+    schedule::Choice,
+};
 
 /// Most nodes in one topology.
 pub const NODES_MAX: usize = 64;
@@ -183,12 +186,25 @@ pub enum Exchange {
     F32,
     /// Blocks of 32 int8 with an f16 scale: 34 bytes for 32 values.
     Q80,
+    /// 2 bytes a value.
+    F16,
+}
+
+impl FromStr for Exchange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let formats = [Self::F32, Self::F16, Self::Q80];
+        let found = formats.into_iter().find(|format| format.to_string() == text);
+        found.ok_or_else(|| format!("{text:?} is no exchange format; take f32, f16 or q80"))
+    }
 }
 
 impl fmt::Display for Exchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::F32 => "f32",
+            Self::F16 => "f16",
             Self::Q80 => "q80",
         })
     }
@@ -228,6 +244,8 @@ pub struct Topology {
     pub kv: KvFormat,
     /// Format of the partial sums on the wire.
     pub exchange: Exchange,
+    /// How all-reduces go.
+    pub collective: Choice,
     /// Longest sequence in tokens.
     pub context_length: u32,
     /// Sequences that can run at the same time.
