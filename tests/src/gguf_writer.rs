@@ -95,13 +95,13 @@ struct WrittenTensor {
 }
 
 /// Writes the bytes of a tensor.
-type Writing = dyn Fn(&mut dyn Write) -> io::Result<()>;
+type Make = dyn Fn(&mut dyn Write) -> io::Result<()>;
 
 /// The bytes of a tensor, or what makes them when they are written.
 #[derive(Clone)]
 enum Contents {
     Bytes(Vec<u8>),
-    Made { length: usize, write: Arc<Writing> },
+    Made { length: usize, write: Arc<Make> },
 }
 
 impl fmt::Debug for Contents {
