@@ -62,7 +62,7 @@ pub(super) fn run(arguments: &NodeArguments, kernels: &'static Kernels) -> anyho
     forget_peak();
     reporter.begin("load from the disk");
     let (shape, shard, cold) = load_cold(path, kernels)?;
-    let weight_bytes = shard.byte_length();
+    let weight_bytes = shard.token_bytes();
     let bench = Bench::new(arguments, kernels, options.clone(), &work, shard)?;
     let (prefill, decode, rows, ids) = bench.work(arguments, &work, &shape, &mut reporter);
     let resident_peak = resident_peak();
