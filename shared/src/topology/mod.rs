@@ -1,6 +1,9 @@
 //! Which nodes hold what: the layout as people write it, the topology as nodes agree on it, and the cuts of a model.
 pub mod exclusion;
+pub mod known;
+pub mod memory;
 pub mod shard;
+pub mod sizes;
 pub mod spec;
 
 pub use exclusion::{Exclusion, ExclusionError, Exclusions};
