@@ -1,7 +1,8 @@
 //! Where a request's time went, as a table: compute, waiting, wire, and bytes and messages against the formula.
 use shared::{
+    ids::Rank,
     protocol::{frame::HEADER_BYTES, message::Finished},
-    schedule::{Cost, direct_cost},
+    schedule::{Algorithm, Cost, cost},
     telemetry::{PhaseTotals, RankTotals},
     topology::Topology,
     units::Bytes,
@@ -45,7 +46,7 @@ pub(super) fn lines(finished: &Finished, topology: &Topology, layers: u64, embed
 
 /// Bytes and messages of one token's all-reduces on one rank, by the formula of the direct exchange.
 fn formula(topology: &Topology, layers: u64, embedding_length: u64) -> Cost {
-    let one = direct_cost(topology.exchange, topology.world(), embedding_length as usize);
+    let one = cost(Algorithm::Direct, topology.exchange, Rank(0), topology.world(), (1, embedding_length as usize));
     let bytes = 2 * layers * (one.bytes + one.messages * HEADER_BYTES as u64);
     Cost { bytes, messages: 2 * layers * one.messages }
 }

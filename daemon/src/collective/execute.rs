@@ -4,7 +4,7 @@ use std::time::Instant;
 use shared::{
     ids::{LayerIndex, Rank},
     protocol::frame::FrameKind,
-    schedule::{self, Step},
+    schedule::payload_bytes,
     telemetry::SyncKind,
     topology::Exchange,
     units::Nanoseconds,
@@ -92,12 +92,9 @@ impl Group {
     fn start_sends(&mut self, partial: &[f32], compute: Nanoseconds) -> Result<(), CollectiveError> {
         let (step, sequence, exchange) = (self.step, self.sequence, self.exchange);
         let Some(links) = self.links.as_mut() else { return Ok(()) };
-        let first = links.first();
-        for step_of in schedule::direct(Rank(links.own().0 - first), links.stage().len(), partial.len()) {
-            let Step::Send { to, values } = step_of else { continue };
-            let to = Rank(first + to.0);
+        for to in links.others() {
             let header = (FrameKind::Partial, step, sequence, compute.0);
-            let bytes = links.send(to, header, |out| payload::encode(exchange, &partial[values], out))?;
+            let bytes = links.send(to, header, |out| payload::encode(exchange, partial, out))?;
             self.accounting.sent(bytes, 1);
         }
         Ok(())
@@ -120,7 +117,7 @@ impl Group {
                 continue;
             }
             let (header, bytes) = links.front(rank, (FrameKind::Partial, step, sequence))?;
-            let expected = schedule::payload_bytes(exchange, partial.len());
+            let expected = payload_bytes(exchange, 1, partial.len());
             if bytes.len() != expected {
                 let (got, expected) = (format!("{} bytes", bytes.len()), format!("{expected} bytes"));
                 return Err(CollectiveError::OutOfStep { rank, got, expected });

@@ -7,20 +7,26 @@ use shared::{
 
 /// Appends `values` in the exchange format.
 pub fn encode(exchange: Exchange, values: &[f32], out: &mut Vec<u8>) {
-    out.reserve(payload_bytes(exchange, values.len()));
+    out.reserve(payload_bytes(exchange, 1, values.len()));
     match exchange {
         Exchange::F32 => values.iter().for_each(|value| out.extend_from_slice(&value.to_le_bytes())),
+        Exchange::F16 => values.iter().for_each(|value| out.extend_from_slice(&to_f16(*value).to_le_bytes())),
         Exchange::Q80 => values.chunks(EXCHANGE_BLOCK).for_each(|block| encode_q80(block, out)),
     }
 }
 
-/// Adds the values of a payload of exactly `payload_bytes(exchange, sum.len())` bytes to `sum`.
+/// Adds the values of a payload of exactly `payload_bytes(exchange, 1, sum.len())` bytes to `sum`.
 pub fn add(exchange: Exchange, payload: &[u8], sum: &mut [f32]) {
-    assert_eq!(payload.len(), payload_bytes(exchange, sum.len()), "the receiver checked the length");
+    assert_eq!(payload.len(), payload_bytes(exchange, 1, sum.len()), "the receiver checked the length");
     match exchange {
         Exchange::F32 => {
             for (value, bytes) in sum.iter_mut().zip(payload.as_chunks::<4>().0) {
                 *value += f32::from_le_bytes(*bytes);
+            }
+        }
+        Exchange::F16 => {
+            for (value, bytes) in sum.iter_mut().zip(payload.as_chunks::<2>().0) {
+                *value += f16::from_le_bytes(*bytes).to_f32();
             }
         }
         Exchange::Q80 => {
@@ -43,6 +49,11 @@ pub fn round(exchange: Exchange, values: &mut [f32], scratch: &mut Vec<u8>) {
     encode(exchange, values, scratch);
     values.fill(0.0);
     add(exchange, scratch, values);
+}
+
+/// To nearest, ties to even; finite values stay finite.
+fn to_f16(value: f32) -> f16 {
+    f16::from_f32(value.clamp(-65504.0, 65504.0))
 }
 
 fn encode_q80(block: &[f32], out: &mut Vec<u8>) {

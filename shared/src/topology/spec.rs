@@ -194,12 +194,25 @@ pub enum Exchange {
     F32,
     /// Blocks of 32 int8 with an f16 scale: 34 bytes for 32 values.
     Q80,
+    /// 2 bytes a value.
+    F16,
+}
+
+impl FromStr for Exchange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let formats = [Self::F32, Self::F16, Self::Q80];
+        let found = formats.into_iter().find(|format| format.to_string() == text);
+        found.ok_or_else(|| format!("{text:?} is no exchange format; take f32, f16 or q80"))
+    }
 }
 
 impl fmt::Display for Exchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::F32 => "f32",
+            Self::F16 => "f16",
             Self::Q80 => "q80",
         })
     }
