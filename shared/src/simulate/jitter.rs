@@ -57,7 +57,7 @@ impl Jitter {
                 u64::from(samples[self.place])
             }
         };
-        usual + (u128::from(usual) * u128::from(part) / u128::from(ONE)) as u64
+        usual + usual.saturating_mul(part) / ONE
     }
 }
 

@@ -6,8 +6,16 @@ pub mod network;
 #[cfg(test)]
 mod network_tests;
 pub mod profile;
+pub mod replica;
+pub mod run;
+#[cfg(test)]
+mod run_tests;
+pub mod watch;
 
 pub use collective::Tensor;
 pub use jitter::{Jitter, Noise};
 pub use network::{Action, Link, Network, NodeSpeed, Stuck};
 pub use profile::NodeProfile;
+pub use replica::{Replica, Setup, SimulateError, Step};
+pub use run::{Outcome, Request, answer, knee, throughput};
+pub use watch::{Watched, watch};

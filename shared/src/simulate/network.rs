@@ -33,7 +33,11 @@ impl Link {
     /// Nanoseconds that a network card is busy with so many bytes.
     pub fn busy_ns(&self, bytes: u64) -> u64 {
         let wire = bytes + self.packets.map_or(0, |(most, more)| bytes.div_ceil(most.max(1)).max(1) * more);
-        (u128::from(wire) * 8_000_000_000).div_ceil(u128::from(self.bits_per_second.max(1))) as u64
+        let bits = self.bits_per_second.max(1);
+        match wire.checked_mul(8_000_000_000) {
+            Some(product) => product.div_ceil(bits),
+            None => (u128::from(wire) * 8_000_000_000).div_ceil(u128::from(bits)) as u64,
+        }
     }
 }
 
@@ -240,8 +244,8 @@ impl Network {
                     phase.tokens += u64::from(tokens);
                 }
                 Action::Compute(usual) => {
-                    let slow = u128::from(usual) * u128::from(node.speed.slowness) / 1000;
-                    node.clock += node.jitter.stretch(slow as u64);
+                    let slow = usual.saturating_mul(node.speed.slowness) / 1000;
+                    node.clock += node.jitter.stretch(slow);
                 }
                 Action::Enter => node.enter(index),
                 Action::Send { to, bytes, work_ns } => self.send(index, to, bytes, work_ns),
@@ -285,9 +289,18 @@ impl Network {
             node.span.last = (node.clock, index as u16);
         }
         loop {
-            let front = |peer: usize| self.inbox[index * world + peer].front().map(|arrived| (arrived.at, peer));
-            let wanted = (0..world).filter(|peer| node.missing >> peer & 1 == 1);
-            let Some((_, peer)) = wanted.filter_map(front).min() else { return node.missing == 0 };
+            let mut wanted = node.missing;
+            let mut first = None;
+            while wanted != 0 {
+                let peer = wanted.trailing_zeros() as usize;
+                wanted &= wanted - 1;
+                let at = self.inbox[index * world + peer].front().map(|arrived| (arrived.at, peer));
+                first = match (first, at) {
+                    (Some(first), Some(at)) => Some(at.min(first)),
+                    (first, at) => first.or(at),
+                };
+            }
+            let Some((_, peer)) = first else { return node.missing == 0 };
             let arrived = self.inbox[index * world + peer].pop_front().expect("it was in front");
             node.take(arrived, peer as u16, work_ns);
         }

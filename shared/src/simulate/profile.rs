@@ -45,8 +45,8 @@ impl NodeProfile {
             // repacking buys 1.9 to 2.65 times, 2.2 in the middle. Bramble's kernels cost as many instructions a
             // multiply-add as llama.cpp's repacked ones on this core: 0.123 and 0.125 in Q4_0.
             macs_per_second: 107e9,
-            // [G] f32 multiply-adds of two pipes of four lanes, a quarter of 76.8e9.
-            attention_macs_per_second: 19e9,
+            // [G] Half of what two pipes of four f32 lanes do (76.8e9): halves are converted before they are multiplied.
+            attention_macs_per_second: 38e9,
             // [G] Seven runs of the pool, 2 us each (a cache line goes to three cores and back), and 4 passes over a hidden
             // state of 4096 at 1 ns for 4 values.
             layer_ns: 18_000,
@@ -73,8 +73,8 @@ impl NodeProfile {
             // [C] As on the Pi 5 (1.37 instructions a cycle, from 107e9 * 0.123 / 9.6e9) with 0.387 instructions a
             // multiply-add and 6e9 cycles a second.
             macs_per_second: 21e9,
-            // [G] One pipe of four lanes, a quarter of 24e9.
-            attention_macs_per_second: 6e9,
+            // [G] Half of what one pipe of four f32 lanes does (24e9).
+            attention_macs_per_second: 12e9,
             // [G] Two and a half times the Pi 5's, by clock and instructions a cycle.
             layer_ns: 45_000,
             layer_token_ns: 10_000,

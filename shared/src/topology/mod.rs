@@ -1,7 +1,12 @@
 //! Which nodes hold what: the layout as people write it, the topology as nodes agree on it, and the cuts of a model.
+pub mod balance;
+pub mod cost;
 pub mod exclusion;
 pub mod known;
 pub mod memory;
+pub mod planner;
+#[cfg(test)]
+mod planner_tests;
 pub mod shard;
 pub mod sizes;
 pub mod spec;
