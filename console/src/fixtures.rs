@@ -2,12 +2,12 @@
 use std::time::Duration;
 
 use shared::{
-    ids::{Epoch, LayerIndex, ModelIdentity, Rank},
+    ids::{Epoch, LayerIndex, MemberIndex, ModelIdentity, Rank},
     latency::RequestTimes,
     protocol::{
         error::{Fault, FaultKind, Loss},
         handshake::Identity,
-        message::{FinishReason, Finished, TokenEvent},
+        message::{FinishReason, Finished, ModelCard, TokenEvent},
     },
     sampling::SamplingParameters,
     telemetry::{
@@ -192,11 +192,28 @@ pub(crate) fn lost_fault() -> Fault {
 pub(crate) fn wanted() -> Wanted {
     Wanted {
         layout: Layout::tensor_parallel(NODES as u16),
+        weights: Vec::new(),
+        layers: Vec::new(),
         model: "bard-q8_0.gguf".to_owned(),
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         context_length: None,
         slots: 1,
+    }
+}
+
+/// A model of six equal layers whose output costs half of one.
+pub(crate) fn card() -> ModelCard {
+    ModelCard {
+        model: "bard-q8_0.gguf".to_owned(),
+        identity: ModelIdentity::default(),
+        size: Bytes(6500),
+        context_length: 512,
+        block_count: 6,
+        embedding_length: 256,
+        head_count: 8,
+        layer_bytes: vec![Bytes(1000); 6],
+        output_bytes: Bytes(500),
     }
 }
 
@@ -227,6 +244,7 @@ pub(crate) fn topology() -> Topology {
         name: name(node),
         address: address(node),
         weight: 1,
+        layers: 0..6,
         cores: Vec::new(),
         threads: 1,
         spin: false,
@@ -274,7 +292,7 @@ pub(crate) fn running(node: usize, state: NodeState, with_layers: bool) -> NodeR
     NodeReport {
         state,
         epoch: Epoch(3),
-        topology: Some((topology, hash, Rank(node as u16))),
+        topology: Some((topology, hash, MemberIndex(node as u16))),
         shard: Bytes((7 << 20) + (node as u64 * 100_000)),
         memory_resident: Bytes(24 << 20),
         requests: u32::from(state == NodeState::Serving && node == 0),
@@ -342,6 +360,7 @@ pub(crate) fn finished() -> Finished {
         compute: Nanoseconds(60_000_000),
         wait: Nanoseconds(25_000_000),
         wire: Nanoseconds(15_000_000),
+        bubble: Nanoseconds(0),
         bytes_sent: 1 << 20,
         messages_sent: 1 << 10,
     };

@@ -298,7 +298,7 @@ fn send(state: &mut State) -> Vec<Effect> {
         state.assignment = Assignment::Nothing;
     }
     state.request.send(state.now);
-    let head = state.place_of(0).unwrap_or(0);
+    let head = state.ready_head().or(state.place_of(0)).unwrap_or(0);
     vec![Effect::Generate { head, generate: Box::new(generate) }]
 }
 

@@ -1,11 +1,21 @@
 //! The topology that an operator asks for: what commands, dashboard and client speak of.
-use shared::topology::{Exchange, KvFormat, Layout, Topology};
+use std::ops::Range;
+
+use shared::{
+    ids::MemberIndex,
+    protocol::message::ModelCard,
+    topology::{Exchange, KvFormat, Layout, SpecError, Topology, split_layers},
+};
 
 /// What an operator wants the nodes to hold; identity, epoch and members are found out while it is assigned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// Replicas, stages, ranks.
     pub layout: Layout,
+    /// Relative shares: one for each rank of a stage, or one for each node; empty = equal.
+    pub weights: Vec<u32>,
+    /// Layers of each stage; empty = balanced by what they cost.
+    pub layers: Vec<u32>,
     /// File name of the model.
     pub model: String,
     /// Format of the KV cache.
@@ -19,15 +29,110 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// What a topology held, on so many ranks.
-    pub fn again(topology: &Topology, ranks: usize) -> Self {
+    /// What a topology held, on so many nodes: the same where they are as many, else the nearest layout with equal shares.
+    pub fn again(topology: &Topology, nodes: usize) -> Self {
+        let is_same = nodes == topology.members.len();
+        let weights = topology.members.iter().map(|member| member.weight);
+        let layers = topology.stages(0).into_iter().map(|(layers, _)| layers.len() as u32);
         Self {
-            layout: Layout::tensor_parallel(u16::try_from(ranks).unwrap_or(u16::MAX)),
+            layout: if is_same { topology.layout } else { topology.layout.on(nodes) },
+            weights: if is_same { weights.collect() } else { Vec::new() },
+            layers: if is_same { layers.collect() } else { Vec::new() },
             model: topology.model.clone(),
             kv: topology.kv,
             exchange: topology.exchange,
             context_length: Some(topology.context_length),
             slots: topology.slots,
         }
+    }
+
+    /// The same on so many nodes: what does not fit these is left to be chosen anew.
+    pub fn on(&self, nodes: usize) -> Self {
+        if self.layout.node_count() == nodes {
+            return self.clone();
+        }
+        Self { layout: self.layout.on(nodes), weights: Vec::new(), layers: Vec::new(), ..self.clone() }
+    }
+
+    /// The relative share of each member.
+    ///
+    /// # Errors
+    /// Neither one for each rank of a stage nor one for each node.
+    pub fn shares(&self) -> Result<Vec<u32>, SpecError> {
+        let (layout, given, nodes) = (self.layout, self.weights.len(), self.layout.node_count());
+        if given == 0 {
+            return Ok(vec![1; nodes]);
+        }
+        if given != nodes && given != usize::from(layout.ranks) {
+            return Err(SpecError::Weights { given, layout, ranks: layout.ranks, nodes });
+        }
+        Ok(self.weights.iter().copied().cycle().take(nodes).collect())
+    }
+
+    /// The layers of each stage.
+    ///
+    /// # Errors
+    /// More stages than layers, or other layers than the model has.
+    pub fn stages(&self, card: &ModelCard) -> Result<Vec<Range<u32>>, SpecError> {
+        let (layout, block_count) = (self.layout, card.block_count);
+        if !self.layers.is_empty() {
+            let sum = self.layers.iter().try_fold(0_u32, |sum, layers| sum.checked_add(*layers));
+            if self.layers.len() != usize::from(layout.stages) || sum != Some(block_count) {
+                let given = self.layers.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+                return Err(SpecError::LayerCounts { given, layout, stages: layout.stages, block_count });
+            }
+            let mut end = 0;
+            let stage = |layers: &u32| {
+                end += layers;
+                end - layers..end
+            };
+            return Ok(self.layers.iter().map(stage).collect());
+        }
+        let shares = self.shares()?;
+        let speed = |stage: &[u32]| stage.iter().map(|share| u64::from(*share)).sum::<u64>();
+        let first_replica = &shares[..layout.replica_length().min(shares.len())];
+        let speeds: Vec<u64> = first_replica.chunks(usize::from(layout.ranks)).map(speed).collect();
+        let layers: Vec<u64> = card.layer_bytes.iter().map(|bytes| bytes.0).collect();
+        let suggestion = Layout { stages: block_count.min(u32::from(layout.stages)).max(1) as u16, ..layout };
+        split_layers(&layers, card.output_bytes.0, &speeds).ok_or(SpecError::Stages { layout, block_count, suggestion })
+    }
+}
+
+/// The head of a topology that has the least to do, by its place among the members: `requests` of each member.
+pub fn least_loaded(topology: &Topology, requests: impl Fn(MemberIndex) -> Option<u32>) -> Option<MemberIndex> {
+    let length = topology.layout.replica_length();
+    let heads = (0..topology.layout.replicas).map(|replica| MemberIndex((usize::from(replica) * length) as u16));
+    let loads = heads.filter_map(|head| requests(head).map(|requests| (requests, head)));
+    loads.min().map(|(_, head)| head)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{card, wanted};
+
+    fn of(layout: &str, weights: &[u32], layers: &[u32]) -> Wanted {
+        let layout = layout.parse().expect("a layout");
+        Wanted { layout, weights: weights.to_vec(), layers: layers.to_vec(), ..wanted() }
+    }
+
+    #[test]
+    fn layers_are_balanced_by_bytes_and_by_the_shares_of_the_stages_unless_they_are_given() {
+        let stages = |wanted: Wanted| wanted.stages(&card()).map_err(|error| error.to_string());
+        assert_eq!(stages(of("pp2-tp2", &[], &[])), Ok(vec![0..3, 3..6]));
+        assert_eq!(stages(of("pp2-tp2", &[2, 2, 1, 1], &[])), Ok(vec![0..4, 4..6]));
+        assert_eq!(stages(of("pp2-tp2", &[], &[1, 5])), Ok(vec![0..1, 1..6]));
+        assert!(stages(of("pp2-tp2", &[], &[1, 4])).is_err_and(|error| error.contains("2 numbers that make 6")));
+        assert!(stages(of("pp8", &[], &[])).is_err_and(|error| error.contains("use pp6-tp1")));
+        assert!(stages(of("pp2-tp2", &[1, 2, 3], &[])).is_err_and(|error| error.contains("give 2")));
+    }
+
+    #[test]
+    fn weights_are_for_the_ranks_of_each_stage_or_for_each_node() {
+        let shares = |wanted: Wanted| wanted.shares().map_err(|_| ());
+        assert_eq!(shares(of("dp2-tp2", &[], &[])), Ok(vec![1; 4]));
+        assert_eq!(shares(of("dp2-tp2", &[3, 1], &[])), Ok(vec![3, 1, 3, 1]));
+        assert_eq!(shares(of("dp2-tp2", &[4, 3, 2, 1], &[])), Ok(vec![4, 3, 2, 1]));
+        assert_eq!(shares(of("dp2-tp2", &[1], &[])), Err(()));
     }
 }

@@ -18,8 +18,12 @@ macro_rules! id {
 }
 
 id!(
-    /// Position of a node in a stage's tensor-parallel group, 0 first (the MPI sense).
+    /// Position of a node in its replica (the MPI sense): 0 is the head, stage s of tpN holds ranks s*N to s*N+N-1.
     Rank(u16)
+);
+id!(
+    /// Position of a node in a whole topology: replica after replica.
+    MemberIndex(u16)
 );
 id!(
     /// A layer of the model, counted over the whole model.
@@ -40,6 +44,13 @@ id!(
 
 impl Rank {
     /// The rank as an index into per-rank lists.
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+impl MemberIndex {
+    /// The member as an index into the topology's members.
     pub fn index(self) -> usize {
         usize::from(self.0)
     }

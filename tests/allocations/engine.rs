@@ -20,11 +20,11 @@ use daemon::{
 use harness::{ranks::sockets, tiny_model::TinyModel};
 use shared::{
     gguf::{Architecture, BlockFormat, GgufFile, Shape},
-    ids::{Epoch, Rank, TopologyHash},
+    ids::{Epoch, MemberIndex, Rank, TopologyHash},
     protocol::message::Generate,
     sampling::SamplingParameters,
     tokenizer::Tokenizer,
-    topology::{Exchange, KvFormat, cut, spec::KV_BLOCK_LENGTH},
+    topology::{Exchange, KvFormat, Layout, cut, spec::KV_BLOCK_LENGTH},
 };
 
 use crate::ALL_CALLS;
@@ -48,7 +48,8 @@ fn rank(
     let kv = kv.expect("there is memory");
     let abort = Arc::new(Abort::new().expect("the system has descriptors"));
     let rank = Rank(number as u16);
-    let seat = Seat { own: rank, stage: 0..streams.len() as u16, epoch: Epoch(1), hash: TopologyHash(2) };
+    let place = Layout::tensor_parallel(streams.len() as u16).place(MemberIndex(number as u16));
+    let seat = Seat { own: rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };
     let is_alone = streams.len() == 1;
     let links = (!is_alone).then(|| Links::new(seat, streams, Arc::clone(&abort), false).expect("sockets are good"));
     let accounting = Accounting::new(rank, Arc::new(SyncRing::default()));
@@ -64,7 +65,7 @@ fn rank(
     };
     let tokenizer = (number == 0).then(|| Tokenizer::from_metadata(file.metadata()).expect("the model has one"));
     let group = Group::new(links, Exchange::F32, accounting);
-    Setup { node: format!("pi{number}"), rank, limits, model, group, tokenizer, abort }
+    Setup { node: format!("pi{number}"), place, limits, model, group, tokenizer, abort }
 }
 
 /// Allocations of all threads between the tokens `WARM_UP` and `TOKENS` of an answer; `at_token` runs on the engine's thread.

@@ -3,7 +3,7 @@ use daemon::engine::plan::{Limits, Opened, Plan, PlanEntry, Sequences};
 use harness::random::Random;
 use serde::de::DeserializeOwned;
 use shared::{
-    ids::{Epoch, ModelIdentity, Rank, RequestId, Slot, TopologyHash},
+    ids::{Epoch, MemberIndex, ModelIdentity, RequestId, Slot, TopologyHash},
     latency::RequestTimes,
     protocol::{
         frame::{FrameHeader, HEADER_BYTES},
@@ -31,6 +31,7 @@ fn topology() -> Topology {
         name: format!("pi{index}"),
         address: format!("127.0.0.{index}:9999"),
         weight: 1,
+        layers: 0..6,
         cores: vec![0, 1],
         threads: 2,
         spin: true,
@@ -87,7 +88,7 @@ fn decoded<T: DeserializeOwned>(bytes: &[u8]) {
 #[test]
 fn requests_and_responses_survive_cuts_and_mutants() {
     let id = RequestId(3);
-    let prepare = Prepare { seen: Epoch(3), epoch: Epoch(4), topology: topology(), rank: Rank(1) };
+    let prepare = Prepare { seen: Epoch(3), epoch: Epoch(4), topology: topology(), member: MemberIndex(1) };
     let sampling = SamplingParameters { logit_bias: vec![(3, 1.0); 4], ..SamplingParameters::default() };
     let generate = Generate { prompt: "ROMEO:".into(), max_tokens: 5, sampling, stop: vec!["\n".into(); 3] };
     let mut out = Exclusions::default();
@@ -110,7 +111,7 @@ fn requests_and_responses_survive_cuts_and_mutants() {
 
 #[test]
 fn handshakes_and_frame_headers_survive_cuts_and_mutants() {
-    let between = Between { epoch: Epoch(4), hash: TopologyHash(5), from: Rank(0), to: Rank(1) };
+    let between = Between { epoch: Epoch(4), hash: TopologyHash(5), from: MemberIndex(0), to: MemberIndex(1) };
     let hello = Hello { identity: identity(), purpose: Purpose::Data(between) };
     check("hello", &handshake::encode(&hello)[4..], |bytes| drop(handshake::decode::<Hello>(bytes)));
     let welcome = handshake::encode(&Welcome::Accepted(identity()));

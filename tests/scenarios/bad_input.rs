@@ -74,12 +74,16 @@ fn a_topology_that_leaves_a_rank_with_nothing_names_one_that_works() {
 }
 
 #[test]
-fn layouts_that_are_not_built_or_not_right_are_refused_by_name() {
+fn layouts_that_cannot_work_are_refused_by_name_with_the_nearest_that_does() {
     let cluster = Cluster::of(2);
-    let pipeline = ["--topology", "pp2-tp1"];
-    check_refused(&cluster, "bard-q8_0.gguf", &pipeline, 4, "topology_invalid", &["pipeline", "tp2"]);
-    let replicas = ["--topology", "dp2-tp1"];
-    check_refused(&cluster, "bard-q8_0.gguf", &replicas, 4, "topology_invalid", &["replicas", "tp2"]);
+    let refused = |arguments: &[&str], parts: &[&str]| {
+        check_refused(&cluster, "bard-q8_0.gguf", arguments, 4, "topology_invalid", parts);
+    };
+    refused(&["--topology", "pp2-tp2"], &["needs 4 nodes, 2 were given", "ask for pp2-tp1"]);
+    refused(&["--topology", "pp2", "--layers", "2,9"], &["2,9", "2 numbers that make 6"]);
+    refused(&["--topology", "tp2", "--weights", "3,2,1"], &["3 weights", "give 2"]);
+    let deep = console(&["demo", "--once", "--topology", "pp8-tp1", "--json"]);
+    deep.assert_error(4, "topology_invalid", &["more stages than the model has layers (6)", "use pp6-tp1"]);
     check_refused(&cluster, "bard-q8_0.gguf", &["--topology", "tp3"], 4, "topology_invalid", &["tp3", "3", "2"]);
     let wrong = console(&["generate", "--nodes", "a", "--model", "m", "--prompt", "x", "--topology", "four"]);
     assert_eq!(wrong.code, Some(2));
@@ -147,11 +151,11 @@ fn a_peer_of_another_version_or_another_kind_is_named() {
     let version = |nodes: &str| console(&["generate", "--nodes", nodes, "--model", "m", "--prompt", "x", "--json"]);
     let mut newer = b"BRAMBLE\n".to_vec();
     newer.extend([7, 0, 9, 0, 0, 0, 0, 0]);
-    version(&answering(newer)).assert_error(4, "wire_version", &["7 to 9", "2 to 2"]);
+    version(&answering(newer)).assert_error(4, "wire_version", &["7 to 9", "3 to 3"]);
     let web = b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec();
     version(&answering(web)).assert_error(3, "not_bramble", &["127.0.0.1"]);
     let mut sealed = b"BRAMBLE\n".to_vec();
-    sealed.extend([2, 0, 2, 0, 5, 0, 0, 0]);
+    sealed.extend([3, 0, 3, 0, 5, 0, 0, 0]);
     version(&answering(sealed)).assert_error(4, "security_mode", &["5"]);
 }
 
@@ -161,7 +165,7 @@ fn garbage_on_the_port_harms_nobody() {
     let mut seed = 1_u64;
     for round in 0..200_usize {
         let mut stream = std::net::TcpStream::connect(&cluster.addresses[0]).expect("the daemon accepts");
-        let mut bytes = b"BRAMBLE\n\x02\0\x02\0\0\0\0\0".to_vec();
+        let mut bytes = b"BRAMBLE\n\x03\0\x03\0\0\0\0\0".to_vec();
         bytes.truncate(round % 17);
         for _ in 0..round {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

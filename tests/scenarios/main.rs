@@ -32,6 +32,8 @@ mod reference;
 mod runbook;
 // The house rules.
 mod tidy;
+// Pipelines, replicas, unequal shares.
+mod topologies;
 // Texts and ids of real vocabularies, there and back.
 mod tokenizer_vectors;
 // The formats of weights: there and back, and against bytes worked out by hand.

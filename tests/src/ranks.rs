@@ -14,16 +14,18 @@ use daemon::{
 };
 use shared::{
     gguf::{GgufFile, Shape},
-    ids::{Epoch, Rank, Slot, TopologyHash},
+    ids::{Epoch, MemberIndex, Slot, TopologyHash},
     telemetry::PhaseTotals,
-    topology::{Exchange, KvFormat, ShardPlan, cut, spec::KV_BLOCK_LENGTH},
+    topology::{Exchange, KvFormat, Layout, Place, ShardPlan, cut_stages, spec::KV_BLOCK_LENGTH, split_layers},
 };
 
 /// How a model is run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Relative share of each rank; its length is the world size.
+    /// Relative share of each rank of a stage; its length is the size of the tensor-parallel group.
     pub weights: Vec<u32>,
+    /// Stages of the pipeline, as equal as they can be.
+    pub stages: usize,
     /// Format of the partial sums.
     pub exchange: Exchange,
     /// Format of the KV cache.
@@ -41,6 +43,7 @@ impl Run {
     pub fn exact(world: usize) -> Self {
         Self {
             weights: vec![1; world],
+            stages: 1,
             exchange: Exchange::F32,
             kv: KvFormat::F32,
             chunks: vec![usize::MAX],
@@ -82,48 +85,55 @@ pub fn sockets(world: usize) -> Vec<Vec<Option<TcpStream>>> {
 /// The model cannot be cut or loaded, or a rank fails.
 pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
     let shape = Shape::read(file).expect("the model is good");
-    let plans = cut(&shape, &how.weights).expect("the model can be cut");
+    let layers = split_layers(&vec![1; shape.block_count], 0, &vec![1; how.stages]).expect("a layer for each stage");
+    let stage = |layers: &Range<u32>| (layers.start as usize..layers.end as usize, how.weights.clone());
+    let stages: Vec<_> = layers.iter().map(stage).collect();
+    let plans = cut_stages(&shape, &stages).expect("the model can be cut");
+    let layout = Layout { replicas: 1, stages: how.stages as u16, ranks: how.weights.len() as u16 };
     let vocabulary = shape.vocabulary_length;
     let mut outcome = Outcome { logits: vec![vec![f32::NAN; vocabulary]; tokens.len()], totals: Vec::new() };
-    let ranks: Vec<(Range<usize>, Vec<f32>, PhaseTotals)> = thread::scope(|scope| {
+    // A rank that is done keeps its links until all are: the others would take it for lost.
+    let ranks: Vec<(Range<usize>, Vec<f32>, Group)> = thread::scope(|scope| {
         let shape = &shape;
         let spawn = |(rank, (plan, streams)): (usize, (ShardPlan, Vec<Option<TcpStream>>))| {
-            scope.spawn(move || rank_of(file, shape, plan, rank, streams, tokens, how))
+            let place = layout.place(MemberIndex(rank as u16));
+            scope.spawn(move || rank_of((file, shape), plan, place, streams, tokens, how))
         };
-        let parts = plans.into_iter().zip(sockets(how.weights.len())).enumerate();
+        let parts = plans.into_iter().zip(sockets(layout.node_count())).enumerate();
         let threads: Vec<_> = parts.map(spawn).collect();
         threads.into_iter().map(|thread| thread.join().expect("the rank finishes")).collect()
     });
-    for (rows, logits, totals) in ranks {
-        for (whole, part) in outcome.logits.iter_mut().zip(logits.chunks(rows.len().max(1))) {
-            whole[rows.clone()].copy_from_slice(&part[..rows.len()]);
+    for (rows, logits, mut group) in ranks {
+        outcome.totals.push(group.accounting.take_totals().decode);
+        if rows.is_empty() {
+            continue;
         }
-        outcome.totals.push(totals);
+        for (whole, part) in outcome.logits.iter_mut().zip(logits.chunks(rows.len())) {
+            whole[rows.clone()].copy_from_slice(part);
+        }
     }
     outcome
 }
 
 fn rank_of(
-    file: &Arc<GgufFile>,
-    shape: &Shape,
+    (file, shape): (&Arc<GgufFile>, &Shape),
     plan: ShardPlan,
-    rank: usize,
+    place: Place,
     streams: Vec<Option<TcpStream>>,
     tokens: &[u32],
     how: &Run,
-) -> (Range<usize>, Vec<f32>, PhaseTotals) {
+) -> (Range<usize>, Vec<f32>, Group) {
     let vocabulary = plan.vocabulary.clone();
     let kernels = Kernels::choose(how.kernels).expect("the table is supported here");
     let source = Source { file, shape, plan: &plan, kernels, cache: None, progress: &|_| true };
     let shard = Shard::load(source).expect("the shard can be loaded");
     let blocks = tokens.len().div_ceil(KV_BLOCK_LENGTH);
-    let cache = KvCache::new(how.kv, shape.block_count, blocks, plan.heads_kv.len(), shape.head_length)
+    let cache = KvCache::new(how.kv, plan.layers.len(), blocks, plan.heads_kv.len(), shape.head_length)
         .expect("there is memory");
     let pool = Pool::new(PoolOptions { threads: how.threads, cores: Vec::new(), spin: false });
     let mut model = Model::new(shard, cache, Compute { kernels, pool });
-    let accounting = Accounting::new(Rank(rank as u16), Arc::new(SyncRing::default()));
-    let stage = 0..streams.len() as u16;
-    let seat = Seat { own: Rank(rank as u16), stage, epoch: Epoch(1), hash: TopologyHash(2) };
+    let accounting = Accounting::new(place.rank, Arc::new(SyncRing::default()));
+    let seat = Seat { own: place.rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };
     let abort = Arc::new(Abort::new().expect("the system has descriptors"));
     let links = (streams.len() > 1).then(|| Links::new(seat, streams, abort, false).expect("sockets are good"));
     let mut group = Group::new(links, how.exchange, accounting);
@@ -145,11 +155,18 @@ fn rank_of(
         step += 1;
         group.begin_step(step);
         group.accounting.begin_step(false, batch.len() as u32);
+        if let Some(before) = place.before() {
+            group.take_over(before, model.hidden(batch.len()), |_| ()).expect("the stage before goes on");
+        }
         let part = model.forward(Batch { tokens: &batch, blocks: &tables }, &mut group).expect("all ranks go on");
         logits.extend_from_slice(part);
+        if let Some(next) = place.next() {
+            group.hand_over(next, model.hidden(batch.len()), &[]).expect("the next stage goes on");
+        }
         begin = end;
     }
-    (vocabulary, logits, group.accounting.take_totals().decode)
+    group.links().map_or(Ok(()), Links::flush).expect("the others are there");
+    (vocabulary, logits, group)
 }
 
 /// Largest difference relative to the largest logit, over all rows; NaN if anything is.

@@ -4,23 +4,25 @@ use std::{io::Read, sync::Arc};
 use anyhow::Context;
 use serde_json::{Value, json};
 use shared::{
+    ids::MemberIndex,
     latency::RequestTimes,
     protocol::message::{self, FinishReason, Finished, PROMPT_BYTES_MAX, TokenLogprob},
     telemetry::{PhaseTotals, RankTotals},
+    topology::Topology,
 };
 use tokio::sync::mpsc::channel;
 use tokio_util::sync::CancellationToken;
 
 use super::{Failure, interrupts::Interrupts, options, output};
 use crate::client::{
-    assign::{Assigned, assign},
+    assign::{Assigned, assign, report},
     cluster::Cluster,
     event::{AssignEvent, GenerateEvent},
     generate::generate,
     session::Session,
     with_port,
 };
-use crate::wanted::Wanted;
+use crate::wanted::{Wanted, least_loaded};
 
 /// Events that may wait to be printed.
 const EVENTS_MAX: usize = 64;
@@ -49,9 +51,10 @@ pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
     if !options.json && request.sampling.temperature > 0.0 {
         output::note(&format!("seed {seed}"));
     }
-    let completion = complete(&sessions[0], request, !options.json, &mut interrupts).await?;
+    let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
+    let completion = complete(&sessions[head.index()], request, !options.json, &mut interrupts).await?;
     if options.json {
-        output::line(&object(&completion, &assigned, seed, options.logprobs > 0).to_string());
+        output::line(&object(&completion, (&assigned, head), seed, options.logprobs > 0).to_string());
     } else {
         output::line("");
         let times = &completion.finished.times;
@@ -112,6 +115,19 @@ pub(super) async fn assign_and_tell(sessions: &[Arc<Session>], wanted: &Wanted) 
         output::note_part("\r\x1b[K");
     }
     Ok(assigned?)
+}
+
+/// The head that has the least to do, among the members as the sessions are.
+pub(super) async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Result<MemberIndex, Failure> {
+    let mut requests = vec![None; sessions.len()];
+    if topology.layout.replicas > 1 {
+        for index in (0..sessions.len()).step_by(topology.layout.replica_length()) {
+            // A replica whose head is silent or broken is left to itself: the others serve.
+            let found = report(&sessions[index]).await.ok();
+            requests[index] = found.filter(|found| found.fault.is_none()).map(|found| found.requests);
+        }
+    }
+    Ok(least_loaded(topology, |head| requests[head.index()]).unwrap_or(MemberIndex(0)))
 }
 
 /// Runs a request to its end; prints the text as it comes if asked to. The first signal cancels on the head, a second
@@ -218,9 +234,15 @@ pub(super) fn reason(reason: FinishReason) -> &'static str {
 }
 
 /// The object of `--json`.
-pub(super) fn object(completion: &Completion, assigned: &Assigned, seed: u64, with_logprobs: bool) -> Value {
+pub(super) fn object(
+    completion: &Completion,
+    (assigned, head): (&Assigned, MemberIndex),
+    seed: u64,
+    with_logprobs: bool,
+) -> Value {
     let finished = &completion.finished;
-    let members = assigned.topology.members.iter().map(|member| member.name.as_str());
+    let replica = assigned.topology.place(head).replica;
+    let members = assigned.topology.replica(replica).iter().map(|member| member.name.as_str());
     let ranks: Vec<Value> = finished.ranks.iter().zip(members).map(|(rank, node)| rank_object(node, rank)).collect();
     let head = finished.ranks.first().map(RankTotals::both).unwrap_or_default();
     let mut object = json!({
@@ -230,6 +252,7 @@ pub(super) fn object(completion: &Completion, assigned: &Assigned, seed: u64, wi
         "finish_reason": reason(finished.reason),
         "seed": seed,
         "topology": assigned.topology.layout.to_string(),
+        "replica": replica,
         "epoch": assigned.epoch.0,
         "timings": timings(&finished.times, &head),
         "ranks": ranks,
@@ -257,6 +280,7 @@ fn phase(totals: &PhaseTotals) -> Value {
         "compute_ms": totals.compute.milliseconds(),
         "wait_ms": totals.wait.milliseconds(),
         "wire_ms": totals.wire.milliseconds(),
+        "bubble_ms": totals.bubble.milliseconds(),
         "network_fraction": totals.network_fraction(),
     })
 }

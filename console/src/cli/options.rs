@@ -54,9 +54,15 @@ pub(super) struct Nodes {
 /// What to assign, beside nodes and model.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Assignment {
-    /// tpN; pp and dp are refused by name in this version [default: tp with all nodes]
+    /// tpN, ppS-tpN or dpR-ppS-tpN: R replicas of S stages of N nodes [default: tp with all nodes]
     #[arg(long, value_parser = layout)]
     pub(super) topology: Option<Layout>,
+    /// Shares of each layer, for the ranks of a stage or for all nodes, for example 3,2,1 [default: equal]
+    #[arg(long, value_delimiter = ',', value_name = "W,W,..", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    weights: Vec<u32>,
+    /// Layers of each stage, for example 12,10 [default: balanced by what layers and output cost]
+    #[arg(long, value_delimiter = ',', value_name = "L,L,..", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    layers: Vec<u32>,
     /// Format of the KV cache: f16, q8_0 or f32
     #[arg(long, default_value = "f16", value_parser = <KvFormat as std::str::FromStr>::from_str)]
     kv: KvFormat,
@@ -74,6 +80,8 @@ impl Assignment {
         let all = Layout::tensor_parallel(u16::try_from(nodes).unwrap_or(u16::MAX));
         Wanted {
             layout: self.topology.unwrap_or(all),
+            weights: self.weights.clone(),
+            layers: self.layers.clone(),
             model: model_name(model),
             kv: self.kv,
             exchange: self.exchange,

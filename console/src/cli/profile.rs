@@ -4,12 +4,12 @@ use shared::{
     protocol::{frame::HEADER_BYTES, message::Finished},
     schedule::{Algorithm, Cost, cost},
     telemetry::{PhaseTotals, RankTotals},
-    topology::Topology,
+    topology::{Member, Topology},
     units::Bytes,
 };
 
-/// The lines of the profile. `layers` and `embedding_length` are the model's.
-pub(super) fn lines(finished: &Finished, topology: &Topology, layers: u64, embedding_length: u64) -> Vec<String> {
+/// The lines of the profile of a request on a replica. `embedding_length` is the model's.
+pub(super) fn lines(finished: &Finished, topology: &Topology, replica: u16, embedding_length: u64) -> Vec<String> {
     let times = &finished.times;
     let mut lines = vec![
         format!(
@@ -23,40 +23,63 @@ pub(super) fn lines(finished: &Finished, topology: &Topology, layers: u64, embed
         ),
         String::new(),
         format!(
-            "{:<8} {:<10} {:>9} {:>9} {:>9} {:>8} {:>11} {:>11} {:>10} {:>10}",
-            "phase", "node", "compute", "waiting", "wire", "network", "bytes/token", "formula", "msgs/step", "formula"
+            "{:<8} {:<10} {:>9} {:>9} {:>9} {:>9} {:>8} {:>11} {:>11} {:>10} {:>10}",
+            "phase",
+            "node",
+            "compute",
+            "waiting",
+            "wire",
+            "bubble",
+            "network",
+            "bytes/token",
+            "formula",
+            "msgs/step",
+            "formula"
         ),
     ];
     type Part = fn(&RankTotals) -> &PhaseTotals;
     let phases: [(&str, Part); 2] = [("prefill", |rank| &rank.prefill), ("decode", |rank| &rank.decode)];
     for (name, part) in phases {
-        for (rank, member) in finished.ranks.iter().zip(&topology.members) {
+        for (rank, member) in finished.ranks.iter().zip(topology.replica(replica)) {
             let totals = part(rank);
             if totals.steps > 0 {
-                lines.push(row(name, &member.name, totals, &formula(topology, layers, embedding_length)));
+                lines.push(row(name, &member.name, totals, &formula(topology, member, embedding_length)));
             }
         }
     }
     lines.push(String::new());
     lines.push(
-        "bytes and messages: sent by the rank, headers, plans and candidates included; formula: all-reduces".into(),
+        "bytes and messages: sent by the rank, headers, plans and candidates included; formula: all-reduces and hand-overs; \
+         bubble: waiting for another stage"
+            .into(),
     );
     lines
 }
 
-/// Bytes and messages of one token's all-reduces on one rank, by the formula of the direct exchange.
-fn formula(topology: &Topology, layers: u64, embedding_length: u64) -> Cost {
-    let one = cost(Algorithm::Direct, topology.exchange, Rank(0), topology.world(), (1, embedding_length as usize));
-    let bytes = 2 * layers * (one.bytes + one.messages * HEADER_BYTES as u64);
-    Cost { bytes, messages: 2 * layers * one.messages }
+/// Bytes and messages of one token's all-reduces on one rank, by the formula of the direct exchange, and of the hand-over to the
+/// next stage.
+fn formula(topology: &Topology, member: &Member, embedding_length: u64) -> Cost {
+    let one = cost(
+        Algorithm::Direct,
+        topology.exchange,
+        Rank(0),
+        usize::from(topology.layout.ranks),
+        (1, embedding_length as usize),
+    );
+    let all_reduces = 2 * u64::from(member.layers.end - member.layers.start);
+    let hand_overs = u64::from(member.layers.end < topology.block_count());
+    let bytes = all_reduces * (one.bytes + one.messages * HEADER_BYTES as u64)
+        + hand_overs * (4 * embedding_length + HEADER_BYTES as u64);
+    Cost { bytes, messages: all_reduces * one.messages + hand_overs }
 }
 
 fn row(phase: &str, node: &str, totals: &PhaseTotals, formula: &Cost) -> String {
     format!(
-        "{phase:<8} {node:<10} {:>9} {:>9} {:>9} {:>7.1}% {:>11} {:>11} {:>10.1} {:>10}",
+        "{phase:<8} {node:<10} {:>9} {:>9} {:>9} {:>9} {:>7.1}% {:>11} {:>11} {:>10.1} {:>10}",
         totals.compute,
         totals.wait,
         totals.wire,
+        totals.bubble,
         100.0 * totals.network_fraction(),
         Bytes(totals.bytes_sent / totals.tokens.max(1)),
         Bytes(formula.bytes),

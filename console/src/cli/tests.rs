@@ -2,7 +2,7 @@
 use clap::CommandFactory;
 use serde_json::Value;
 use shared::{
-    ids::{Epoch, ModelIdentity},
+    ids::{Epoch, MemberIndex, ModelIdentity},
     protocol::{
         error::{Fault, FaultKind, Loss},
         message::{FinishReason, TokenLogprob},
@@ -161,6 +161,7 @@ fn assigned() -> Assigned {
         name: name.into(),
         address: format!("{name}:9999"),
         weight: 1,
+        layers: 0..6,
         cores: Vec::new(),
         threads: 1,
         spin: false,
@@ -189,7 +190,7 @@ fn the_object_of_a_generation_has_exactly_the_fields_of_the_contract() {
         finished: finished(FinishReason::Length),
         interrupted: None,
     };
-    let full = object(&completion, &assigned(), 42, true);
+    let full = object(&completion, (&assigned(), MemberIndex(0)), 42, true);
     let keys = |value: &Value| -> Vec<String> {
         let mut keys: Vec<String> = value.as_object().expect("an object").keys().cloned().collect();
         keys.sort();
@@ -201,6 +202,7 @@ fn the_object_of_a_generation_has_exactly_the_fields_of_the_contract() {
         "logprobs",
         "prompt_token_ids",
         "ranks",
+        "replica",
         "seed",
         "text",
         "timings",
@@ -209,6 +211,7 @@ fn the_object_of_a_generation_has_exactly_the_fields_of_the_contract() {
     ];
     assert_eq!(keys(&full), wanted);
     let timings = [
+        "bubble_ms",
         "compute_ms",
         "decode_tokens_per_second",
         "network_fraction",
@@ -227,12 +230,12 @@ fn the_object_of_a_generation_has_exactly_the_fields_of_the_contract() {
     assert_eq!((&full["ranks"][1]["node"], &full["ranks"][1]["compute_ms"]), (&"pi2".into(), &12.0.into()));
     assert_eq!(full["ranks"][0]["decode"]["bytes_sent"], 24_576);
     assert_eq!(keys(&full["logprobs"][2][0]), ["id", "logprob", "text"]);
-    assert!(object(&completion, &assigned(), 42, false).get("logprobs").is_none());
+    assert!(object(&completion, (&assigned(), MemberIndex(0)), 42, false).get("logprobs").is_none());
 }
 
 #[test]
 fn the_profile_shows_each_rank_against_the_formula() {
-    let lines = profile::lines(&finished(FinishReason::Length), &assigned().topology, 6, 256);
+    let lines = profile::lines(&finished(FinishReason::Length), &assigned().topology, 0, 256);
     let rows: Vec<&String> = lines.iter().filter(|line| line.starts_with("decode")).collect();
     assert_eq!(rows.len(), 2);
     for (row, node) in rows.iter().zip(["pi1", "pi2"]) {

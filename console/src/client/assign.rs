@@ -2,14 +2,14 @@
 use std::{sync::Arc, time::Duration};
 
 use shared::{
-    ids::{Epoch, Rank, TopologyHash},
+    ids::{Epoch, MemberIndex, TopologyHash},
     protocol::{
         error::{Fault, FaultKind},
         handshake::Identity,
         message::{ModelCard, Prepare, RequestBody, ResponseBody},
     },
     telemetry::{NodeReport, NodeState},
-    topology::{Member, Topology},
+    topology::{Member, SpecError, Topology},
 };
 use tokio::task::JoinSet;
 
@@ -57,7 +57,7 @@ pub async fn assign(
     let card = identify(&sessions[0], &wanted.model).await?;
     let machines = sessions.iter().map(|session| (&session.identity, session.address.as_str()));
     let topology = compose(&machines.collect::<Vec<_>>(), wanted, &card);
-    topology.check().map_err(|error| {
+    let topology = topology.and_then(|topology| topology.check().map(|()| topology)).map_err(|error| {
         let node = error_node(&sessions[0]);
         Fault::new(node, FaultKind::TopologyInvalid { reason: error.to_string() })
     })?;
@@ -125,36 +125,39 @@ async fn identify(session: &Session, model: &str) -> Result<ModelCard, Fault> {
 /// The epoch of the wanted topology, if exactly this runs on all nodes.
 fn running(reports: &[NodeReport], wanted: &Topology) -> Option<Epoch> {
     let (epoch, hash) = (reports.first()?.epoch, wanted.hash());
-    let runs = |(rank, report): (usize, &NodeReport)| {
+    let runs = |(member, report): (usize, &NodeReport)| {
         let serves = matches!(report.state, NodeState::Ready | NodeState::Serving);
-        let place = report.topology.as_ref().map(|(topology, hash, rank)| (topology, *hash, rank.index()));
-        serves && report.epoch == epoch && place == Some((wanted, hash, rank))
+        let place = report.topology.as_ref().map(|(topology, hash, member)| (topology, *hash, member.index()));
+        serves && report.epoch == epoch && place == Some((wanted, hash, member))
     };
     reports.iter().enumerate().all(runs).then_some(epoch)
 }
 
 /// The topology for nodes (who they are, and where they were dialled) in the order replica, stage, rank.
-fn compose(nodes: &[(&Identity, &str)], wanted: &Wanted, card: &ModelCard) -> Topology {
+fn compose(nodes: &[(&Identity, &str)], wanted: &Wanted, card: &ModelCard) -> Result<Topology, SpecError> {
+    wanted.layout.check_nodes(nodes.len())?;
+    let (weights, stages) = (wanted.shares()?, wanted.stages(card)?);
     let machines: Vec<(&str, &[u16])> =
         nodes.iter().map(|(identity, _)| (identity.machine.as_str(), identity.cores.as_slice())).collect();
-    let member = |((identity, address), share): (&(&Identity, &str), Share)| Member {
+    let member = |(index, ((identity, address), share)): (usize, (&(&Identity, &str), Share))| Member {
         name: identity.name.clone(),
         address: (*address).into(),
-        weight: 1,
+        weight: weights[index],
+        layers: stages[usize::from(wanted.layout.place(MemberIndex(index as u16)).stage)].clone(),
         cores: share.cores,
         threads: share.threads,
         spin: share.spin,
     };
-    Topology {
+    Ok(Topology {
         layout: wanted.layout,
-        members: nodes.iter().zip(shares(&machines)).map(member).collect(),
+        members: nodes.iter().zip(shares(&machines)).enumerate().map(member).collect(),
         model: wanted.model.clone(),
         identity: card.identity,
         kv: wanted.kv,
         exchange: wanted.exchange,
         context_length: wanted.context_length.unwrap_or(card.context_length.min(CONTEXT_DEFAULT)),
         slots: wanted.slots,
-    }
+    })
 }
 
 async fn prepare(
@@ -168,8 +171,8 @@ async fn prepare(
     let mut loads = JoinSet::new();
     for (node, (session, report)) in sessions.iter().zip(reports).enumerate() {
         let (session, progress) = (Arc::clone(session), progress.clone());
-        let rank = Rank(node as u16);
-        let prepare = Prepare { seen: report.epoch, epoch, topology: topology.clone(), rank };
+        let member = MemberIndex(node as u16);
+        let prepare = Prepare { seen: report.epoch, epoch, topology: topology.clone(), member };
         loads.spawn(async move {
             let mut reply = session.ask(RequestBody::Prepare(Box::new(prepare))).await?;
             loop {
@@ -246,7 +249,9 @@ mod tests {
     fn wanted() -> Wanted {
         let (kv, exchange) = (KvFormat::F16, Exchange::F32);
         let layout = Layout::tensor_parallel(2);
-        Wanted { layout, model: "m.gguf".into(), kv, exchange, context_length: None, slots: SLOTS_DEFAULT }
+        let (model, slots) = ("m.gguf".into(), SLOTS_DEFAULT);
+        let (weights, layers) = (Vec::new(), Vec::new());
+        Wanted { layout, weights, layers, model, kv, exchange, context_length: None, slots }
     }
 
     fn card() -> ModelCard {
@@ -258,6 +263,8 @@ mod tests {
             block_count: 6,
             embedding_length: 256,
             head_count: 8,
+            layer_bytes: vec![Bytes(1000); 6],
+            output_bytes: Bytes(500),
         }
     }
 
@@ -270,7 +277,7 @@ mod tests {
         NodeReport {
             state: if rank == 0 { NodeState::Serving } else { NodeState::Ready },
             epoch: Epoch(7),
-            topology: Some((topology.clone(), topology.hash(), Rank(rank))),
+            topology: Some((topology.clone(), topology.hash(), MemberIndex(rank))),
             ..crate::client::fake_node::idle_report("pi")
         }
     }
@@ -279,27 +286,31 @@ mod tests {
     fn a_topology_is_composed_in_the_order_of_the_nodes_with_the_models_context_up_to_4096() {
         let (one, two) = (node("pi1"), node("pi2"));
         let nodes = [(&two, "b:1"), (&one, "a:1")];
-        let topology = compose(&nodes, &wanted(), &card());
+        let topology = compose(&nodes, &wanted(), &card()).expect("it can be made");
         assert_eq!(topology.check(), Ok(()));
         let members: Vec<_> = topology.members.iter().map(|one| (one.name.as_str(), one.address.as_str())).collect();
         assert_eq!(members, [("pi2", "b:1"), ("pi1", "a:1")]);
         assert_eq!((topology.context_length, topology.identity), (512, card().identity));
         let long = ModelCard { context_length: 131_072, ..card() };
-        assert_eq!(compose(&nodes, &wanted(), &long).context_length, 4096);
+        assert_eq!(compose(&nodes, &wanted(), &long).expect("it can be made").context_length, 4096);
         let asked = Wanted { context_length: Some(9000), ..wanted() };
-        assert_eq!(compose(&nodes, &asked, &long).context_length, 9000);
+        assert_eq!(compose(&nodes, &asked, &long).expect("it can be made").context_length, 9000);
     }
 
     #[test]
     fn a_running_topology_is_used_again_only_if_it_is_exactly_the_wanted_one_on_all_nodes() {
         let (one, two) = (node("pi1"), node("pi2"));
         let nodes = [(&one, "a:1"), (&two, "b:1")];
-        let topology = compose(&nodes, &wanted(), &card());
+        let topology = compose(&nodes, &wanted(), &card()).expect("it can be made");
         let reports = [report(0, &topology), report(1, &topology)];
         assert_eq!(running(&reports, &topology), Some(Epoch(7)));
 
         let refused = |wanted: &Wanted, card: &ModelCard, nodes: &[(&Identity, &str)]| {
-            assert_eq!(running(&reports, &compose(nodes, wanted, card)), None, "{wanted:?} {card:?}");
+            assert_eq!(
+                running(&reports, &compose(nodes, wanted, card).expect("it can be made")),
+                None,
+                "{wanted:?} {card:?}"
+            );
         };
         refused(&Wanted { kv: KvFormat::F32, ..wanted() }, &card(), &nodes);
         refused(&Wanted { exchange: Exchange::Q80, ..wanted() }, &card(), &nodes);
@@ -314,7 +325,7 @@ mod tests {
             |report| report.state = NodeState::Draining,
             |report| report.epoch = Epoch(8),
             |report| report.topology = None,
-            |report| report.topology.as_mut().expect("it runs").2 = Rank(0),
+            |report| report.topology.as_mut().expect("it runs").2 = MemberIndex(0),
         ];
         for breaks in broken {
             let mut reports = reports.clone();

@@ -206,7 +206,7 @@ impl State {
                 (None, Some(prepare)) => {
                     let mut report = lock(&self.report);
                     report.state = NodeState::Ready;
-                    report.topology = Some((prepare.topology.clone(), prepare.topology.hash(), prepare.rank));
+                    report.topology = Some((prepare.topology.clone(), prepare.topology.hash(), prepare.member));
                     vec![ResponseBody::Committed]
                 }
             },
@@ -278,6 +278,8 @@ fn card(model: String) -> ModelCard {
         block_count: 6,
         embedding_length: 256,
         head_count: 8,
+        layer_bytes: vec![Bytes(1000); 6],
+        output_bytes: Bytes(500),
     }
 }
 
@@ -297,6 +299,7 @@ pub(crate) fn finished(reason: FinishReason) -> Finished {
         compute: ms(12),
         wait: ms(5),
         wire: ms(3),
+        bubble: Nanoseconds(0),
         bytes_sent: 24_576,
         messages_sent: 24,
     };

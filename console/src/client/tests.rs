@@ -37,7 +37,8 @@ async fn start(scripts: Vec<Script>) -> Vec<FakeNode> {
 fn wanted(ranks: u16) -> Wanted {
     let (kv, exchange) = (KvFormat::F16, Exchange::F32);
     let layout = Layout::tensor_parallel(ranks);
-    Wanted { layout, model: "m.gguf".into(), kv, exchange, context_length: None, slots: SLOTS_DEFAULT }
+    let (weights, layers) = (Vec::new(), Vec::new());
+    Wanted { layout, weights, layers, model: "m.gguf".into(), kv, exchange, context_length: None, slots: SLOTS_DEFAULT }
 }
 
 fn request() -> Generate {

@@ -10,12 +10,12 @@ pub mod standing;
 use std::time::Duration;
 
 use shared::{
-    ids::Epoch,
+    ids::{Epoch, MemberIndex},
     latency::ratio,
     protocol::{error::Fault, message::Generate},
     sampling::SamplingParameters,
     telemetry::NodeState,
-    topology::{Exclusion, Exclusions, Layout, Topology},
+    topology::{Exclusion, Exclusions, Topology},
 };
 
 use crate::{
@@ -26,6 +26,7 @@ use crate::{
         operation::{Dialog, Operation},
         request::Request,
     },
+    wanted::least_loaded,
 };
 
 /// What of a frame scrolls, and how much of it is seen: the view tells the state after drawing.
@@ -274,9 +275,15 @@ impl State {
         matches!(self.assignment, Assignment::Loading | Assignment::Committing)
     }
 
-    /// Whether a request can be sent: every member of a topology is there and serves it.
+    /// Whether a request can be sent: every member of some replica is there and serves it.
     pub fn is_ready(&self) -> bool {
-        let Some((topology, epoch)) = self.topology() else { return false };
+        self.ready_head().is_some()
+    }
+
+    /// The head that a request goes to, by its place in the list of nodes: of the replicas whose members all serve the one with
+    /// the fewest requests.
+    pub fn ready_head(&self) -> Option<usize> {
+        let (topology, epoch) = self.topology()?;
         let serves = |member: usize| {
             let Some(node) = self.node_of(member).filter(|node| node.is_open()) else { return false };
             match &node.report {
@@ -288,7 +295,14 @@ impl State {
                 None => false,
             }
         };
-        !self.is_assigning() && (0..topology.members.len()).all(serves)
+        let length = topology.layout.replica_length();
+        let load = |head: MemberIndex| {
+            let members = head.index()..head.index() + length;
+            let is_ready = !self.is_assigning() && members.clone().all(serves);
+            let report = self.node_of(head.index())?.report.as_ref();
+            is_ready.then(|| report.map_or(0, |report| report.requests))
+        };
+        least_loaded(topology, load).and_then(|head| self.place_of(head.index()))
     }
 
     /// What to assign: what was wanted, else again what the nodes held. With nodes out, on the rest.
@@ -300,9 +314,8 @@ impl State {
             (count == usable || usable < self.nodes.len()).then(|| Wanted::again(topology, usable))
         };
         let wanted = self.wanted.clone().or_else(again)?;
-        let rest = Layout::tensor_parallel(u16::try_from(usable).unwrap_or(u16::MAX));
-        let layout = if usable < self.nodes.len() { rest } else { wanted.layout };
-        (usable > 0).then_some(Wanted { layout, ..wanted })
+        let wanted = if usable < self.nodes.len() { wanted.on(usable) } else { wanted };
+        (usable > 0).then_some(wanted)
     }
 
     /// Whether all-reduces arrive.

@@ -79,7 +79,7 @@ fn remark(state: &State, theme: &Theme, node: &Node, first: usize, height: usize
 fn empty(state: &State, node: &Node) -> &'static str {
     match state.topology() {
         _ if !node.is_open() => "Nothing from a node that is not connected.",
-        Some((topology, _)) if topology.world() < 2 => "One rank has nobody to exchange with.",
+        Some((topology, _)) if topology.layout.ranks < 2 => "One rank has nobody to exchange with.",
         Some(_) => "Latencies appear here while text is generated.",
         None => "Latencies appear here when a topology runs.",
     }

@@ -98,6 +98,14 @@ impl Accounting {
         self.ring.push(SyncRecord { layer, kind, tokens, compute, wait, wire, slowest, last, late });
     }
 
+    /// Closes a wait for another stage: all of it is the pipeline's bubble.
+    pub fn close_bubble(&mut self, compute: Nanoseconds, sent: Instant, arrived: Instant) {
+        self.left = arrived;
+        let phase = self.phase();
+        phase.compute.0 += compute.0;
+        phase.bubble.0 += arrived.duration_since(sent).as_nanos() as u64;
+    }
+
     /// The end of a step's own computing that no collective closes (a lone rank, the last sampling).
     pub fn close_compute(&mut self) {
         let compute = self.compute_so_far();

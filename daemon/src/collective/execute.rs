@@ -19,7 +19,7 @@ pub struct Group {
     exchange: Exchange,
     /// Sums and clock of this rank.
     pub accounting: Accounting,
-    step: u64,
+    pub(super) step: u64,
     sequence: u32,
     sum: Vec<f32>,
     own_part: Vec<u8>,
@@ -57,6 +57,18 @@ impl Group {
         let links = links.expect("a message to another rank needs a world of two");
         let bytes = links.send(to, (kind, step, sequence, compute.0), |out| out.extend_from_slice(payload))?;
         self.accounting.sent(bytes, 1);
+        Ok(())
+    }
+
+    /// Sends a message to all other ranks of the stage.
+    ///
+    /// # Errors
+    /// A peer is lost.
+    pub fn tell(&mut self, kind: FrameKind, sequence: u32, payload: &[u8]) -> Result<(), CollectiveError> {
+        let Some(others) = self.links.as_ref().map(Links::others) else { return Ok(()) };
+        for rank in others {
+            self.send(rank, kind, sequence, payload)?;
+        }
         Ok(())
     }
 

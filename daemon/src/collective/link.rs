@@ -159,6 +159,14 @@ impl Links {
         (last, Nanoseconds(at.duration_since(before).as_nanos() as u64))
     }
 
+    /// Waits until all that was sent is with the system: nobody moves it on while this rank sleeps elsewhere.
+    ///
+    /// # Errors
+    /// A peer is lost.
+    pub fn flush(&mut self) -> Result<(), CollectiveError> {
+        self.wait(|peers| peers.iter().flatten().all(Peer::is_flushed))
+    }
+
     /// A collective is done: the watchers see it, and what is on its way to or from other stages moves on without a wait.
     ///
     /// # Errors
@@ -172,6 +180,11 @@ impl Links {
             peer.read(Rank(rank as u16))?;
         }
         Ok(())
+    }
+
+    /// Whether a frame of a rank is in front, as far as was read.
+    pub fn has_front(&self, rank: Rank) -> bool {
+        self.peers[rank.index()].as_ref().is_some_and(|peer| peer.front.is_some())
     }
 
     /// The frame in front from `rank`, if it is what this rank expects.

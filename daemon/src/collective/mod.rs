@@ -3,6 +3,7 @@
 pub mod abort;
 pub mod accounting;
 pub mod execute;
+pub mod hand_over;
 pub mod link;
 pub mod payload;
 #[cfg(test)]

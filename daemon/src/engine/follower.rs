@@ -1,4 +1,5 @@
-//! A rank that is not the head: follows plans, answers the sampler's questions, waits in between. A token allocates nothing.
+//! A rank that is not the head: follows the plans of its stage's leader, or of the head where it leads; answers the sampler's
+//! questions, or samples where it leads the last stage. A token allocates nothing.
 use std::time::Instant;
 
 use shared::{
@@ -10,6 +11,7 @@ use shared::{
 use super::{
     plan::Plan,
     sample::{Query, Summary},
+    sampler::Sampler,
     step::{Candidates, EngineError, Stepper},
 };
 use crate::collective::accounting::Span;
@@ -21,6 +23,7 @@ const HEAD: Rank = Rank(0);
 pub struct Follower {
     stepper: Stepper,
     plan: Plan,
+    sampler: Sampler,
     summaries: Vec<Summary>,
     payload: Vec<u8>,
 }
@@ -28,7 +31,8 @@ pub struct Follower {
 impl Follower {
     /// A follower without sequences.
     pub fn new(stepper: Stepper) -> Self {
-        Self { stepper, plan: Plan::default(), summaries: Vec::new(), payload: Vec::new() }
+        let (plan, sampler) = (Plan::default(), Sampler::default());
+        Self { stepper, plan, sampler, summaries: Vec::new(), payload: Vec::new() }
     }
 
     /// Gives the rank back, links and all.
@@ -36,37 +40,46 @@ impl Follower {
         self.stepper
     }
 
-    /// Follows the head until the wait is aborted.
+    /// Whose plans it follows.
+    fn leader(&self) -> Rank {
+        let leader = self.stepper.place.leader();
+        if leader == self.stepper.place.rank { HEAD } else { leader }
+    }
+
+    /// Follows until the wait is aborted.
     ///
     /// # Errors
     /// Anything that ends the topology; an abort too.
     pub fn follow(&mut self) -> Result<(), EngineError> {
+        let (leader, is_pipeline) = (self.leader(), self.stepper.place.stages > 1);
         loop {
             let group = &mut self.stepper.group;
             let compute = group.accounting.compute_so_far();
             let sent = Instant::now();
-            let links = group.links().expect("a follower has a head");
-            links.wait_for(std::iter::once(HEAD))?;
+            let links = group.links().expect("a follower has a leader");
+            links.wait_for(std::iter::once(leader))?;
             let arrived = Instant::now();
-            let (header, payload) = links.front_any(HEAD);
-            let slowest = (Nanoseconds(header.compute_ns), HEAD);
-            let span = Span { compute, slowest, last: (HEAD, Nanoseconds(0)), sent, arrived };
+            let (header, payload) = links.front_any(leader);
+            let slowest = (Nanoseconds(header.compute_ns), leader);
+            let span = Span { compute, slowest, last: (leader, Nanoseconds(0)), sent, arrived };
             match header.kind {
                 FrameKind::Plan => {
                     self.plan.decode(payload)?;
-                    links.consume(HEAD)?;
+                    self.payload.clear();
+                    self.payload.extend_from_slice(payload);
+                    links.consume(leader)?;
                     group.begin_step(header.step);
-                    if self.plan.continues {
-                        group.accounting.close(span);
-                    } else {
-                        group.accounting.idle();
+                    match (self.plan.continues, is_pipeline) {
+                        (false, _) => group.accounting.idle(),
+                        (true, true) => group.accounting.close_bubble(compute, sent, arrived),
+                        (true, false) => drop(group.accounting.close(span)),
                     }
                     group.accounting.begin_step(self.plan.is_prefill, self.plan.entries.len() as u32);
                     self.step()?;
                 }
                 FrameKind::Query => {
                     let query = Query::decode(payload)?;
-                    links.consume(HEAD)?;
+                    links.consume(leader)?;
                     group.accounting.close(span);
                     self.answer(header, &query)?;
                 }
@@ -76,16 +89,32 @@ impl Follower {
     }
 
     fn step(&mut self) -> Result<(), EngineError> {
+        let place = &self.stepper.place;
+        if place.leader() != place.rank {
+            return self.follow_step();
+        }
+        let is_last = place.is_last_stage();
+        self.stepper.group.tell(FrameKind::Plan, 0, &self.payload)?;
+        if !is_last {
+            return self.stepper.step(&self.plan, &mut self.summaries);
+        }
+        if self.sampler.step(&mut self.stepper, &self.plan)? {
+            self.payload.clear();
+            self.sampler.drawn.encode(&mut self.payload);
+            self.stepper.group.send(HEAD, FrameKind::Drawn, 0, &self.payload)?;
+        }
+        Ok(())
+    }
+
+    fn follow_step(&mut self) -> Result<(), EngineError> {
         self.stepper.step(&self.plan, &mut self.summaries)?;
         if self.summaries.is_empty() {
             return Ok(());
         }
-        let group = &mut self.stepper.group;
-        let totals = group.accounting.take_totals();
         self.payload.clear();
-        Candidates::encode(&totals, &self.summaries, &mut self.payload);
-        let sequence = group.next_sequence();
-        group.send(HEAD, FrameKind::Candidates, sequence, &self.payload)?;
+        Candidates::encode(self.stepper.take_totals(), &self.summaries, &mut self.payload);
+        let (leader, sequence) = (self.leader(), self.stepper.group.next_sequence());
+        self.stepper.group.send(leader, FrameKind::Candidates, sequence, &self.payload)?;
         Ok(())
     }
 
@@ -94,7 +123,7 @@ impl Follower {
         let answer = self.stepper.slice(query.place()).ok_or(broken)?.answer(query)?;
         self.payload.clear();
         answer.encode(&mut self.payload);
-        self.stepper.group.send(HEAD, FrameKind::Answer, header.sequence, &self.payload)?;
+        self.stepper.group.send(self.leader(), FrameKind::Answer, header.sequence, &self.payload)?;
         Ok(())
     }
 }

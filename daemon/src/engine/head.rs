@@ -1,6 +1,7 @@
-//! The head: takes requests, schedules steps, samples, and tells how each request goes on.
+//! The head: takes requests, schedules steps, and tells how each request goes on. Alone in its pipeline it samples, too; else steps
+//! are under way in the stages behind while it runs the next ones.
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{
         Arc,
         mpsc::{Receiver, TryRecvError},
@@ -9,7 +10,7 @@ use std::{
 };
 
 use shared::{
-    ids::{Rank, Slot},
+    ids::Slot,
     latency::RequestTimes,
     protocol::{
         error::{Fault, FaultKind},
@@ -18,17 +19,23 @@ use shared::{
     },
     telemetry::RankTotals,
     tokenizer::Tokenizer,
+    topology::spec::SLOTS_MAX,
     units::Nanoseconds,
 };
+use smallvec::SmallVec;
 
 use super::{
     output::Output,
     plan::{Limits, Plan},
-    sample::{Answer, Chooser, Chosen, Step, Summary},
+    sample::Chosen,
+    sampler::Sampler,
     schedule::{Admitted, RequestKey, Scheduler},
-    step::{Candidates, EngineError, Stepper},
+    step::{EngineError, Stepper},
 };
-use crate::node::{EngineCommand, Progress};
+use crate::{
+    collective::Links,
+    node::{EngineCommand, Progress},
+};
 
 /// A request from its arrival to its end.
 #[derive(Debug)]
@@ -42,6 +49,18 @@ struct Request {
     sampling_rounds: u32,
 }
 
+/// A step of which tokens are to come.
+#[derive(Debug)]
+struct Flight {
+    step: u64,
+    /// Requests with a token in the step.
+    requests: PerSlot<RequestKey>,
+    /// Whose tokens come, in their order.
+    wanted: PerSlot<(Slot, RequestKey)>,
+}
+
+type PerSlot<T> = SmallVec<[T; SLOTS_MAX as usize]>;
+
 /// The head of a replica.
 pub struct Head<'a> {
     node: String,
@@ -52,18 +71,10 @@ pub struct Head<'a> {
     requests: BTreeMap<RequestKey, Request>,
     step: u64,
     sink: &'a dyn Fn(Progress),
-    buffers: Buffers,
-}
-
-/// What a token needs, kept from token to token: decoding allocates nothing.
-#[derive(Debug, Default)]
-struct Buffers {
+    /// Oldest first; at most one for each slot.
+    flights: VecDeque<Flight>,
+    sampler: Sampler,
     plan: Plan,
-    /// Of the latest step: of each rank, own first, one for each token that wants logits.
-    summaries: Vec<Summary>,
-    totals: Vec<RankTotals>,
-    answers: Vec<Answer>,
-    chooser: Chooser,
     payload: Vec<u8>,
 }
 
@@ -76,8 +87,10 @@ impl<'a> Head<'a> {
         sink: &'a dyn Fn(Progress),
     ) -> Self {
         let scheduler = Scheduler::new(limits);
-        let (requests, buffers) = (BTreeMap::new(), Buffers::default());
-        Self { node, limits, tokenizer, stepper, scheduler, requests, step: 0, sink, buffers }
+        let scheduler = scheduler.in_turns(usize::from(stepper.place.stages));
+        let (requests, flights) = (BTreeMap::new(), VecDeque::with_capacity(limits.slots));
+        let (sampler, plan, payload) = (Sampler::default(), Plan::default(), Vec::new());
+        Self { node, limits, tokenizer, stepper, scheduler, requests, step: 0, sink, flights, sampler, plan, payload }
     }
 
     /// Gives the rank back, links and all.
@@ -92,28 +105,40 @@ impl<'a> Head<'a> {
     pub fn serve(&mut self, orders: &Receiver<EngineCommand>) -> Result<(), EngineError> {
         loop {
             self.set_busy();
-            let order = if self.scheduler.has_work() {
+            let order = if self.has_work() {
                 orders.try_recv()
             } else {
+                self.stepper.group.links().map_or(Ok(()), Links::flush)?;
                 orders.recv().map_err(|_| TryRecvError::Disconnected)
             };
             match order {
                 Ok(EngineCommand::Submit(key, generate)) => self.submit(key, &generate),
                 Ok(EngineCommand::Cancel(key)) => self.cancel(key),
                 Ok(EngineCommand::Stop) | Err(TryRecvError::Disconnected) => return Ok(()),
-                Err(TryRecvError::Empty) => {
-                    let mut plan = std::mem::take(&mut self.buffers.plan);
-                    if self.scheduler.next_plan(&mut plan) {
-                        self.run(&plan)?;
-                    }
-                    self.buffers.plan = plan;
-                }
+                Err(TryRecvError::Empty) => self.advance()?,
             }
         }
     }
 
+    /// A request, or a step whose tokens nobody waits for any more: the stages behind finish it all the same.
+    fn has_work(&self) -> bool {
+        self.scheduler.has_work() || !self.flights.is_empty()
+    }
+
+    /// Runs the next step; where every running sequence waits for its token, takes the oldest tokens in.
+    fn advance(&mut self) -> Result<(), EngineError> {
+        while !self.flights.is_empty() && self.tokens_are_there() {
+            self.land()?;
+        }
+        let mut plan = std::mem::take(&mut self.plan);
+        let is_planned = self.scheduler.next_plan(&mut plan);
+        let result = if is_planned { self.run(&plan) } else { Ok(()) };
+        self.plan = plan;
+        if is_planned || self.flights.is_empty() { result } else { self.land() }
+    }
+
     fn set_busy(&mut self) {
-        let busy = self.scheduler.has_work();
+        let busy = self.has_work();
         if let Some(links) = self.stepper.group.links() {
             links.abort().set_busy(busy);
         }
@@ -158,11 +183,12 @@ impl<'a> Head<'a> {
         }
     }
 
-    fn world(&mut self) -> usize {
-        self.stepper.group.links().map_or(1, |links| links.stage().len())
+    /// Ranks of the replica.
+    fn world(&self) -> usize {
+        usize::from(self.stepper.place.stages) * self.stepper.place.group.len()
     }
 
-    /// One step on all ranks, and the tokens that come of it.
+    /// One step on the ranks of this stage. Its tokens come at once if this is also the last stage.
     fn run(&mut self, plan: &Plan) -> Result<(), EngineError> {
         self.step += 1;
         let now = Instant::now();
@@ -178,100 +204,87 @@ impl<'a> Head<'a> {
         }
         group.accounting.begin_step(plan.is_prefill, plan.entries.len() as u32);
         if group.links().is_some() {
-            self.buffers.payload.clear();
-            plan.encode(&mut self.buffers.payload);
-            self.tell_all(FrameKind::Plan, 0)?;
+            self.tell(plan)?;
         }
-        self.stepper.step(plan, &mut self.buffers.summaries)?;
-        let count = self.buffers.summaries.len();
-        if count == 0 {
-            return Ok(());
-        }
-        self.gather()?;
-        self.add_totals(plan);
-        let wanted = plan.entries.iter().filter(|entry| entry.wants_logits);
-        for (place, entry) in wanted.enumerate() {
-            let chosen = self.choose((place, count), entry.slot)?;
-            self.sampled(entry.slot, &chosen);
+        let has_tokens = self.sampler.step(&mut self.stepper, plan)?;
+        let flight = self.flight(plan);
+        if has_tokens {
+            self.landed(&flight);
+        } else if !flight.wanted.is_empty() {
+            self.flights.push_back(flight);
         }
         Ok(())
     }
 
-    /// Sends the payload in the buffer to all other ranks.
-    fn tell_all(&mut self, kind: FrameKind, sequence: u32) -> Result<(), EngineError> {
-        for rank in 1..self.world() {
-            self.stepper.group.send(Rank(rank as u16), kind, sequence, &self.buffers.payload)?;
+    /// Sends a plan to the ranks of this stage and to the leaders of the others.
+    fn tell(&mut self, plan: &Plan) -> Result<(), EngineError> {
+        self.payload.clear();
+        plan.encode(&mut self.payload);
+        let Stepper { group, place, .. } = &mut self.stepper;
+        group.tell(FrameKind::Plan, 0, &self.payload)?;
+        for leader in place.later_leaders() {
+            group.send(leader, FrameKind::Plan, 0, &self.payload)?;
         }
         Ok(())
     }
 
-    /// Adds the summaries of all other ranks to the own ones, and where the time of each rank went.
-    fn gather(&mut self) -> Result<(), EngineError> {
-        let Self { stepper, buffers, .. } = self;
-        let Buffers { summaries, totals, .. } = buffers;
-        let count = summaries.len();
-        totals.clear();
-        totals.push(RankTotals::default());
-        let mut broken = None;
-        let sequence = stepper.group.next_sequence();
-        stepper.group.gather(FrameKind::Candidates, sequence, |_, payload| {
-            match Candidates::decode(payload, count, summaries) {
-                Ok(rank) => totals.push(rank),
-                Err(error) => broken = Some(error),
+    fn flight(&self, plan: &Plan) -> Flight {
+        let key = |slot: Slot| self.scheduler.key(slot);
+        let mut requests: PerSlot<RequestKey> = PerSlot::new();
+        let mut latest = None;
+        for slot in plan.entries.iter().map(|entry| entry.slot) {
+            if latest.replace(slot) != Some(slot) {
+                requests.extend(key(slot).filter(|key| !requests.contains(key)));
             }
-        })?;
-        if let Some(error) = broken {
-            return Err(error);
         }
-        stepper.group.accounting.close_compute();
-        totals[0] = stepper.group.accounting.take_totals();
+        let wanted = plan.entries.iter().filter(|entry| entry.wants_logits);
+        let wanted = wanted.filter_map(|entry| Some((entry.slot, key(entry.slot)?))).collect();
+        Flight { step: self.step, requests, wanted }
+    }
+
+    /// Whether the oldest tokens that are under way have arrived.
+    fn tokens_are_there(&mut self) -> bool {
+        let sampler = self.stepper.place.sampler();
+        self.stepper.group.links().is_some_and(|links| links.has_front(sampler))
+    }
+
+    /// Waits for the oldest tokens that are under way.
+    fn land(&mut self) -> Result<(), EngineError> {
+        let Some(flight) = self.flights.pop_front() else { return Ok(()) };
+        let (ranks, sampler) = (self.world(), self.stepper.place.sampler());
+        let Self { stepper: Stepper { group, .. }, sampler: Sampler { drawn, .. }, .. } = self;
+        let mut read = Ok(());
+        group.take_tokens(sampler, flight.step, |payload| read = drawn.decode(payload, ranks))?;
+        read?;
+        if drawn.tokens.len() != flight.wanted.len() {
+            return Err(EngineError::Message(FrameKind::Drawn));
+        }
+        self.landed(&flight);
         Ok(())
+    }
+
+    /// The tokens of a step are there.
+    fn landed(&mut self, flight: &Flight) {
+        self.add_totals(flight);
+        let mut tokens = std::mem::take(&mut self.sampler.drawn.tokens);
+        for ((slot, chosen), (_, key)) in tokens.iter().zip(&flight.wanted) {
+            // The slot may hold another request by now: this one was cancelled.
+            if self.scheduler.key(*slot) == Some(*key) {
+                self.sampled(*slot, chosen);
+            }
+        }
+        tokens.clear();
+        self.sampler.drawn.tokens = tokens;
     }
 
     /// The time of a step counts for every request that has a token in it, once.
-    fn add_totals(&mut self, plan: &Plan) {
-        let slots = plan.entries.iter().map(|entry| entry.slot);
-        let begins = slots.clone().zip(std::iter::once(None).chain(slots.map(Some)));
-        for (slot, _) in begins.filter(|(slot, before)| Some(*slot) != *before) {
-            let Some(request) = self.scheduler.key(slot).and_then(|key| self.requests.get_mut(&key)) else { continue };
-            for (sum, rank) in request.ranks.iter_mut().zip(&self.buffers.totals) {
+    fn add_totals(&mut self, flight: &Flight) {
+        for key in &flight.requests {
+            let Some(request) = self.requests.get_mut(key) else { continue };
+            for (sum, rank) in request.ranks.iter_mut().zip(&self.sampler.drawn.totals) {
                 sum.prefill.add(&rank.prefill);
                 sum.decode.add(&rank.decode);
             }
-        }
-    }
-
-    /// Draws a token from the summaries of all ranks, asking further rounds where they do not suffice. Its summary is at
-    /// `place` of the `count` that each rank has.
-    fn choose(&mut self, (place, count): (usize, usize), slot: Slot) -> Result<Chosen, EngineError> {
-        let broken = || EngineError::Message(FrameKind::Candidates);
-        let sequence = self.stepper.sequences.get(slot).ok_or_else(broken)?;
-        let position = sequence.tokens.len() as u32 - 1;
-        let Buffers { chooser, summaries, .. } = &mut self.buffers;
-        let summaries = summaries.iter().skip(place).step_by(count);
-        let mut step = chooser.begin(place, &sequence.sampling, position, summaries)?;
-        loop {
-            let query = match step {
-                Step::Done(chosen) => return Ok(chosen),
-                Step::Ask(query) => query,
-            };
-            self.buffers.payload.clear();
-            query.encode(&mut self.buffers.payload);
-            let number = self.stepper.group.next_sequence();
-            self.tell_all(FrameKind::Query, number)?;
-            let own = self.stepper.slice(place).ok_or_else(broken)?.answer(&query)?;
-            let Buffers { chooser, answers, .. } = &mut self.buffers;
-            answers.clear();
-            answers.push(own);
-            let mut wrong = None;
-            self.stepper.group.gather(FrameKind::Answer, number, |_, payload| match Answer::decode(payload) {
-                Ok(answer) => answers.push(answer),
-                Err(error) => wrong = Some(error),
-            })?;
-            if let Some(error) = wrong {
-                return Err(error.into());
-            }
-            step = chooser.answer(answers)?;
         }
     }
 

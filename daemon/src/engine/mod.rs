@@ -4,6 +4,7 @@ pub mod head;
 pub mod output;
 pub mod plan;
 pub mod sample;
+pub mod sampler;
 pub mod schedule;
 pub mod step;
 
@@ -12,7 +13,7 @@ use std::{
     sync::{Arc, mpsc::Receiver},
 };
 
-use shared::{ids::Rank, tokenizer::Tokenizer};
+use shared::{tokenizer::Tokenizer, topology::Place};
 
 pub use schedule::RequestKey;
 
@@ -32,8 +33,8 @@ use crate::{
 pub struct Setup {
     /// The node's name, for faults.
     pub node: String,
-    /// The rank in its stage.
-    pub rank: Rank,
+    /// Where the rank stands in its replica.
+    pub place: Place,
     /// What bounds its plans.
     pub limits: Limits,
     /// Makes the model on the engine's thread.
@@ -48,7 +49,7 @@ pub struct Setup {
 
 impl fmt::Debug for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Setup").field("node", &self.node).field("rank", &self.rank).finish_non_exhaustive()
+        f.debug_struct("Setup").field("node", &self.node).field("place", &self.place).finish_non_exhaustive()
     }
 }
 
@@ -56,9 +57,9 @@ impl fmt::Debug for Setup {
 /// another was lost must not look lost itself.
 pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progress)) {
     let model = (setup.model)();
-    let stepper = Stepper::new(model, setup.group, setup.limits);
+    let stepper = Stepper::new(setup.place, model, setup.group, setup.limits);
     let (result, _links) = match setup.tokenizer {
-        Some(tokenizer) if setup.rank == Rank(0) => {
+        Some(tokenizer) if stepper.place.is_head() => {
             let mut head = Head::new((setup.node, setup.limits), tokenizer, stepper, sink);
             (head.serve(orders), Some(head.into_stepper()))
         }

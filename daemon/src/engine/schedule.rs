@@ -32,6 +32,13 @@ struct Running {
     blocks: Vec<u32>,
 }
 
+impl Running {
+    /// Whether its prompt is through: it feeds one sampled token at a time, or waits for the next.
+    fn is_answering(&self) -> bool {
+        self.fed > 0 && self.fed + 1 >= self.tokens.len()
+    }
+}
+
 /// Slots, queue and free KV blocks of a replica.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -41,6 +48,8 @@ pub struct Scheduler {
     free: Vec<u32>,
     closed: Vec<Slot>,
     was_busy: bool,
+    /// Turns that running answers take: as many as the pipeline has stages, so that none of them idles.
+    turns: usize,
 }
 
 impl Scheduler {
@@ -48,7 +57,12 @@ impl Scheduler {
     pub fn new(limits: Limits) -> Self {
         let slots = (0..limits.slots).map(|_| None).collect();
         let free = (0..limits.blocks as u32).rev().collect();
-        Self { limits, waiting: VecDeque::new(), slots, free, closed: Vec::new(), was_busy: false }
+        Self { limits, waiting: VecDeque::new(), slots, free, closed: Vec::new(), was_busy: false, turns: 1 }
+    }
+
+    /// Lets running answers take turns: each step carries the tokens of a part of them.
+    pub fn in_turns(self, turns: usize) -> Self {
+        Self { turns: turns.max(1), ..self }
     }
 
     /// Puts a request at the end of the queue.
@@ -97,21 +111,27 @@ impl Scheduler {
             // Slots that ended stay in `closed` until a step goes out; no rank needs to know before.
             return false;
         }
-        // A slot that was closed and is opened again in one plan is closed first on every rank.
-        plan.closed.append(&mut self.closed);
-        let is_decoding = |running: &Running| running.fed + 1 == running.tokens.len() && running.fed > 0;
-        for decoding in [true, false] {
+        let answers = self.slots.iter().flatten().filter(|running| running.is_answering()).count();
+        let mut turn = answers.div_ceil(self.turns);
+        for answering in [true, false] {
             for (index, running) in self.slots.iter_mut().enumerate() {
-                let Some(running) = running.as_mut().filter(|running| is_decoding(running) == decoding) else {
+                let Some(running) = running.as_mut().filter(|running| running.is_answering() == answering) else {
                     continue;
                 };
-                if running.fed == running.tokens.len() {
+                // What was fed whole waits for its token.
+                if running.fed == running.tokens.len() || (answering && turn == 0) {
                     continue;
                 }
-                plan.is_prefill |= !decoding;
+                turn -= usize::from(answering);
+                plan.is_prefill |= !answering;
                 enter(Slot(index as u16), running, &mut plan.entries);
             }
         }
+        if plan.entries.is_empty() {
+            return false;
+        }
+        // A slot that was closed and is opened again in one plan is closed first on every rank.
+        plan.closed.append(&mut self.closed);
         true
     }
 
@@ -210,6 +230,8 @@ mod tests {
         let mut scheduler = Scheduler::new(LIMITS);
         (1..=3).for_each(|key| scheduler.submit(request(key, 100, 28)));
         for round in 0..3 {
+            // Whose prompt is through goes on with a token.
+            scheduler.sampled(Slot(0), 7);
             let plan = next(&mut scheduler).expect("there is work");
             let opened: Vec<Slot> = plan.opened.iter().map(|opened| opened.slot).collect();
             assert_eq!(opened.len(), if round == 0 { 2 } else { usize::from(round == 1) }, "round {round}");
@@ -217,6 +239,28 @@ mod tests {
         }
         assert!(!scheduler.has_work());
         assert_eq!(scheduler.free.len(), LIMITS.blocks);
+    }
+
+    #[test]
+    fn answers_take_turns_in_a_pipeline_and_a_step_without_tokens_is_none() {
+        let limits = Limits { slots: 5, blocks: 10, ..LIMITS };
+        let mut scheduler = Scheduler::new(limits).in_turns(2);
+        (1..=5).for_each(|key| scheduler.submit(request(key, 2, 5)));
+        let slots = |plan: Option<Plan>| {
+            plan.map_or(Vec::new(), |plan| plan.entries.iter().map(|entry| entry.slot.0).collect())
+        };
+        assert_eq!(next(&mut scheduler).map(|plan| plan.entries.len()), Some(10), "prompts go at once");
+        assert_eq!(next(&mut scheduler), None, "all wait for their tokens");
+        (0..5).for_each(|slot| scheduler.sampled(Slot(slot), 7));
+        scheduler.end(RequestKey(2));
+        let (first, second) = (next(&mut scheduler), next(&mut scheduler));
+        assert_eq!(first.as_ref().map(|plan| plan.closed.clone()), Some(vec![Slot(1)]));
+        assert_eq!((slots(first), slots(second)), (vec![0, 2], vec![3, 4]));
+        scheduler.end(RequestKey(1));
+        assert_eq!(next(&mut scheduler), None, "what ended is told with the next step");
+        scheduler.sampled(Slot(2), 8);
+        let third = next(&mut scheduler).expect("one goes on");
+        assert_eq!((third.closed.as_slice(), third.continues), (&[Slot(0)][..], true));
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! One step on one rank, head or not: apply the plan, run the layers, summarise the logits of the own vocabulary slice.
-use shared::{protocol::frame::FrameKind, telemetry::RankTotals};
+//! One step on one rank, head or not: apply the plan, take hidden states over, run the layers, hand them over or summarise the
+//! logits of the own vocabulary slice.
+use shared::{ids::Rank, protocol::frame::FrameKind, telemetry::RankTotals, topology::Place};
 
 use super::{
     plan::{Limits, Plan, PlanError, Sequences},
     sample::{SampleError, Slice, Summary},
+    sampler::encode_totals,
 };
 use crate::{
     collective::{CollectiveError, Group},
@@ -42,6 +44,8 @@ impl From<ForwardError> for EngineError {
 /// A rank that steps.
 #[derive(Debug)]
 pub struct Stepper {
+    /// Where it stands.
+    pub place: Place,
     /// This rank's model.
     pub model: Model,
     /// The ranks.
@@ -50,15 +54,20 @@ pub struct Stepper {
     pub sequences: Sequences,
     /// One slice for each place of a batch that wants logits.
     slices: Vec<Slice>,
+    /// Where the time went of the ranks that handed over to this one, stage by stage, and last its own.
+    totals: Vec<RankTotals>,
+    payload: Vec<u8>,
 }
 
 impl Stepper {
     /// A rank without sequences.
-    pub fn new(model: Model, group: Group, limits: Limits) -> Self {
-        Self { model, group, sequences: Sequences::new(limits), slices: Vec::new() }
+    pub fn new(place: Place, model: Model, group: Group, limits: Limits) -> Self {
+        let (sequences, totals) = (Sequences::new(limits), vec![RankTotals::default(); usize::from(place.stage) + 1]);
+        Self { place, model, group, sequences, slices: Vec::new(), totals, payload: Vec::new() }
     }
 
-    /// Applies a plan and runs the layers. Leaves in `summaries` one of each token that wants logits, in the plan's order.
+    /// Applies a plan and runs the layers. Leaves in `summaries` one of each token that wants logits, in the plan's order; on all
+    /// stages but the last, none.
     ///
     /// # Errors
     /// The plan cannot be followed, a peer is lost, or the logits are no numbers.
@@ -66,8 +75,18 @@ impl Stepper {
         summaries.clear();
         self.sequences.apply(plan)?;
         let (tokens, blocks) = self.sequences.batch();
+        if let Some(before) = self.place.before() {
+            let (hidden, totals) = (self.model.hidden(tokens.len()), &mut self.totals[..usize::from(self.place.stage)]);
+            let mut read = Ok(());
+            self.group.take_over(before, hidden, |bytes| read = decode_totals(bytes, totals))?;
+            read?;
+        }
         let vocabulary = self.model.shard().plan.vocabulary.clone();
         let logits = self.model.forward(Batch { tokens, blocks }, &mut self.group)?;
+        if let Some(next) = self.place.next() {
+            let wants_logits = tokens.iter().any(|token| token.wants_logits);
+            return self.hand_over(next, tokens.len(), wants_logits);
+        }
         let wanted = tokens.iter().filter(|token| token.wants_logits);
         for (index, BatchToken { slot, position, .. }) in wanted.enumerate() {
             let sequence = self.sequences.get(*slot).ok_or(EngineError::Message(FrameKind::Plan))?;
@@ -79,6 +98,26 @@ impl Stepper {
             summaries.push(self.slices[index].summary(&sequence.sampling, *position, history, logits)?);
         }
         Ok(())
+    }
+
+    /// Hidden states for the next stage; with a step that ends in tokens go the sums of this rank and those before it.
+    fn hand_over(&mut self, next: Rank, tokens: usize, wants_logits: bool) -> Result<(), EngineError> {
+        let mut payload = std::mem::take(&mut self.payload);
+        payload.clear();
+        if wants_logits {
+            payload = self.take_totals().iter().fold(payload, |room, totals| encode_totals(totals, room));
+        }
+        self.payload = payload;
+        self.group.hand_over(next, self.model.hidden(tokens), &self.payload)?;
+        Ok(())
+    }
+
+    /// Where the time went since the last call: of the ranks before this one, stage by stage, and last of this one.
+    pub fn take_totals(&mut self) -> &[RankTotals] {
+        if let Some(own) = self.totals.last_mut() {
+            *own = self.group.accounting.take_totals();
+        }
+        &self.totals
     }
 
     /// This rank's slice for a place of the latest step.
@@ -93,24 +132,44 @@ pub struct Candidates;
 
 impl Candidates {
     /// Appends the payload of the frame.
-    pub fn encode(totals: &RankTotals, summaries: &[Summary], payload: &mut Vec<u8>) {
+    pub fn encode(totals: &[RankTotals], summaries: &[Summary], payload: &mut Vec<u8>) {
         let room = std::mem::take(payload);
-        *payload = postcard::to_extend(totals, room).expect("sums are plain numbers");
+        *payload = totals.iter().fold(room, |room, totals| encode_totals(totals, room));
         summaries.iter().for_each(|summary| summary.encode(payload));
     }
 
-    /// Reads a payload that must hold exactly `count` summaries; appends them.
+    /// Reads a payload that must hold a sum for each place in `totals` and exactly `count` summaries; appends these.
     ///
     /// # Errors
     /// It does not.
-    pub fn decode(payload: &[u8], count: usize, summaries: &mut Vec<Summary>) -> Result<RankTotals, EngineError> {
+    pub fn decode<'a>(
+        payload: &[u8],
+        (totals, count): (impl Iterator<Item = &'a mut RankTotals>, usize),
+        summaries: &mut Vec<Summary>,
+    ) -> Result<(), EngineError> {
         let broken = || EngineError::Message(FrameKind::Candidates);
-        let (totals, mut rest) = postcard::take_from_bytes(payload).map_err(|_| broken())?;
+        let mut rest = payload;
+        for place in totals {
+            (*place, rest) = postcard::take_from_bytes(rest).map_err(|_| broken())?;
+        }
         for _ in 0..count {
             let (summary, left) = Summary::decode(rest)?;
             summaries.push(summary);
             rest = left;
         }
-        if rest.is_empty() { Ok(totals) } else { Err(broken()) }
+        if rest.is_empty() { Ok(()) } else { Err(broken()) }
     }
+}
+
+/// Reads a sum for each place, or nothing: then they stay as they are.
+fn decode_totals(bytes: &[u8], totals: &mut [RankTotals]) -> Result<(), EngineError> {
+    let broken = || EngineError::Message(FrameKind::HandOver);
+    let mut rest = bytes;
+    if rest.is_empty() {
+        return Ok(());
+    }
+    for place in totals {
+        (*place, rest) = postcard::take_from_bytes(rest).map_err(|_| broken())?;
+    }
+    if rest.is_empty() { Ok(()) } else { Err(broken()) }
 }

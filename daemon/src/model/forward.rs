@@ -91,7 +91,7 @@ pub struct Model {
     rope: Rope,
     heads: Heads,
     scratch: Scratch,
-    /// `[token, embedding_length]`, the same on every rank.
+    /// `[token, embedding_length]`, the same on every rank of the stage.
     hidden: Vec<f32>,
     /// `[token that wants logits, vocabulary rows of this rank]`
     logits: Vec<f32>,
@@ -118,28 +118,42 @@ impl Model {
         &self.compute
     }
 
-    /// Runs all layers over a batch. Returns `[token that wants logits, vocabulary rows of this rank]`.
+    /// The hidden states of a step of so many tokens `[token, embedding_length]`: filled with those of the stage before, or
+    /// what the next stage gets.
+    pub fn hidden(&mut self, tokens: usize) -> &mut [f32] {
+        self.hidden.resize(tokens * self.shard.shape.embedding_length, 0.0);
+        &mut self.hidden
+    }
+
+    /// Runs the layers of this stage over a batch. Returns `[token that wants logits, vocabulary rows of this rank]`. Behind the
+    /// first stage, [`Self::hidden`] holds the states that the stage before handed over.
     ///
     /// # Errors
     /// A collective failed or the file cannot be read; the KV cache of the step's positions is then undefined.
     pub fn forward(&mut self, batch: Batch<'_>, collective: &mut dyn Collective) -> Result<&[f32], ForwardError> {
-        self.embed(batch)?;
+        if self.shard.plan.is_first_stage() {
+            self.embed(batch)?;
+        }
+        let length = self.shard.shape.embedding_length;
+        self.scratch.partial.resize(batch.tokens.len() * length, 0.0);
         self.rope.load(batch.tokens.iter().map(|token| token.position));
         for index in 0..self.shard.layers.len() {
-            let layer = LayerIndex(index as u32);
+            let layer = LayerIndex((self.shard.plan.layers.start + index) as u32);
             self.attention(batch, index);
             collective.all_reduce(layer, SyncKind::Attention, &self.scratch.partial, &mut self.hidden)?;
             self.feed_forward(batch, index);
             collective.all_reduce(layer, SyncKind::FeedForward, &self.scratch.partial, &mut self.hidden)?;
         }
-        self.output(batch);
+        self.logits.clear();
+        if self.shard.plan.is_last_stage(&self.shard.shape) {
+            self.output(batch);
+        }
         Ok(&self.logits)
     }
 
     fn embed(&mut self, batch: Batch<'_>) -> Result<(), ForwardError> {
         let length = self.shard.shape.embedding_length;
         self.hidden.resize(batch.tokens.len() * length, 0.0);
-        self.scratch.partial.resize(batch.tokens.len() * length, 0.0);
         for (entry, hidden) in batch.tokens.iter().zip(self.hidden.chunks_exact_mut(length)) {
             let token = entry.token;
             self.shard.embed(token, hidden).map_err(|source| ForwardError::Embedding { token, source })?;

@@ -17,7 +17,7 @@ use super::{LoadError, region::Region};
 use crate::kernels::Kernels;
 
 /// Changes when panels or regions are laid out in another way.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const MAGIC: [u8; 8] = *b"bramblep";
 /// Bytes with a checksum of their own.
 const CHUNK: usize = 4 << 20;
@@ -38,7 +38,7 @@ impl Key {
         hash.update(VERSION.to_le_bytes());
         hash.update(file.identity());
         file.modified().for_each(|modified| hash.update(modified.to_le_bytes()));
-        for range in [&plan.heads, &plan.heads_kv, &plan.columns, &plan.vocabulary] {
+        for range in [&plan.layers, &plan.heads, &plan.heads_kv, &plan.columns, &plan.vocabulary] {
             hash.update((range.start as u64).to_le_bytes());
             hash.update((range.end as u64).to_le_bytes());
         }

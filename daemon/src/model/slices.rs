@@ -97,7 +97,7 @@ impl Slices {
         let of_heads = |heads: &Range<usize>| heads.start * head..heads.end * head;
         let (queries, keys) = (of_heads(&plan.heads), of_heads(&plan.heads_kv));
         let height = kernels.panel_rows;
-        for layer in 0..shape.block_count {
+        for layer in plan.layers.clone() {
             let tensor = |name: &str| format!("blk.{layer}.{name}");
             for (name, rows) in [("attn_q", &queries), ("attn_k", &keys), ("attn_v", &keys)] {
                 slices.rows(file, &tensor(&format!("{name}.weight")), rows, height)?;

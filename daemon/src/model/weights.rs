@@ -129,7 +129,7 @@ pub struct Shard {
     pub shape: Shape,
     /// What of it this rank holds.
     pub plan: ShardPlan,
-    /// The layers.
+    /// The layers of its stage.
     pub layers: Vec<Layer>,
     /// `[embedding_length]`
     pub output_norm: Vec<f32>,
@@ -232,7 +232,7 @@ impl Shard {
                 down: matrix("ffn_down")?,
             })
         };
-        let layers = (0..shape.block_count).map(layer).collect::<Result<Vec<_>, LoadError>>()?;
+        let layers = plan.layers.clone().map(layer).collect::<Result<Vec<_>, LoadError>>()?;
         let missing = || LoadError::Missing("token_embd.weight".into());
         let embedding = file.tensor("token_embd.weight").ok_or_else(missing)?;
         Ok(Self {

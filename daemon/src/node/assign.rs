@@ -36,11 +36,11 @@ impl Node {
         }
         let invalid = |reason: String| FaultKind::TopologyInvalid { reason };
         prepare.topology.check().map_err(|error| invalid(error.to_string()))?;
-        self.check_members(&prepare.topology)?;
-        let member = prepare.topology.members.get(prepare.rank.index());
+        self.check_members(&prepare.topology.members)?;
+        let member = prepare.topology.members.get(prepare.member.index());
         match member {
             Some(member) if member.name == self.name => Ok(()),
-            _ => Err(invalid(format!("rank {} of it is not {}", prepare.rank, self.name))),
+            _ => Err(invalid(format!("member {} of it is not {}", prepare.member, self.name))),
         }
     }
 
@@ -54,7 +54,7 @@ impl Node {
             epoch: prepare.epoch,
             hash: prepare.topology.hash(),
             topology: prepare.topology.clone(),
-            rank: prepare.rank,
+            member: prepare.member,
             by,
             shard: Bytes(0),
         };

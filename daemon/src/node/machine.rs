@@ -2,13 +2,13 @@
 use std::time::Duration;
 
 use shared::{
-    ids::{Epoch, Rank, RequestId, TopologyHash},
+    ids::{Epoch, MemberIndex, Rank, RequestId, TopologyHash},
     protocol::{
         error::{Fault, FaultKind},
         message::{REPORT_INTERVAL_MS_MIN, Request, RequestBody, ResponseBody},
     },
     telemetry::{LoadProgress, NodeState},
-    topology::{Exclusions, Topology},
+    topology::{Exclusions, Member, Place, Topology},
     units::Bytes,
 };
 
@@ -39,9 +39,21 @@ pub(super) struct Assignment {
     pub(super) epoch: Epoch,
     pub(super) hash: TopologyHash,
     pub(super) topology: Topology,
-    pub(super) rank: Rank,
+    pub(super) member: MemberIndex,
     pub(super) by: String,
     pub(super) shard: Bytes,
+}
+
+impl Assignment {
+    /// Where this node stands.
+    pub(super) fn place(&self) -> Place {
+        self.topology.place(self.member)
+    }
+
+    /// The members of its replica.
+    pub(super) fn replica(&self) -> &[Member] {
+        self.topology.replica(self.place().replica)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -154,14 +166,14 @@ impl Node {
         self.epoch
     }
 
-    /// The running topology, or the one being assigned, with its hash and this node's rank.
-    pub fn topology(&self) -> Option<(Topology, TopologyHash, Rank)> {
+    /// The running topology, or the one being assigned, with its hash and this node's place.
+    pub fn topology(&self) -> Option<(Topology, TopologyHash, MemberIndex)> {
         let assignment = match (&self.open, &self.running) {
             (Some(open), _) => &open.assignment,
             (None, Some(running)) => &running.assignment,
             (None, None) => return None,
         };
-        Some((assignment.topology.clone(), assignment.hash, assignment.rank))
+        Some((assignment.topology.clone(), assignment.hash, assignment.member))
     }
 
     /// Why the topology broke.
@@ -318,8 +330,12 @@ impl Node {
             return Vec::new();
         }
         match &self.running {
-            Some(running) if running.fault.is_none() && running.assignment.topology.world() > 1 => {
-                if running.assignment.rank == Rank(0) && running.requests.is_empty() { self.exit() } else { Vec::new() }
+            Some(running) if running.fault.is_none() && running.assignment.replica().len() > 1 => {
+                if running.assignment.place().is_head() && running.requests.is_empty() {
+                    self.exit()
+                } else {
+                    Vec::new()
+                }
             }
             Some(running) if !running.requests.is_empty() => Vec::new(),
             _ => self.exit(),
@@ -330,7 +346,7 @@ impl Node {
         let Some(running) = self.running.as_mut().filter(|running| running.assignment.epoch == epoch) else {
             return Vec::new();
         };
-        if drain.draining && running.assignment.rank == Rank(0) && running.peer_drains.is_none() {
+        if drain.draining && running.assignment.place().is_head() && running.peer_drains.is_none() {
             running.peer_drains = Some(rank);
             return vec![Effect::AnnounceDraining];
         }

@@ -2,7 +2,7 @@
 use shared::{
     ids::RequestId,
     protocol::{error::FaultKind, message::ResponseBody},
-    topology::{Exclusions, Topology},
+    topology::{Exclusions, Member},
 };
 
 use super::{
@@ -38,8 +38,8 @@ impl Node {
     }
 
     /// Refuses a topology with a member that is out.
-    pub(super) fn check_members(&self, topology: &Topology) -> Result<(), FaultKind> {
-        let out = topology.members.iter().find_map(|member| self.exclusions.of(&member.name, &member.address));
+    pub(super) fn check_members(&self, members: &[Member]) -> Result<(), FaultKind> {
+        let out = members.iter().find_map(|member| self.exclusions.of(&member.name, &member.address));
         match out {
             Some(entry) => Err(FaultKind::Excluded {
                 member: entry.node.clone(),

@@ -21,14 +21,14 @@ impl Node {
         let Some(running) = self.running.as_ref().filter(|running| running.fault.is_none()) else {
             return Err(FaultKind::NotServing { state: state.name().into() });
         };
-        if running.assignment.rank != Rank(0) {
+        if !running.assignment.place().is_head() {
             return Err(FaultKind::NotHead);
         }
         if running.peer_drains.is_some() {
             return Err(FaultKind::Draining);
         }
         // Its topology is about to be assigned anew: what runs may finish, nothing new begins.
-        self.check_members(&running.assignment.topology)?;
+        self.check_members(running.assignment.replica())?;
         if running.requests.len() >= QUEUE_MAX {
             return Err(FaultKind::QueueFull { limit: QUEUE_MAX as u32 });
         }
@@ -85,8 +85,8 @@ impl Node {
         let Some(running) = self.running.as_ref().filter(|running| running.assignment.epoch == epoch) else {
             return Vec::new();
         };
-        let name = running.assignment.topology.members.get(rank.index()).map_or("?", |member| &member.name);
-        let fault = Fault::new(name, FaultKind::NodeLost { how });
+        let member = running.assignment.topology.peer(running.assignment.member, rank);
+        let fault = Fault::new(member.map_or("?", |member| &member.name), FaultKind::NodeLost { how });
         self.break_down(fault)
     }
 

@@ -2,7 +2,7 @@
 use std::time::Duration;
 
 use shared::{
-    ids::{Epoch, ModelIdentity, Rank, RequestId},
+    ids::{Epoch, MemberIndex, ModelIdentity, Rank, RequestId},
     protocol::{
         error::{Fault, FaultKind, Loss},
         message::{FinishReason, Finished, Generate, Prepare, Request, RequestBody, ResponseBody},
@@ -33,6 +33,7 @@ fn topology(world: u16) -> Topology {
         name: format!("pi{}", index + 1),
         address: format!("127.0.0.{}:9999", index + 2),
         weight: 1,
+        layers: 0..6,
         cores: Vec::new(),
         threads: 1,
         spin: false,
@@ -55,7 +56,7 @@ pub(super) fn ask(node: &mut Node, session: SessionId, id: u64, body: RequestBod
 }
 
 pub(super) fn prepare(node: &mut Node, session: SessionId, seen: u64, epoch: u64) -> Vec<Effect> {
-    let prepare = Prepare { seen: Epoch(seen), epoch: Epoch(epoch), topology: topology(2), rank: Rank(0) };
+    let prepare = Prepare { seen: Epoch(seen), epoch: Epoch(epoch), topology: topology(2), member: MemberIndex(0) };
     ask(node, session, 1, RequestBody::Prepare(Box::new(prepare)))
 }
 

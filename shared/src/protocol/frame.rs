@@ -20,6 +20,10 @@ pub enum FrameKind {
     Query = 4,
     /// The answer to it.
     Answer = 5,
+    /// Hidden states for the next stage.
+    HandOver = 6,
+    /// The tokens of a step, for the head.
+    Drawn = 7,
 }
 
 /// Header of a data frame.
@@ -89,6 +93,8 @@ impl FrameHeader {
             3 => FrameKind::Candidates,
             4 => FrameKind::Query,
             5 => FrameKind::Answer,
+            6 => FrameKind::HandOver,
+            7 => FrameKind::Drawn,
             other => return Err(FrameError::Kind(other)),
         };
         if bytes[1] != 0 || short(36) != 0 {
@@ -137,7 +143,7 @@ mod tests {
         assert!(FrameHeader::decode(&with_length(0)).is_ok());
         assert!(FrameHeader::decode(&with_length(PAYLOAD_BYTES_MAX)).is_ok());
         assert!(FrameHeader::decode(&with_length(PAYLOAD_BYTES_MAX + 1)).is_err());
-        for kind in [0, 6, 255] {
+        for kind in [0, 8, 255] {
             let mut bytes = HEADER.encode();
             bytes[0] = kind;
             assert_eq!(FrameHeader::decode(&bytes), Err(FrameError::Kind(kind)));

@@ -2,7 +2,7 @@
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    ids::{Epoch, Rank, TopologyHash},
+    ids::{Epoch, MemberIndex, TopologyHash},
     protocol::{
         WIRE_HIGHEST, WIRE_LOWEST,
         error::{Fault, FaultKind},
@@ -88,10 +88,10 @@ pub struct Between {
     pub epoch: Epoch,
     /// Its topology.
     pub hash: TopologyHash,
-    /// The rank that dialled.
-    pub from: Rank,
-    /// The rank that was dialled.
-    pub to: Rank,
+    /// The member of the topology that dialled.
+    pub from: MemberIndex,
+    /// The member that was dialled.
+    pub to: MemberIndex,
 }
 
 /// Who a side is.
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn the_preamble_has_its_golden_bytes() {
-        let golden = *b"BRAMBLE\n\x02\0\x02\0\0\0\0\0";
+        let golden = *b"BRAMBLE\n\x03\0\x03\0\0\0\0\0";
         assert_eq!(Preamble::OWN.encode(), golden);
         assert_eq!(Preamble::decode(golden), Some(Preamble::OWN));
         for byte in (0..8).chain(13..16) {
@@ -180,11 +180,11 @@ mod tests {
     #[test]
     fn versions_agree_on_the_highest_common_one_or_refuse_by_name() {
         let with = |lowest, highest, security| Preamble { lowest, highest, security }.agree();
-        assert_eq!(with(1, 7, 0), Ok(2));
-        assert_eq!(with(0, 2, 0), Ok(2));
-        assert!(matches!(with(3, 7, 0), Err(FaultKind::WireVersion { lowest: 3, highest: 7, .. })));
+        assert_eq!(with(1, 7, 0), Ok(3));
+        assert_eq!(with(0, 3, 0), Ok(3));
+        assert!(matches!(with(4, 7, 0), Err(FaultKind::WireVersion { lowest: 4, highest: 7, .. })));
         assert!(matches!(with(0, 1, 0), Err(FaultKind::WireVersion { .. })));
-        assert_eq!(with(2, 2, 9), Err(FaultKind::SecurityMode { mode: 9 }));
+        assert_eq!(with(3, 3, 9), Err(FaultKind::SecurityMode { mode: 9 }));
     }
 
     #[test]
@@ -196,7 +196,7 @@ mod tests {
             machine: "m".into(),
             cores: vec![0, 1, 2, 3],
         };
-        let between = Between { epoch: Epoch(7), hash: TopologyHash(9), from: Rank(0), to: Rank(3) };
+        let between = Between { epoch: Epoch(7), hash: TopologyHash(9), from: MemberIndex(0), to: MemberIndex(3) };
         for purpose in [Purpose::Console, Purpose::Data(between), Purpose::Control(between)] {
             let hello = Hello { identity: identity.clone(), purpose };
             let bytes = encode(&hello);

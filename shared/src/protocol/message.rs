@@ -3,7 +3,7 @@ use compact_str::CompactString;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    ids::{Epoch, ModelIdentity, Rank, RequestId, TopologyHash},
+    ids::{Epoch, MemberIndex, ModelIdentity, RequestId, TopologyHash},
     latency::RequestTimes,
     protocol::{
         bench::Bench,
@@ -88,7 +88,7 @@ pub struct Prepare {
     /// The topology.
     pub topology: Topology,
     /// The place of the node that gets this.
-    pub rank: Rank,
+    pub member: MemberIndex,
 }
 
 /// A text to complete.
@@ -166,6 +166,10 @@ pub struct ModelCard {
     pub embedding_length: u32,
     /// Query heads.
     pub head_count: u32,
+    /// Bytes of the weights of each layer.
+    pub layer_bytes: Vec<Bytes>,
+    /// Bytes of the output matrix.
+    pub output_bytes: Bytes,
 }
 
 /// A sampled token.

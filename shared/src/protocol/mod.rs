@@ -10,9 +10,9 @@ pub mod seal;
 /// The port that brambled listens on unless told otherwise.
 pub const PORT: u16 = 9999;
 /// Lowest wire version that this build speaks.
-pub const WIRE_LOWEST: u16 = 2;
+pub const WIRE_LOWEST: u16 = 3;
 /// Highest wire version that this build speaks.
-pub const WIRE_HIGHEST: u16 = 2;
+pub const WIRE_HIGHEST: u16 = 3;
 /// Changes whenever a kernel gives other numbers: ranks of a stage must share it.
 pub const NUMERIC_VERSION: u32 = 2;
 /// The build, for people; never compared.

@@ -52,6 +52,17 @@ pub struct NodeSpeed {
     pub slowness: u64,
 }
 
+/// What a node waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// An all-reduce, which is recorded.
+    AllReduce(LayerIndex, SyncKind),
+    /// A message besides.
+    Message,
+    /// Another stage of the pipeline.
+    Bubble,
+}
+
 /// What a node does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -82,8 +93,8 @@ pub enum Action {
         /// Nanoseconds to use each (adding it to a sum), beside the message itself.
         work_ns: u64,
     },
-    /// The collective is over: what came before is waiting and wire. Those of a layer are recorded.
-    Close(Option<(LayerIndex, SyncKind)>),
+    /// The collective is over: what came since it began is waiting and wire, or the pipeline's bubble.
+    Close(Closing),
     /// A step is over; the time is noted under this number.
     Mark(u32),
 }
@@ -254,7 +265,7 @@ impl Network {
                         return;
                     }
                 }
-                Action::Close(layer) => node.close(index, layer, observer),
+                Action::Close(closing) => node.close(index, closing, observer),
                 Action::Mark(mark) => observer.mark(index, mark, node.clock),
             }
             self.nodes[index].action += 1;
@@ -339,17 +350,23 @@ impl Node {
     }
 
     /// As the daemon's accounting: waiting is the slowest peer's computing beyond the own, wire is the rest.
-    fn close(&mut self, index: usize, layer: Option<(LayerIndex, SyncKind)>, observer: &mut dyn Observer) {
+    fn close(&mut self, index: usize, closing: Closing, observer: &mut dyn Observer) {
         let Span { compute, entered, slowest, late, .. } = self.span;
         self.span.left = self.clock;
         let exchange = self.clock - entered;
+        if closing == Closing::Bubble {
+            let phase = self.phase();
+            phase.compute.0 += compute;
+            phase.bubble.0 += exchange;
+            return;
+        }
         let wait = slowest.0.saturating_sub(compute).min(exchange);
         let wire = exchange - wait;
         let phase = self.phase();
         phase.compute.0 += compute;
         phase.wait.0 += wait;
         phase.wire.0 += wire;
-        let Some((layer, kind)) = layer else { return };
+        let Closing::AllReduce(layer, kind) = closing else { return };
         let record = SyncRecord {
             layer,
             kind,

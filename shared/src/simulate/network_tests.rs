@@ -106,7 +106,7 @@ fn records(slow: u64, noise: &Noise) -> (Vec<(usize, SyncRecord)>, u64) {
             self.0.push((node, *record));
         }
     }
-    let close = Action::Close(Some((crate::ids::LayerIndex(0), SyncKind::Attention)));
+    let close = Action::Close(network::Closing::AllReduce(crate::ids::LayerIndex(0), SyncKind::Attention));
     let mut actions = direct(4, 4352);
     for (rank, actions) in actions.iter_mut().enumerate() {
         let compute = if rank == 2 { slow } else { 1_000_000 };

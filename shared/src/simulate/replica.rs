@@ -4,7 +4,7 @@ use std::{cell::RefCell, collections::BTreeMap, ops::Range};
 
 use super::{
     collective::{self, Tensor},
-    network::{Action, Link, NodeSpeed, Stuck},
+    network::{Action, Closing, Link, NodeSpeed, Stuck},
     profile::NodeProfile,
 };
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     schedule::{Algorithm, Choice},
     telemetry::SyncKind,
     topology::{
-        CutError, Exchange, KvFormat, ShardPlan, cut,
+        CutError, Exchange, KvFormat, ShardPlan, cut_stages,
         memory::{self, Holding},
         sizes::ModelSizes,
         spec::NODES_MAX,
@@ -112,7 +112,6 @@ impl Step {
 struct Seat {
     profile: NodeProfile,
     plan: ShardPlan,
-    layers: Range<usize>,
     stage: usize,
     /// Within the stage.
     rank: usize,
@@ -140,22 +139,24 @@ impl<'a> Replica<'a> {
         if world == 0 || setup.stages.len() * world > NODES_MAX {
             return Err(SimulateError::Stages("no rank, or too many nodes"));
         }
-        let mut seats = Vec::new();
         let mut expected = 0;
-        for (stage, (layers, ranks)) in setup.stages.iter().enumerate() {
+        let mut cuts = Vec::new();
+        for (layers, ranks) in &setup.stages {
             if layers.start != expected || layers.is_empty() || ranks.len() != world {
                 return Err(SimulateError::Stages("a stage does not follow the one before, or differs in its ranks"));
             }
             expected = layers.end;
-            let weights: Vec<u32> = ranks.iter().map(|(_, weight)| *weight).collect();
-            let plans = cut(&sizes.shape, &weights)?;
-            for (rank, ((profile, _), plan)) in ranks.iter().zip(plans).enumerate() {
-                seats.push(Seat { profile: profile.clone(), plan, layers: layers.clone(), stage, rank });
-            }
+            cuts.push((layers.clone(), ranks.iter().map(|(_, weight)| *weight).collect()));
         }
-        if expected != sizes.shape.block_count {
-            return Err(SimulateError::Stages("the stages do not end with the model's last layer"));
-        }
+        let plans = cut_stages(&sizes.shape, &cuts)?;
+        let profiles = setup.stages.iter().flat_map(|(_, ranks)| ranks).map(|(profile, _)| profile.clone());
+        let seat = |(index, (profile, plan)): (usize, (NodeProfile, ShardPlan))| Seat {
+            profile,
+            plan,
+            stage: index / world,
+            rank: index % world,
+        };
+        let seats = profiles.zip(plans).enumerate().map(seat).collect();
         Ok(Self { sizes, setup, seats, world, chosen: RefCell::new(BTreeMap::new()) })
     }
 
@@ -185,7 +186,7 @@ impl<'a> Replica<'a> {
     }
 
     fn holding<'s>(&'s self, seat: &'s Seat) -> Holding<'s> {
-        Holding { sizes: self.sizes, plan: &seat.plan, layers: seat.layers.clone() }
+        Holding { sizes: self.sizes, plan: &seat.plan }
     }
 
     /// The all-reduce of a stage for steps of so many tokens.
@@ -222,7 +223,7 @@ impl<'a> Replica<'a> {
     /// The head takes in the tokens of the oldest step that ends in some, and marks the time.
     pub fn land(&self, mark: u32, head: &mut Vec<Action>) {
         if self.stages() > 1 {
-            head.extend([Action::Enter, receive(self.sampler()), Action::Close(None)]);
+            head.extend([Action::Enter, receive(self.sampler()), Action::Close(Closing::Bubble)]);
         }
         head.push(Action::Mark(mark));
     }
@@ -235,24 +236,24 @@ impl<'a> Replica<'a> {
     fn rank_step(&self, index: usize, seat: &Seat, step: Step, out: &mut Vec<Action>) -> Result<(), SimulateError> {
         self.plan(index, seat, step, out);
         if seat.stage > 0 {
-            out.extend([Action::Enter, receive(index - self.world), Action::Close(None)]);
+            out.extend([Action::Enter, receive(index - self.world), Action::Close(Closing::Bubble)]);
         }
         let algorithm = self.algorithm(seat.stage, step.tokens)?;
         let place = (seat.rank, self.world, seat.stage * self.world);
         let reduce = collective::actions(algorithm, place, self.tensor(step.tokens), &seat.profile);
-        for layer in seat.layers.clone() {
+        for layer in seat.plan.layers.clone() {
             for kind in [SyncKind::Attention, SyncKind::FeedForward] {
                 out.push(Action::Compute(self.compute(seat, layer, kind, step)));
                 if self.world > 1 {
                     out.push(Action::Enter);
                     out.extend(&reduce);
-                    out.push(Action::Close(Some((LayerIndex(layer as u32), kind))));
+                    out.push(Action::Close(Closing::AllReduce(LayerIndex(layer as u32), kind)));
                 }
             }
         }
         if seat.stage + 1 < self.stages() {
             let bytes = HEADER_BYTES as u64 + u64::from(step.tokens) * 4 * self.sizes.shape.embedding_length as u64;
-            out.extend([Action::Enter, send(index + self.world, bytes), Action::Close(None)]);
+            out.extend([Action::Enter, send(index + self.world, bytes), Action::Close(Closing::Bubble)]);
         } else if step.wants_logits > 0 {
             self.sample(index, seat, step, out);
         }
@@ -270,7 +271,8 @@ impl<'a> Replica<'a> {
             out.extend([begins, Action::Compute(seat.profile.step_ns)]);
         } else {
             let from = if index == leader { 0 } else { leader };
-            out.extend([Action::Enter, receive(from), Action::Close(None), begins]);
+            let closing = if self.stages() > 1 { Closing::Bubble } else { Closing::Message };
+            out.extend([Action::Enter, receive(from), Action::Close(closing), begins]);
         }
         if index == leader {
             out.extend((leader + 1..leader + self.world).map(|to| send(to, bytes)));
@@ -294,7 +296,7 @@ impl<'a> Replica<'a> {
             let others = (sampler + 1..sampler + self.world).fold(0, |set, rank| set | 1 << rank);
             out.push(Action::Receive { from: others, work_ns: 0 });
         }
-        out.push(Action::Close(None));
+        out.push(Action::Close(Closing::Message));
         if index == sampler && self.stages() > 1 {
             let bytes =
                 HEADER_BYTES as u64 + besides * self.ranks() as u64 + DRAWN_BYTES * u64::from(step.wants_logits);

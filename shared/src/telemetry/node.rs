@@ -2,7 +2,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ids::{Epoch, Rank, TopologyHash},
+    ids::{Epoch, MemberIndex, TopologyHash},
     protocol::error::Fault,
     telemetry::{
         health::Health,
@@ -80,7 +80,7 @@ pub struct NodeReport {
     /// Highest epoch that it has seen.
     pub epoch: Epoch,
     /// The running (or prepared) topology, its hash and this node's rank.
-    pub topology: Option<(Topology, TopologyHash, Rank)>,
+    pub topology: Option<(Topology, TopologyHash, MemberIndex)>,
     /// Why the topology broke.
     pub fault: Option<Fault>,
     /// Progress of a load under way.

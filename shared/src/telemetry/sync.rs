@@ -63,6 +63,8 @@ pub struct PhaseTotals {
     pub wait: Nanoseconds,
     /// Time on the wire.
     pub wire: Nanoseconds,
+    /// Waiting for another stage of the pipeline.
+    pub bubble: Nanoseconds,
     /// Bytes sent to other ranks, headers included.
     pub bytes_sent: u64,
     /// Messages sent to other ranks.
@@ -70,9 +72,9 @@ pub struct PhaseTotals {
 }
 
 impl PhaseTotals {
-    /// Compute, waiting and wire together.
+    /// Compute, waiting, wire and bubble together.
     pub fn total(&self) -> Nanoseconds {
-        Nanoseconds(self.compute.0 + self.wait.0 + self.wire.0)
+        Nanoseconds(self.compute.0 + self.wait.0 + self.wire.0 + self.bubble.0)
     }
 
     /// (wait + wire) / total.
@@ -87,6 +89,7 @@ impl PhaseTotals {
         self.compute.0 += other.compute.0;
         self.wait.0 += other.wait.0;
         self.wire.0 += other.wire.0;
+        self.bubble.0 += other.bubble.0;
         self.bytes_sent += other.bytes_sent;
         self.messages_sent += other.messages_sent;
     }

@@ -1,10 +1,15 @@
 //! Shares of ranks by speed, as far as memory allows, and layers of stages so that none takes longer than it must. Pure.
+use std::ops::Range;
+
 use super::{
+    ShardPlan,
     cost::{self, Demand, PlanNode, PlanRank, PlanStage},
     cut,
     memory::{Holding, PANEL_ROWS, WORKING_BYTES, kv_bytes},
+    shard::cut_stage,
     sizes::ModelSizes,
     spec::KV_BLOCK_LENGTH,
+    split_layers_where,
 };
 use crate::units::Bytes;
 
@@ -87,64 +92,32 @@ fn divide(
     groups: &[&[usize]],
     demand: &Demand,
     stages: usize,
-) -> Result<Vec<std::ops::Range<usize>>, NoFit> {
+) -> Result<Vec<Range<usize>>, NoFit> {
     let count = sizes.shape.block_count;
     if stages > count {
         return Err(NoFit::Layers { stages, layers: count });
     }
     let whole = cut(&sizes.shape, &[1]).map_err(|error| NoFit::Cut(error.to_string()))?;
-    let held = |layers: std::ops::Range<usize>| Holding { sizes, plan: &whole[0], layers };
+    let held = |layers: Range<usize>| {
+        let plan = ShardPlan { layers, ..whole[0].clone() };
+        Holding { sizes, plan: &plan }.shard_bytes(PANEL_ROWS)
+    };
     let blocks = (demand.context as usize).div_ceil(KV_BLOCK_LENGTH) + usize::from(demand.slots.max(1)) - 1;
     let kv = kv_bytes(demand.kv, 1, blocks, sizes.shape.head_count_kv, sizes.shape.head_length);
-    // Of a layer: what a token reads, what is held. Of the output: the same at the end of the list.
-    let all = held(0..count);
-    let read = |layer: usize| all.attention(layer).bytes + all.feed_forward(layer, 1).bytes;
-    let mut reads: Vec<u64> = (0..count).map(read).collect();
-    let mut holds: Vec<u64> =
-        (0..count.saturating_sub(1)).map(|layer| held(layer..layer + 1).shard_bytes(PANEL_ROWS) + kv).collect();
-    let output = all.output().bytes;
-    holds.push(held(count - 1..count).shard_bytes(PANEL_ROWS) + kv);
-    reads[count - 1] += output;
-    let sums = |list: &[u64]| -> Vec<u64> {
-        std::iter::once(0)
-            .chain(list.iter().scan(0, |sum, each| {
-                *sum += each;
-                Some(*sum)
-            }))
-            .collect()
-    };
-    let (reads, holds) = (sums(&reads), sums(&holds));
+    let all = Holding { sizes, plan: &whole[0] };
+    let reads: Vec<u64> =
+        (0..count).map(|layer| all.attention(layer).bytes + all.feed_forward(layer, 1).bytes).collect();
+    let holds: Vec<u64> = (0..count).map(|layer| held(layer..layer + 1) + kv).collect();
     let free =
-        |group: &[usize]| group.iter().map(|node| nodes[*node].memory.saturating_sub(WORKING_BYTES)).sum::<u64>();
-    let speeds: Vec<f64> = groups.iter().map(|group| group.iter().map(|node| speed(&nodes[*node])).sum()).collect();
-    let frees: Vec<u64> = groups.iter().map(|group| free(group)).collect();
-    // best[stage][end]: the slowest stage's time with layers 0..end in stages 0..=stage, and where the last of them begins.
-    let mut best = vec![vec![(f64::INFINITY, 0); count + 1]; stages];
-    for stage in 0..stages {
-        for end in stage + 1..=count {
-            for begin in if stage == 0 { 0..1 } else { stage..end } {
-                let before = if stage == 0 { 0.0 } else { best[stage - 1][begin].0 };
-                let time = (reads[end] - reads[begin]) as f64 / speeds[stage];
-                let fits = holds[end] - holds[begin] <= frees[stage];
-                let slowest = before.max(time);
-                if fits && slowest < best[stage][end].0 {
-                    best[stage][end] = (slowest, begin);
-                }
-            }
-        }
-    }
-    if best[stages - 1][count].0.is_infinite() {
-        return Err(NoFit::Stages { needed: Bytes(holds[count]), available: Bytes(frees.iter().sum()) });
-    }
-    let mut ranges = Vec::new();
-    let mut end = count;
-    for stage in (0..stages).rev() {
-        let begin = best[stage][end].1;
-        ranges.push(begin..end);
-        end = begin;
-    }
-    ranges.reverse();
-    Ok(ranges)
+        |group: &&[usize]| group.iter().map(|node| nodes[*node].memory.saturating_sub(WORKING_BYTES)).sum::<u64>();
+    let frees: Vec<u64> = groups.iter().map(free).collect();
+    let speeds: Vec<u64> =
+        groups.iter().map(|group| group.iter().map(|node| speed(&nodes[*node])).sum::<f64>() as u64).collect();
+    let fits = |stage: usize, layers: Range<usize>| holds[layers].iter().sum::<u64>() <= frees[stage];
+    let split = split_layers_where(&reads, all.output().bytes, &speeds, fits);
+    let split =
+        split.ok_or(NoFit::Stages { needed: Bytes(holds.iter().sum()), available: Bytes(frees.iter().sum()) })?;
+    Ok(split.into_iter().map(|layers| layers.start as usize..layers.end as usize).collect())
 }
 
 /// Shares by speed; a node that would be too full gets less, the others more.
@@ -152,7 +125,7 @@ fn shares(
     sizes: &ModelSizes,
     nodes: &[PlanNode],
     group: &[usize],
-    layers: &std::ops::Range<usize>,
+    layers: &Range<usize>,
     demand: &Demand,
 ) -> Result<(Vec<PlanRank>, Vec<u64>), NoFit> {
     let slowest = group.iter().map(|node| speed(&nodes[*node])).fold(f64::INFINITY, f64::min);
@@ -162,9 +135,9 @@ fn shares(
         let whole: Vec<u32> = weights.iter().map(|weight| (weight * WEIGHT).round().clamp(1.0, 1e6) as u32).collect();
         let is_equal = whole.iter().all(|weight| *weight == whole[0]);
         let whole = if is_equal { vec![1; whole.len()] } else { whole };
-        let plans = cut(&sizes.shape, &whole).map_err(|error| NoFit::Cut(error.to_string()))?;
-        let need = |(plan, node): (&super::ShardPlan, &usize)| {
-            cost::needed(&Holding { sizes, plan, layers: layers.clone() }, nodes[*node].panel_rows, demand)
+        let plans = cut_stage(&sizes.shape, layers, &whole).map_err(|error| NoFit::Cut(error.to_string()))?;
+        let need = |(plan, node): (&ShardPlan, &usize)| {
+            cost::needed(&Holding { sizes, plan }, nodes[*node].panel_rows, demand)
         };
         let needed: Vec<u64> = plans.iter().zip(group).map(need).collect();
         let over = |rank: &usize| needed[*rank] as f64 / nodes[group[*rank]].memory.max(1) as f64;

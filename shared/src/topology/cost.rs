@@ -111,7 +111,7 @@ pub fn needed(holding: &Holding<'_>, panel_rows: usize, demand: &Demand) -> u64 
     let blocks = (demand.context as usize).div_ceil(KV_BLOCK_LENGTH) + usize::from(demand.slots.max(1)) - 1;
     let (heads_kv, head_length) = (holding.plan.heads_kv.len(), holding.sizes.shape.head_length);
     holding.shard_bytes(panel_rows)
-        + kv_bytes(demand.kv, holding.layers.len(), blocks, heads_kv, head_length)
+        + kv_bytes(demand.kv, holding.plan.layers.len(), blocks, heads_kv, head_length)
         + WORKING_BYTES
 }
 

@@ -86,18 +86,11 @@ impl Part {
 pub struct Holding<'a> {
     /// The model.
     pub sizes: &'a ModelSizes,
-    /// The rank's share of each layer.
+    /// Its layers and its share of each.
     pub plan: &'a ShardPlan,
-    /// The layers of its stage.
-    pub layers: Range<usize>,
 }
 
 impl Holding<'_> {
-    /// Whether it is of the last stage, which holds the output.
-    pub fn has_output(&self) -> bool {
-        self.layers.end == self.sizes.shape.block_count
-    }
-
     fn attention_parts(&self, formats: &LayerFormats) -> [Part; 4] {
         let shape = &self.sizes.shape;
         let of = |heads: &Range<usize>| heads.start * shape.head_length..heads.end * shape.head_length;
@@ -129,7 +122,7 @@ impl Holding<'_> {
     }
 
     fn output_part(&self) -> Part {
-        let rows = if self.has_output() { self.plan.vocabulary.len() } else { 0 };
+        let rows = if self.plan.is_last_stage(&self.sizes.shape) { self.plan.vocabulary.len() } else { 0 };
         Part::matrix(self.sizes.output, rows, 0..self.sizes.shape.embedding_length)
     }
 
@@ -151,7 +144,7 @@ impl Holding<'_> {
     pub fn shard_bytes(&self, panel_rows: usize) -> u64 {
         let shape = &self.sizes.shape;
         let mut parts = Vec::new();
-        for formats in &self.sizes.layers[self.layers.clone()] {
+        for formats in &self.sizes.layers[self.plan.layers.clone()] {
             parts.extend(self.attention_parts(formats));
             parts.extend(self.router_part());
             parts.extend(self.feed_forward_parts(formats));
@@ -198,7 +191,7 @@ mod tests {
     fn read(name: &str, quantisation: Quantisation) -> f64 {
         let sizes = ModelSizes::known(name, quantisation).expect("it is known");
         let plans = cut(&sizes.shape, &[1]).expect("one rank holds all");
-        let holding = Holding { sizes: &sizes, plan: &plans[0], layers: 0..sizes.shape.block_count };
+        let holding = Holding { sizes: &sizes, plan: &plans[0] };
         let layer = |layer: usize| holding.attention(layer).bytes + holding.feed_forward(layer, 1).bytes;
         ((0..sizes.shape.block_count).map(layer).sum::<u64>() + holding.output().bytes) as f64 / 1e9
     }
@@ -223,7 +216,7 @@ mod tests {
     fn a_batch_reads_each_chosen_expert_once_and_at_most_all() {
         let sizes = ModelSizes::known("qwen3-30b-a3b", Quantisation::Q4_0).expect("it is known");
         let plans = cut(&sizes.shape, &[1; 4]).expect("four ranks hold some columns each");
-        let holding = Holding { sizes: &sizes, plan: &plans[0], layers: 0..48 };
+        let holding = Holding { sizes: &sizes, plan: &plans[0] };
         let bytes = |tokens| holding.feed_forward(0, tokens).bytes;
         assert!(bytes(2) < 2 * bytes(1) && bytes(128) > 12 * bytes(1) && bytes(10_000) < 17 * bytes(1));
     }
@@ -233,7 +226,7 @@ mod tests {
         let sizes = ModelSizes::known("llama-3.1-8b", Quantisation::Q4_0).expect("it is known");
         let whole = |world: usize| {
             let plans = cut(&sizes.shape, &vec![1; world]).expect("it can be cut");
-            let bytes = |plan: &ShardPlan| Holding { sizes: &sizes, plan, layers: 0..32 }.shard_bytes(PANEL_ROWS);
+            let bytes = |plan: &ShardPlan| Holding { sizes: &sizes, plan }.shard_bytes(PANEL_ROWS);
             plans.iter().map(bytes).sum::<u64>() as f64
         };
         assert!((whole(8) / whole(1) - 1.0).abs() < 0.01, "{} {}", whole(8), whole(1));

@@ -3,6 +3,7 @@ pub mod balance;
 pub mod cost;
 pub mod exclusion;
 pub mod known;
+pub mod layout;
 pub mod memory;
 pub mod planner;
 #[cfg(test)]
@@ -10,7 +11,10 @@ mod planner_tests;
 pub mod shard;
 pub mod sizes;
 pub mod spec;
+pub mod stages;
 
 pub use exclusion::{Exclusion, ExclusionError, Exclusions};
-pub use shard::{CutError, ShardPlan, cut};
-pub use spec::{Exchange, KvFormat, Layout, Member, SpecError, Topology};
+pub use layout::{Layout, Place};
+pub use shard::{CutError, ShardPlan, cut, cut_stages};
+pub use spec::{Exchange, KvFormat, Member, SpecError, Topology};
+pub use stages::{split_layers, split_layers_where};

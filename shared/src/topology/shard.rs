@@ -26,29 +26,72 @@ pub enum CutError {
         /// Most ranks that leave none empty.
         most: usize,
     },
+    /// The stages end elsewhere than the model.
+    #[error("the stages of the topology hold {end} layers, the model has {block_count}; assign it anew for this model")]
+    Layers {
+        /// Layers of all stages.
+        end: usize,
+        /// Layers of the model.
+        block_count: usize,
+    },
 }
 
-/// What one rank holds of every layer, and of the output matrix.
+/// What one rank holds of each layer of its stage, and of the output matrix on the last stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardPlan {
+    /// Layers of its stage.
+    pub layers: Range<usize>,
     /// Query heads; may be empty.
     pub heads: Range<usize>,
     /// KV heads that those query heads read; neighbours may hold the same one.
     pub heads_kv: Range<usize>,
     /// Feed-forward columns, cut at multiples of 32; may be empty.
     pub columns: Range<usize>,
-    /// Rows of the output matrix; may be empty.
+    /// Rows of the output matrix; may be empty, and is on all stages but the last.
     pub vocabulary: Range<usize>,
 }
 
-/// Cuts a model for ranks with the given relative weights.
+impl ShardPlan {
+    /// Whether its stage begins with the embedding.
+    pub fn is_first_stage(&self) -> bool {
+        self.layers.start == 0
+    }
+
+    /// Whether its stage ends with the output matrix.
+    pub fn is_last_stage(&self, shape: &Shape) -> bool {
+        self.layers.end == shape.block_count
+    }
+}
+
+/// Cuts a model for the ranks of one stage with the given relative weights.
 ///
 /// # Errors
 /// [`CutError::Nothing`] if a rank would be left with nothing at all.
 pub fn cut(shape: &Shape, weights: &[u32]) -> Result<Vec<ShardPlan>, CutError> {
-    let plans = cut_unchecked(shape, weights);
+    cut_stage(shape, &(0..shape.block_count), weights)
+}
+
+/// Cuts a model for all ranks of a replica: the layers of each stage and the relative weights of its ranks.
+///
+/// # Errors
+/// [`CutError::Layers`] if the stages do not end with the model's last layer, [`CutError::Nothing`] as [`cut`].
+pub fn cut_stages(shape: &Shape, stages: &[(Range<usize>, Vec<u32>)]) -> Result<Vec<ShardPlan>, CutError> {
+    let end = stages.last().map_or(0, |(layers, _)| layers.end);
+    if end != shape.block_count {
+        return Err(CutError::Layers { end, block_count: shape.block_count });
+    }
+    let plans = stages.iter().map(|(layers, weights)| cut_stage(shape, layers, weights));
+    Ok(plans.collect::<Result<Vec<_>, _>>()?.concat())
+}
+
+/// Cuts a stage's layers for its ranks with the given relative weights.
+///
+/// # Errors
+/// As [`cut`].
+pub fn cut_stage(shape: &Shape, layers: &Range<usize>, weights: &[u32]) -> Result<Vec<ShardPlan>, CutError> {
+    let plans = cut_unchecked(shape, layers, weights);
     let Some(rank) = plans.iter().position(is_nothing) else { return Ok(plans) };
-    let fits = |world: &usize| !cut_unchecked(shape, &vec![1; *world]).iter().any(is_nothing);
+    let fits = |world: &usize| !cut_unchecked(shape, layers, &vec![1; *world]).iter().any(is_nothing);
     let most = (1..weights.len()).rev().find(fits).unwrap_or(1);
     let (head_count, columns) = (shape.head_count, shape.feed_forward_length);
     Err(CutError::Nothing { rank, world: weights.len(), head_count, columns, most })
@@ -58,17 +101,18 @@ fn is_nothing(plan: &ShardPlan) -> bool {
     plan.heads.is_empty() && plan.columns.is_empty() && plan.vocabulary.is_empty()
 }
 
-fn cut_unchecked(shape: &Shape, weights: &[u32]) -> Vec<ShardPlan> {
+fn cut_unchecked(shape: &Shape, layers: &Range<usize>, weights: &[u32]) -> Vec<ShardPlan> {
     // The fewest heads whose columns end with a block of 32: one for lengths of 32, 64, 128; two for 80.
     let head_unit = (1..COLUMN_UNIT).find(|heads| (heads * shape.head_length).is_multiple_of(COLUMN_UNIT));
     let heads = split(shape.head_count, head_unit.unwrap_or(COLUMN_UNIT), weights);
     let columns = split(shape.feed_forward_length, COLUMN_UNIT, weights);
-    let vocabulary = split(shape.vocabulary_length, COLUMN_UNIT, weights);
+    let has_output = layers.end == shape.block_count;
+    let vocabulary = split(if has_output { shape.vocabulary_length } else { 0 }, COLUMN_UNIT, weights);
     let group = shape.head_count / shape.head_count_kv;
     let parts = heads.into_iter().zip(columns).zip(vocabulary);
     let plan = |((heads, columns), vocabulary): ((Range<usize>, _), _)| {
         let heads_kv = if heads.is_empty() { 0..0 } else { heads.start / group..heads.end.div_ceil(group) };
-        ShardPlan { heads, heads_kv, columns, vocabulary }
+        ShardPlan { layers: layers.clone(), heads, heads_kv, columns, vocabulary }
     };
     parts.map(plan).collect()
 }
@@ -151,12 +195,24 @@ mod tests {
     }
 
     #[test]
+    fn only_the_last_stage_holds_the_output_and_stages_must_end_with_the_model() {
+        let shape = shape(8, 4, 32, 768);
+        let plans = cut_stages(&shape, &[(0..1, vec![1, 1]), (1..2, vec![3, 2, 1])]).expect("two layers, two stages");
+        let layers: Vec<Range<usize>> = plans.iter().map(|plan| plan.layers.clone()).collect();
+        assert_eq!(layers, [0..1, 0..1, 1..2, 1..2, 1..2]);
+        assert!(plans[..2].iter().all(|plan| plan.vocabulary.is_empty() && plan.is_first_stage()));
+        assert_eq!((plans[2].vocabulary.start, plans[4].vocabulary.end), (0, 2048));
+        assert!(plans[2..].iter().all(|plan| plan.is_last_stage(&shape) && !plan.is_first_stage()));
+        let error = cut_stages(&shape, &[(0..1, vec![1])]).expect_err("a layer is missing");
+        assert_eq!(error, CutError::Layers { end: 1, block_count: 2 });
+    }
+
+    #[test]
     fn a_rank_with_nothing_is_refused_with_the_most_ranks_that_work() {
         let mut small = shape(2, 1, 32, 64);
         small.vocabulary_length = 96;
         let error = cut(&small, &[1; 8]).expect_err("eight ranks are too many");
-        assert!(matches!(error, CutError::Nothing { world: 8, .. }));
-        let CutError::Nothing { most, .. } = error;
+        let CutError::Nothing { world: 8, most, .. } = error else { panic!("{error}") };
         assert!(cut(&small, &vec![1; most]).is_ok());
     }
 }

@@ -1,10 +1,11 @@
-//! Layouts (`tp4`, `pp2-tp4`, `dp2-pp2-tp4`) and the topology that an assignment carries. Pure; nothing is loaded here.
-use std::{fmt, str::FromStr};
+//! The topology that an assignment carries: which node holds which layers and which share of them. Pure; nothing is loaded here.
+use std::{fmt, ops::Range, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::ids::{ModelIdentity, TopologyHash};
+use super::layout::{Layout, Place};
+use crate::ids::{MemberIndex, ModelIdentity, Rank, TopologyHash};
 
 /// Most nodes in one topology.
 pub const NODES_MAX: usize = 64;
@@ -43,15 +44,71 @@ pub enum SpecError {
         /// A layout for the nodes given.
         suggestion: Layout,
     },
-    /// A part of the grammar that this build cannot run.
-    #[error("topology {layout} asks for {what}, which this version does not run yet; use {suggestion}")]
-    NotBuilt {
+    /// Stages do not hold each layer once.
+    #[error(
+        "replica {replica} stage {stage} holds layers {begin} to {end} (the end is not held), it must begin with {expected}; \
+         give consecutive layers to the stages, the same on all ranks of a stage"
+    )]
+    Layers {
+        /// The replica.
+        replica: u16,
+        /// Its stage.
+        stage: u16,
+        /// First layer.
+        begin: u32,
+        /// Behind the last layer.
+        end: u32,
+        /// The layer that it must begin with.
+        expected: u32,
+    },
+    /// More stages than layers.
+    #[error("topology {layout} has more stages than the model has layers ({block_count}); use {suggestion}")]
+    Stages {
         /// The layout.
         layout: Layout,
-        /// What is missing.
-        what: &'static str,
-        /// The nearest layout that works.
+        /// Layers of the model.
+        block_count: u32,
+        /// The nearest layout that works, on fewer nodes.
         suggestion: Layout,
+    },
+    /// The layers asked for are not those of the model.
+    #[error(
+        "{given} were given as the layers of stages: topology {layout} has {stages} stages and the model {block_count} layers; \
+         give {stages} numbers that make {block_count}, or none"
+    )]
+    LayerCounts {
+        /// As given.
+        given: String,
+        /// The layout.
+        layout: Layout,
+        /// Its stages.
+        stages: u16,
+        /// Layers of the model.
+        block_count: u32,
+    },
+    /// Not a weight for each rank.
+    #[error(
+        "{given} weights were given for topology {layout}; give {ranks}, one for each rank of a stage, or {nodes}, one for each node"
+    )]
+    Weights {
+        /// How many were given.
+        given: usize,
+        /// The layout.
+        layout: Layout,
+        /// Ranks of a stage.
+        ranks: u16,
+        /// Nodes of the topology.
+        nodes: usize,
+    },
+    /// Replicas end with another layer.
+    #[error("replica {replica} ends with layer {end}, the first with {expected}; every replica holds the whole model")]
+    Replica {
+        /// The replica.
+        replica: u16,
+        /// Behind its last layer.
+        end: u32,
+        /// Behind the last layer of the first replica.
+        expected: u32,
     },
     /// The same node twice.
     #[error("node {0} is named twice; each node holds one shard")]
@@ -71,74 +128,6 @@ pub enum SpecError {
         /// Greatest value allowed.
         most: u64,
     },
-}
-
-/// How many replicas, stages and ranks; written `dp2-pp2-tp4`, parts equal to 1 left out except `tp`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Layout {
-    /// Independent copies of the model.
-    pub replicas: u16,
-    /// Groups of consecutive layers in a replica.
-    pub stages: u16,
-    /// Nodes that share every layer of a stage.
-    pub ranks: u16,
-}
-
-impl Layout {
-    /// `tpN`.
-    pub fn tensor_parallel(ranks: u16) -> Self {
-        Self { replicas: 1, stages: 1, ranks }
-    }
-
-    /// Nodes that the layout needs.
-    pub fn node_count(self) -> usize {
-        usize::from(self.replicas) * usize::from(self.stages) * usize::from(self.ranks)
-    }
-}
-
-impl fmt::Display for Layout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = String::new();
-        if self.replicas != 1 {
-            text.push_str(&format!("dp{}-", self.replicas));
-        }
-        if self.stages != 1 {
-            text.push_str(&format!("pp{}-", self.stages));
-        }
-        text.push_str(&format!("tp{}", self.ranks));
-        f.pad(&text)
-    }
-}
-
-impl FromStr for Layout {
-    type Err = SpecError;
-
-    fn from_str(text: &str) -> Result<Self, SpecError> {
-        let grammar = || SpecError::Grammar(text.chars().take(64).collect());
-        let mut counts = [None::<u16>; 3];
-        let mut latest = None;
-        for part in text.split('-') {
-            let place = ["dp", "pp", "tp"].iter().position(|kind| part.starts_with(kind)).ok_or_else(grammar)?;
-            if latest.is_some_and(|before| before >= place) {
-                return Err(grammar());
-            }
-            let digits = &part[2..];
-            if digits.is_empty() || digits.len() > 6 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-                return Err(grammar());
-            }
-            let count: usize = digits.parse().map_err(|_| grammar())?;
-            let count = u16::try_from(count).ok().filter(|count| (1..=NODES_MAX as u16).contains(count));
-            let count = count.ok_or_else(|| SpecError::Count { text: text.into(), part: part.into() })?;
-            counts[place] = Some(count);
-            latest = Some(place);
-        }
-        let layout =
-            Self { replicas: counts[0].unwrap_or(1), stages: counts[1].unwrap_or(1), ranks: counts[2].unwrap_or(1) };
-        if layout.node_count() > NODES_MAX {
-            return Err(SpecError::Count { text: text.into(), part: text.into() });
-        }
-        Ok(layout)
-    }
 }
 
 /// How the KV cache is stored.
@@ -227,6 +216,8 @@ pub struct Member {
     pub address: String,
     /// Its share of each layer relative to the other ranks of its stage.
     pub weight: u32,
+    /// The layers of its stage.
+    pub layers: Range<u32>,
     /// Cores that the rank may pin its threads to; empty = it does not pin.
     pub cores: Vec<u16>,
     /// Compute threads.
@@ -264,9 +255,34 @@ impl Topology {
         TopologyHash(u64::from_le_bytes(digest[..8].try_into().expect("a SHA-256 has 32 bytes")))
     }
 
-    /// Ranks in the tensor-parallel group.
-    pub fn world(&self) -> usize {
-        usize::from(self.layout.ranks)
+    /// Where a member stands.
+    pub fn place(&self, member: MemberIndex) -> Place {
+        self.layout.place(member)
+    }
+
+    /// The members of a replica, in the order of their ranks.
+    pub fn replica(&self, replica: u16) -> &[Member] {
+        let length = self.layout.replica_length();
+        &self.members[usize::from(replica) * length..][..length]
+    }
+
+    /// The member that is this rank of the replica of `of`.
+    pub fn peer(&self, of: MemberIndex, rank: Rank) -> Option<&Member> {
+        self.members.get(self.layout.peer(of, rank).index())
+    }
+
+    /// Layers and relative shares of each stage of a replica.
+    pub fn stages(&self, replica: u16) -> Vec<(Range<usize>, Vec<u32>)> {
+        let stage = |members: &[Member]| {
+            let layers = members[0].layers.start as usize..members[0].layers.end as usize;
+            (layers, members.iter().map(|member| member.weight).collect())
+        };
+        self.replica(replica).chunks(usize::from(self.layout.ranks)).map(stage).collect()
+    }
+
+    /// Layers of the model that the topology is made for.
+    pub fn block_count(&self) -> u32 {
+        self.members.last().map_or(0, |member| member.layers.end)
     }
 
     /// KV blocks that every rank allocates: enough for one sequence of full length or several shorter ones.
@@ -274,18 +290,21 @@ impl Topology {
         (self.context_length as usize).div_ceil(KV_BLOCK_LENGTH) + usize::from(self.slots) - 1
     }
 
-    /// Checks bounds, names and that this build runs the layout.
+    /// Checks bounds, names and that each replica holds every layer once.
     ///
     /// # Errors
     /// The first rule that is broken.
     pub fn check(&self) -> Result<(), SpecError> {
         let layout = self.layout;
-        let given = self.members.len();
-        if layout.node_count() != given {
-            let suggestion = Layout::tensor_parallel(given.clamp(1, NODES_MAX) as u16);
-            return Err(SpecError::NodeCount { layout, needed: layout.node_count(), given, suggestion });
+        for (what, count) in [
+            ("the number of replicas", layout.replicas),
+            ("the number of stages", layout.stages),
+            ("the number of ranks", layout.ranks),
+        ] {
+            bound(what, u64::from(count), 1, NODES_MAX as u64)?;
         }
-        check_built(layout)?;
+        layout.check_nodes(self.members.len())?;
+        self.check_layers()?;
         for (index, member) in self.members.iter().enumerate() {
             for (what, text) in [("node name", &member.name), ("node address", &member.address)] {
                 if text.is_empty() || text.len() > NAME_LENGTH_MAX {
@@ -308,19 +327,28 @@ impl Topology {
     }
 }
 
-/// Refuses, by name, the layouts of the grammar that this build cannot run yet.
-///
-/// # Errors
-/// `NotBuilt` with the nearest layout that works.
-pub fn check_built(layout: Layout) -> Result<(), SpecError> {
-    let suggestion = Layout::tensor_parallel(layout.node_count().clamp(1, NODES_MAX) as u16);
-    if layout.replicas != 1 {
-        return Err(SpecError::NotBuilt { layout, what: "replicas (dp)", suggestion });
+impl Topology {
+    fn check_layers(&self) -> Result<(), SpecError> {
+        let expected_end = self.replica(0).last().map_or(0, |member| member.layers.end);
+        for replica in 0..self.layout.replicas {
+            let mut expected = 0;
+            for (stage, ranks) in (0..).zip(self.replica(replica).chunks(usize::from(self.layout.ranks))) {
+                let Range { start, end } = ranks[0].layers.clone();
+                let wrong = ranks.iter().find(|member| {
+                    let Range { start: begin, end: last } = member.layers;
+                    begin != expected || last <= begin || (begin, last) != (start, end)
+                });
+                if let Some(Member { layers: Range { start: begin, end }, .. }) = wrong {
+                    return Err(SpecError::Layers { replica, stage, begin: *begin, end: *end, expected });
+                }
+                expected = end;
+            }
+            if expected != expected_end {
+                return Err(SpecError::Replica { replica, end: expected, expected: expected_end });
+            }
+        }
+        Ok(())
     }
-    if layout.stages != 1 {
-        return Err(SpecError::NotBuilt { layout, what: "pipeline stages (pp)", suggestion });
-    }
-    Ok(())
 }
 
 fn bound(what: &'static str, value: u64, least: u64, most: u64) -> Result<(), SpecError> {
@@ -331,21 +359,53 @@ fn bound(what: &'static str, value: u64, least: u64, most: u64) -> Result<(), Sp
 mod tests {
     use super::*;
 
-    #[test]
-    fn layouts_are_written_as_they_are_read() {
-        for text in ["tp1", "tp4", "pp2-tp4", "dp2-tp3", "dp2-pp2-tp4"] {
-            assert_eq!(text.parse::<Layout>().map(|layout| layout.to_string()), Ok(text.to_owned()));
+    /// A topology whose stages hold these layers, in every replica.
+    fn topology(layout: &str, layers: &[Range<u32>]) -> Topology {
+        let layout: Layout = layout.parse().expect("a layout");
+        let member = |index: usize| Member {
+            name: format!("pi{index}"),
+            address: format!("pi{index}:9999"),
+            weight: 1,
+            layers: layers[index / usize::from(layout.ranks) % layers.len()].clone(),
+            cores: Vec::new(),
+            threads: 1,
+            spin: false,
+        };
+        Topology {
+            layout,
+            members: (0..layout.node_count()).map(member).collect(),
+            model: "m.gguf".into(),
+            identity: ModelIdentity([1; 32]),
+            kv: KvFormat::F16,
+            exchange: Exchange::F32,
+            context_length: 128,
+            slots: 1,
         }
-        assert_eq!("pp2".parse::<Layout>().map(|layout| layout.to_string()), Ok("pp2-tp1".to_owned()));
     }
 
     #[test]
-    fn what_is_no_layout_is_refused() {
-        for text in ["", "tp", "tp-4", "4", "tp4-pp2", "tp4-tp4", "xp2", "tp 4", "tp4-", "tp9999999", "tp+4"] {
-            assert!(matches!(text.parse::<Layout>(), Err(SpecError::Grammar(_))), "{text}");
-        }
-        for text in ["tp0", "tp65", "dp8-pp8-tp8"] {
-            assert!(matches!(text.parse::<Layout>(), Err(SpecError::Count { .. })), "{text}");
-        }
+    fn a_topology_whose_stages_hold_every_layer_once_is_good_and_tells_stages_and_peers() {
+        let good = topology("dp2-pp2-tp3", &[0..5, 5..8]);
+        assert_eq!(good.check(), Ok(()));
+        assert_eq!((good.block_count(), good.replica(1)[0].name.as_str()), (8, "pi6"));
+        assert_eq!(good.stages(1), [(0..5, vec![1; 3]), (5..8, vec![1; 3])]);
+        assert_eq!(good.peer(MemberIndex(8), Rank(4)).map(|member| member.name.as_str()), Some("pi10"));
+    }
+
+    #[test]
+    fn layers_that_are_missing_held_twice_or_differ_between_ranks_are_refused_by_stage() {
+        let stage = |topology: &Topology| match topology.check() {
+            Err(SpecError::Layers { replica, stage, .. }) => Some((replica, stage)),
+            _ => None,
+        };
+        assert_eq!(stage(&topology("pp2-tp2", &[0..5, 6..8])), Some((0, 1)));
+        assert_eq!(stage(&topology("pp2-tp2", &[0..5, 4..8])), Some((0, 1)));
+        assert_eq!(stage(&topology("pp2-tp2", &[1..5, 5..8])), Some((0, 0)));
+        assert_eq!(stage(&topology("pp2-tp2", &[0..0, 0..8])), Some((0, 0)));
+        let mut uneven = topology("dp2-pp2-tp2", &[0..5, 5..8]);
+        uneven.members[7].layers = 5..7;
+        assert_eq!(stage(&uneven), Some((1, 1)));
+        uneven.members[6].layers = 5..7;
+        assert_eq!(uneven.check(), Err(SpecError::Replica { replica: 1, end: 7, expected: 8 }));
     }
 }

@@ -7,13 +7,13 @@ use anyhow::{Context, anyhow};
 use serde_json::json;
 use shared::{
     gguf::{GgufFile, Shape},
-    topology::{Layout, spec::check_built},
+    topology::Layout,
 };
 
 use self::daemons::Daemons;
 use super::{
     Failure, dashboard,
-    generate::{assign_and_tell, complete, object, open},
+    generate::{assign_and_tell, complete, head, object, open},
     interrupts::Interrupts,
     options::{self, DEMO_NODES_MAX},
     output, profile,
@@ -46,9 +46,8 @@ pub(super) async fn run(mut options: options::Demo) -> Result<u8, Failure> {
 
 /// The layout of the demo; with `--nodes` and `--topology` they must agree.
 fn layout(nodes: Option<u16>, topology: Option<Layout>) -> Result<Layout, Failure> {
-    let next = "console demo --topology tpN, or --nodes N";
+    let next = "console demo --topology tpN, ppS-tpN or dpR-ppS-tpN, or --nodes N";
     let layout = topology.unwrap_or(Layout::tensor_parallel(nodes.unwrap_or(NODES)));
-    check_built(layout).map_err(|error| Failure::Usage { message: error.to_string(), next })?;
     let count = layout.node_count();
     if nodes.is_some_and(|nodes| usize::from(nodes) != count) {
         let message = format!("topology {layout} needs {count} nodes, --nodes says otherwise");
@@ -78,17 +77,18 @@ async fn once(
         output::line(&format!("{count} nodes on {nodes}, {} on {}, seed {seed}", wanted.model, wanted.layout));
         output::text(&format!("\n{}", options.prompt));
     }
-    let completion = complete(&sessions[0], request, !options.json, interrupts).await?;
+    let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
+    let completion = complete(&sessions[head.index()], request, !options.json, interrupts).await?;
     if options.json {
-        let mut object = object(&completion, &assigned, seed, false);
+        let mut object = object(&completion, (&assigned, head), seed, false);
         object["nodes"] = json!(addresses);
         output::line(&object.to_string());
     } else {
         let file = GgufFile::open(model).map_err(anyhow::Error::from)?;
         let shape = Shape::read(&file).map_err(anyhow::Error::from)?;
-        let (layers, embedding) = (shape.block_count as u64, shape.embedding_length as u64);
+        let (replica, embedding) = (assigned.topology.place(head).replica, shape.embedding_length as u64);
         output::line("\n");
-        let lines = profile::lines(&completion.finished, &assigned.topology, layers, embedding);
+        let lines = profile::lines(&completion.finished, &assigned.topology, replica, embedding);
         lines.iter().for_each(|line| output::line(line));
     }
     Ok(completion.interrupted.unwrap_or(0))
@@ -126,7 +126,8 @@ mod tests {
         assert_eq!(count(Some(3), topology("tp3")), Ok(3));
         assert_eq!(count(Some(4), topology("tp3")), Err(2));
         assert_eq!(count(None, topology("tp9")), Err(2));
-        assert_eq!(count(None, topology("pp2-tp2")), Err(2));
+        assert_eq!(count(None, topology("pp2-tp2")), Ok(4));
+        assert_eq!(count(None, topology("dp2-pp2-tp4")), Err(2));
     }
 
     #[test]

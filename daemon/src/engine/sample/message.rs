@@ -1,5 +1,5 @@
 //! What ranks say to each other to choose a token: little-endian, bounded, broken messages are errors.
-use super::{AHEAD_MAX, CANDIDATES_MORE, List, SampleError};
+use super::{AHEAD_MAX, CANDIDATES_MORE, Chosen, List, SampleError};
 use shared::sampling::{LOGPROBS_MAX, TOP_K_MAX};
 
 /// A token that may be chosen.
@@ -224,6 +224,32 @@ impl Summary {
         let top = (0..count).map(|_| Ok((reader.u32()?, reader.number()?))).collect::<Result<_, SampleError>>()?;
         let candidates = Candidates::decode(&mut reader, CANDIDATES_MORE)?;
         Ok((Self { raw_max, raw_sum, scaled_max, scaled_sum, top, candidates }, reader.0))
+    }
+}
+
+impl Chosen {
+    /// Appends it to a payload.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend(self.id.to_le_bytes());
+        out.extend(self.rounds.to_le_bytes());
+        out.extend((self.top_logprobs.len() as u16).to_le_bytes());
+        for (id, logprob) in &self.top_logprobs {
+            out.extend(id.to_le_bytes());
+            out.extend(logprob.to_le_bytes());
+        }
+    }
+
+    /// Reads one from the front of a payload; returns the rest.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn decode(bytes: &[u8]) -> Result<(Self, &[u8]), SampleError> {
+        let mut reader = Reader(bytes);
+        let (id, rounds) = (reader.u32()?, reader.u32()?);
+        let count = reader.count(LOGPROBS_MAX as usize + 1)?;
+        let top_logprobs =
+            (0..count).map(|_| Ok((reader.u32()?, reader.number()?))).collect::<Result<_, SampleError>>()?;
+        Ok((Self { id, rounds, top_logprobs }, reader.0))
     }
 }
 

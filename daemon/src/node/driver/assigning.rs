@@ -8,7 +8,7 @@ use std::{
 };
 
 use shared::{
-    ids::Epoch,
+    ids::{Epoch, Rank},
     protocol::{
         NUMERIC_VERSION,
         connection::send_welcome,
@@ -53,8 +53,8 @@ impl Driver {
     pub(super) fn load(&mut self, prepare: Prepare) {
         let cancelled = Arc::new(AtomicBool::new(false));
         let topology = prepare.topology.clone();
-        let (arrivals, arrived) = channel(4 * topology.world());
-        let place = Place { epoch: prepare.epoch, hash: topology.hash(), topology, rank: prepare.rank };
+        let (arrivals, arrived) = channel(4 * topology.layout.replica_length());
+        let place = Place { epoch: prepare.epoch, hash: topology.hash(), topology, member: prepare.member };
         let arrived = Some(arrived);
         self.open = Some(Open { place, loaded: None, cancelled: Arc::clone(&cancelled), arrivals, arrived });
         let (config, inputs) = (Arc::clone(&self.config), self.around.inputs.clone());
@@ -109,40 +109,43 @@ impl Driver {
             Purpose::Console => return,
         };
         let verdict = self.check_link(&between, identity);
+        let rank = verdict.as_ref().map_or(Rank(0), |(_, rank)| *rank);
         let welcome = match verdict {
             Ok(_) => Welcome::Accepted(self.identity.clone()),
             Err(ref kind) => Welcome::Refused(self.fault(kind.clone())),
         };
         tokio::spawn(async move {
             if send_welcome(&mut stream, &welcome).await.is_ok()
-                && let Ok(arrivals) = verdict
+                && let Ok((arrivals, _)) = verdict
             {
                 // If the assignment ended meanwhile, the socket closes.
-                let _ = arrivals.send(Arrival { from: between.from, is_data, stream }).await;
+                let _ = arrivals.send(Arrival { from: rank, is_data, stream }).await;
             }
         });
     }
 
-    fn check_link(&self, between: &Between, identity: &Identity) -> Result<Sender<Arrival>, FaultKind> {
+    fn check_link(&self, between: &Between, identity: &Identity) -> Result<(Sender<Arrival>, Rank), FaultKind> {
         let not_prepared = FaultKind::NotPrepared { epoch: between.epoch };
         let open = self.open.as_ref().filter(|_| self.node.expects_links(between.epoch, between.hash));
         let open = open.ok_or(not_prepared)?;
         if identity.numeric != NUMERIC_VERSION {
             return Err(FaultKind::NumericVersion { theirs: identity.numeric, own: NUMERIC_VERSION });
         }
-        let member = open.place.topology.members.get(between.from.index());
-        let is_lower = between.from < between.to && between.to == open.place.rank;
-        if !is_lower || member.is_none_or(|member| member.name != identity.name) {
-            let reason = format!("{} dialled as rank {} to rank {}", identity.name, between.from, between.to);
+        let topology = &open.place.topology;
+        let member = topology.members.get(between.from.index());
+        let is_of_replica = member.is_some() && topology.place(between.from).replica == open.place.seat().replica;
+        let is_lower = between.from < between.to && between.to == open.place.member;
+        if !is_lower || !is_of_replica || member.is_none_or(|member| member.name != identity.name) {
+            let reason = format!("{} dialled as member {} to member {}", identity.name, between.from, between.to);
             return Err(FaultKind::LinksFailed { reason });
         }
-        Ok(open.arrivals.clone())
+        Ok((open.arrivals.clone(), topology.place(between.from).rank))
     }
 
     pub(super) fn connect(&mut self, epoch: Epoch) {
         let Some(open) = self.open.as_mut().filter(|open| open.place.epoch == epoch) else { return };
         let Some(arrived) = open.arrived.take() else { return };
-        let Place { epoch, hash, topology, rank: own } = open.place.clone();
+        let Place { epoch, hash, topology, member: own } = open.place.clone();
         let linking = Linking { identity: self.identity.clone(), topology, epoch, hash, own };
         let inputs = self.around.inputs.clone();
         tokio::spawn(async move {

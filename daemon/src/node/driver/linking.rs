@@ -1,8 +1,9 @@
-//! Opens the links of an assignment: dials the higher ranks, takes the sockets that the lower ranks dialled.
+//! Opens the links of an assignment, between all ranks of a replica: dials the higher ranks, takes the sockets that the lower
+//! ranks dialled.
 use std::time::Duration;
 
 use shared::{
-    ids::{Epoch, Rank, TopologyHash},
+    ids::{Epoch, MemberIndex, Rank, TopologyHash},
     protocol::{
         connection::dial,
         error::FaultKind,
@@ -37,20 +38,20 @@ pub(super) struct Linking {
     pub(super) topology: Topology,
     pub(super) epoch: Epoch,
     pub(super) hash: TopologyHash,
-    pub(super) own: Rank,
+    pub(super) own: MemberIndex,
 }
 
 /// Opens all links.
 pub(super) async fn open(linking: Linking, mut arrivals: Receiver<Arrival>) -> Result<OpenLinks, FaultKind> {
-    let world = linking.topology.world();
+    let world = linking.topology.layout.replica_length();
+    let rank = linking.topology.place(linking.own).rank.index();
     let mut links = OpenLinks { data: (0..world).map(|_| None).collect(), control: (0..world).map(|_| None).collect() };
     let attempt = timeout(Duration::from_secs(LINKS_SECONDS), async {
-        for peer in linking.own.index() + 1..world {
+        for peer in rank + 1..world {
             links.data[peer] = Some(dial_peer(&linking, peer, Purpose::Data).await?);
             links.control[peer] = Some(dial_peer(&linking, peer, Purpose::Control).await?);
         }
-        let own = linking.own.index();
-        while links.data[..own].iter().chain(&links.control[..own]).any(Option::is_none) {
+        while links.data[..rank].iter().chain(&links.control[..rank]).any(Option::is_none) {
             let arrival = arrivals.recv().await;
             let arrival = arrival.ok_or_else(|| FaultKind::LinksFailed { reason: "the assignment ended".into() })?;
             let list = if arrival.is_data { &mut links.data } else { &mut links.control };
@@ -71,9 +72,9 @@ async fn dial_peer(
     purpose: impl FnOnce(Between) -> Purpose,
 ) -> Result<TcpStream, FaultKind> {
     let (epoch, hash, from) = (linking.epoch, linking.hash, linking.own);
-    let purpose = purpose(Between { epoch, hash, from, to: Rank(peer as u16) });
-    let hello = Hello { identity: linking.identity.clone(), purpose };
-    let member = &linking.topology.members[peer];
+    let to = linking.topology.layout.peer(from, Rank(peer as u16));
+    let hello = Hello { identity: linking.identity.clone(), purpose: purpose(Between { epoch, hash, from, to }) };
+    let member = &linking.topology.members[to.index()];
     let failed = |reason: String| FaultKind::LinksFailed { reason: format!("to {}: {reason}", member.name) };
     let (stream, identity) = dial(&member.address, &hello).await.map_err(|fault| failed(fault.kind.to_string()))?;
     if identity.name != member.name {
@@ -87,9 +88,11 @@ async fn dial_peer(
 }
 
 fn missing(linking: &Linking, links: &OpenLinks) -> String {
+    let place = linking.topology.place(linking.own);
     let is_missing =
-        |rank: &usize| *rank != linking.own.index() && (links.data[*rank].is_none() || links.control[*rank].is_none());
-    let ranks = (0..linking.topology.world()).filter(is_missing);
-    let names: Vec<&str> = ranks.map(|rank| linking.topology.members[rank].name.as_str()).collect();
+        |rank: usize| rank != place.rank.index() && (links.data[rank].is_none() || links.control[rank].is_none());
+    let members = linking.topology.replica(place.replica).iter().enumerate();
+    let names = members.filter(|(rank, _)| is_missing(*rank)).map(|(_, member)| member.name.as_str());
+    let names: Vec<&str> = names.collect();
     format!("no link to {} within {LINKS_SECONDS} s", names.join(", "))
 }

@@ -16,7 +16,7 @@ use shared::{
     },
     telemetry::LoadProgress,
     tokenizer::Tokenizer,
-    topology::{Topology, cut},
+    topology::{ShardPlan, Topology, cut_stages},
     units::Bytes,
 };
 
@@ -63,6 +63,7 @@ pub(super) fn open(folders: &[PathBuf], model: &str) -> Result<(PathBuf, Arc<Ggu
 /// Identity and shape of a model.
 pub(super) fn identify(folders: &[PathBuf], model: &str) -> Result<ModelCard, FaultKind> {
     let (_, file, shape) = open(folders, model)?;
+    let output = file.tensor(if shape.tied_output { "token_embd.weight" } else { "output.weight" });
     Ok(ModelCard {
         model: model.into(),
         identity: ModelIdentity(file.identity()),
@@ -71,7 +72,21 @@ pub(super) fn identify(folders: &[PathBuf], model: &str) -> Result<ModelCard, Fa
         block_count: shape.block_count as u32,
         embedding_length: shape.embedding_length as u32,
         head_count: shape.head_count as u32,
+        layer_bytes: layer_bytes(&file, &shape),
+        output_bytes: Bytes(output.map_or(0, |tensor| tensor.byte_length as u64)),
     })
+}
+
+/// Bytes of the weights of each layer.
+fn layer_bytes(file: &GgufFile, shape: &Shape) -> Vec<Bytes> {
+    let mut layers = vec![Bytes(0); shape.block_count];
+    for tensor in file.tensors() {
+        let layer = tensor.name.strip_prefix("blk.").and_then(|name| name.split('.').next()?.parse::<usize>().ok());
+        if let Some(bytes) = layer.and_then(|layer| layers.get_mut(layer)) {
+            bytes.0 += tensor.byte_length as u64;
+        }
+    }
+    layers
 }
 
 /// Loads the shard of an assignment; `progress` is called now and then and says whether to go on.
@@ -93,12 +108,11 @@ pub(super) fn load(
         let (asked, trained) = (topology.context_length, shape.context_length);
         return Err(refuse(format!("a context of {asked} tokens, the model was trained for {trained}")));
     }
-    let weights: Vec<u32> = topology.members.iter().map(|member| member.weight).collect();
-    let plans = cut(&shape, &weights).map_err(|error| refuse(error.to_string()))?;
-    let plan = plans.get(prepare.rank.index()).ok_or_else(|| refuse("its rank is not in it".into()))?;
+    let place = topology.place(prepare.member);
+    let plans = cut_stages(&shape, &topology.stages(place.replica)).map_err(|error| refuse(error.to_string()))?;
+    let plan = plans.get(place.rank.index()).ok_or_else(|| refuse("its rank is not in it".into()))?;
     let invalid = |reason: String| FaultKind::ModelInvalid { model: model(), reason };
-    let head = prepare.rank.0 == 0;
-    let tokenizer = head.then(|| Tokenizer::from_metadata(file.metadata())).transpose();
+    let tokenizer = place.is_head().then(|| Tokenizer::from_metadata(file.metadata())).transpose();
     let tokenizer = tokenizer.map_err(|error| invalid(error.to_string()))?;
     if let Some(tokenizer) = &tokenizer
         && tokenizer.vocabulary_length() > shape.vocabulary_length
@@ -106,7 +120,7 @@ pub(super) fn load(
         let (tokens, rows) = (tokenizer.vocabulary_length(), shape.vocabulary_length);
         return Err(invalid(format!("{tokens} tokens in its vocabulary, {rows} rows in token_embd.weight")));
     }
-    let kv = kv_bytes(topology, &shape, plan.heads_kv.len());
+    let kv = kv_bytes(topology, &shape, plan);
     let weight_bytes = shard_bytes(&file, &shape, plan, kernels).map_err(|error| invalid(error.to_string()))?;
     preflight(weight_bytes + kv + WORKING_BYTES, config.memory_max)?;
     let total = Bytes(weight_bytes.max(1));
@@ -132,13 +146,14 @@ pub(super) fn load(
         LoadError::Cancelled => FaultKind::NotPrepared { epoch: prepare.epoch },
     })?;
     let blocks = topology.kv_block_count();
-    let cache = KvCache::new(topology.kv, shape.block_count, blocks, plan.heads_kv.len(), shape.head_length)
+    let cache = KvCache::new(topology.kv, plan.layers.len(), blocks, plan.heads_kv.len(), shape.head_length)
         .map_err(|_| FaultKind::MemoryShort { needed: Bytes(kv), available: memory::available() })?;
     Ok(Loaded { shard, cache, tokenizer, bytes: Bytes(weight_bytes + kv) })
 }
 
-fn kv_bytes(topology: &Topology, shape: &Shape, heads_kv: usize) -> u64 {
-    KvCache::bytes(topology.kv, shape.block_count, topology.kv_block_count(), heads_kv, shape.head_length)
+fn kv_bytes(topology: &Topology, shape: &Shape, plan: &ShardPlan) -> u64 {
+    let (layers, heads) = (plan.layers.len(), plan.heads_kv.len());
+    KvCache::bytes(topology.kv, layers, topology.kv_block_count(), heads, shape.head_length)
 }
 
 /// Refuses what would end in swapping or in the out-of-memory killer.

@@ -229,8 +229,13 @@ impl Driver {
     fn status(&self) -> String {
         let state = self.node.state().name();
         match self.node.topology() {
-            Some((topology, _, rank)) => {
-                format!("{state}: rank {rank} of {} with {}, {}", topology.layout, topology.model, self.node.shard())
+            Some((topology, _, member)) => {
+                format!(
+                    "{state}: member {member} of {} with {}, {}",
+                    topology.layout,
+                    topology.model,
+                    self.node.shard()
+                )
             }
             None => format!("{state}: no shard"),
         }

@@ -11,9 +11,9 @@ use std::{
 };
 
 use shared::{
-    ids::{Epoch, Rank, TopologyHash},
+    ids::{Epoch, MemberIndex, Rank, TopologyHash},
     protocol::error::FaultKind,
-    topology::Topology,
+    topology::{self, Topology},
 };
 use tokio::sync::mpsc::Sender;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -42,7 +42,14 @@ pub(super) struct Place {
     pub(super) epoch: Epoch,
     pub(super) hash: TopologyHash,
     pub(super) topology: Topology,
-    pub(super) rank: Rank,
+    pub(super) member: MemberIndex,
+}
+
+impl Place {
+    /// Where the node stands.
+    pub(super) fn seat(&self) -> topology::Place {
+        self.topology.place(self.member)
+    }
 }
 
 /// A running engine.
@@ -171,22 +178,22 @@ fn group(
     abort: &Arc<Abort>,
     ring: &Arc<SyncRing>,
 ) -> io::Result<Group> {
-    let accounting = Accounting::new(place.rank, Arc::clone(ring));
+    let seat = place.seat();
+    let accounting = Accounting::new(seat.rank, Arc::clone(ring));
     let exchange = place.topology.exchange;
-    if place.topology.world() == 1 {
+    if place.topology.layout.replica_length() == 1 {
         return Ok(Group::new(None, exchange, accounting));
     }
     let streams = data.into_iter().map(|stream| stream.map(tokio::net::TcpStream::into_std).transpose());
     let streams = streams.collect::<io::Result<Vec<_>>>()?;
-    let spin = place.topology.members[place.rank.index()].spin;
-    let stage = 0..place.topology.world() as u16;
-    let seat = Seat { own: place.rank, stage, epoch: place.epoch, hash: place.hash };
+    let spin = place.topology.members[place.member.index()].spin;
+    let seat = Seat { own: seat.rank, stage: seat.group, epoch: place.epoch, hash: place.hash };
     let links = Links::new(seat, streams, Arc::clone(abort), spin)?;
     Ok(Group::new(Some(links), exchange, accounting))
 }
 
 fn setup(around: &Surroundings, place: &Place, loaded: Loaded, group: Group, abort: Arc<Abort>) -> Setup {
-    let member = &place.topology.members[place.rank.index()];
+    let member = &place.topology.members[place.member.index()];
     let cores = member.cores.iter().map(|core| usize::from(*core)).collect();
     let threads = usize::from(around.threads.unwrap_or(member.threads));
     let limits = Limits::of(&place.topology, loaded.shard.shape.vocabulary_length);
@@ -199,7 +206,7 @@ fn setup(around: &Surroundings, place: &Place, loaded: Loaded, group: Group, abo
         pool.pin_caller();
         Model::new(shard, cache, Compute { kernels, pool })
     });
-    Setup { node: around.name.clone(), rank: place.rank, limits, model, group, tokenizer: loaded.tokenizer, abort }
+    Setup { node: around.name.clone(), place: place.seat(), limits, model, group, tokenizer: loaded.tokenizer, abort }
 }
 
 fn sink(inputs: Sender<Input>, epoch: Epoch) -> impl Fn(crate::node::Progress) + Send + 'static {

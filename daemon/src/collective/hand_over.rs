@@ -1,0 +1,77 @@
+//! Hidden states between stages, rank i to rank i: sent while the next step is computed, taken over by the frame's step.
+use std::time::Instant;
+
+use shared::{ids::Rank, protocol::frame::FrameKind, schedule::payload_bytes, topology::Exchange};
+
+use super::{CollectiveError, Group, payload};
+
+/// How hidden states travel; nothing is summed, so nothing is rounded.
+const FORMAT: Exchange = Exchange::F32;
+
+impl Group {
+    /// Sends `hidden` `[token, embedding_length]` and some bytes behind it to a rank of the next stage. Returns once the message
+    /// before has left; what the system does not take at once leaves while this rank goes on.
+    ///
+    /// # Errors
+    /// The peer is lost.
+    pub fn hand_over(&mut self, to: Rank, hidden: &[f32], behind: &[u8]) -> Result<(), CollectiveError> {
+        let compute = self.accounting.compute_so_far();
+        let sent = Instant::now();
+        let step = self.step;
+        let links = self.links().expect("a stage that hands over has links");
+        let bytes = links.send(to, (FrameKind::HandOver, step, 0, compute.0), |out| {
+            payload::encode(FORMAT, hidden, out);
+            out.extend_from_slice(behind);
+        })?;
+        self.accounting.sent(bytes, 1);
+        self.accounting.close_bubble(compute, sent, Instant::now());
+        Ok(())
+    }
+
+    /// Waits for what a rank of the stage before hands over: fills `hidden` and gives the bytes behind it to `behind`.
+    ///
+    /// # Errors
+    /// The peer is lost, out of step, or sent too few bytes.
+    pub fn take_over(
+        &mut self,
+        from: Rank,
+        hidden: &mut [f32],
+        behind: impl FnOnce(&[u8]),
+    ) -> Result<(), CollectiveError> {
+        let compute = self.accounting.compute_so_far();
+        let sent = Instant::now();
+        let step = self.step;
+        let links = self.links().expect("a stage that takes over has links");
+        links.wait_for(std::iter::once(from))?;
+        let arrived = Instant::now();
+        let (_, bytes) = links.front(from, (FrameKind::HandOver, step, 0))?;
+        let length = payload_bytes(FORMAT, 1, hidden.len());
+        let Some((values, rest)) = bytes.split_at_checked(length) else {
+            let (got, expected) = (format!("{} bytes", bytes.len()), format!("at least {length}"));
+            return Err(CollectiveError::OutOfStep { rank: from, got, expected });
+        };
+        hidden.fill(0.0);
+        payload::add(FORMAT, values, hidden);
+        behind(rest);
+        links.consume(from)?;
+        self.accounting.close_bubble(compute, sent, arrived);
+        Ok(())
+    }
+
+    /// Waits for the tokens of an earlier step, which the sampler of another stage sends.
+    ///
+    /// # Errors
+    /// The peer is lost or out of step.
+    pub fn take_tokens(&mut self, from: Rank, step: u64, take: impl FnOnce(&[u8])) -> Result<(), CollectiveError> {
+        let compute = self.accounting.compute_so_far();
+        let sent = Instant::now();
+        let links = self.links().expect("a replica of several stages has links");
+        links.wait_for(std::iter::once(from))?;
+        let arrived = Instant::now();
+        let (_, payload) = links.front(from, (FrameKind::Drawn, step, 0))?;
+        take(payload);
+        links.consume(from)?;
+        self.accounting.close_bubble(compute, sent, arrived);
+        Ok(())
+    }
+}

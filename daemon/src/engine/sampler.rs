@@ -1,0 +1,176 @@
+//! Draws the tokens of a step: on the first rank of the last stage, from the summaries of all ranks of that stage. Keeps its
+//! buffers: a token allocates nothing.
+use shared::{ids::Slot, protocol::frame::FrameKind, telemetry::RankTotals};
+
+use super::{
+    plan::{Plan, PlanEntry},
+    sample::{Answer, Chooser, Chosen, SampleError, Step, Summary},
+    step::{Candidates, EngineError, Stepper},
+};
+
+/// The tokens of a step, and where the time of every rank of the replica went since the tokens before.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Drawn {
+    /// In the order of the plan's entries that want logits.
+    pub tokens: Vec<(Slot, Chosen)>,
+    /// By rank.
+    pub totals: Vec<RankTotals>,
+}
+
+/// Who draws.
+#[derive(Debug, Default)]
+pub struct Sampler {
+    /// Of the latest step: of each rank, own first, one for each token that wants logits.
+    summaries: Vec<Summary>,
+    answers: Vec<Answer>,
+    chooser: Chooser,
+    payload: Vec<u8>,
+    /// What came of the latest step.
+    pub drawn: Drawn,
+}
+
+impl Sampler {
+    /// One step of this rank, and the tokens that come of it into `drawn`; false where none is wanted.
+    ///
+    /// # Errors
+    /// Anything that ends the topology.
+    pub fn step(&mut self, stepper: &mut Stepper, plan: &Plan) -> Result<bool, EngineError> {
+        stepper.step(plan, &mut self.summaries)?;
+        self.drawn.tokens.clear();
+        let count = self.summaries.len();
+        if count == 0 {
+            return Ok(false);
+        }
+        self.gather(stepper)?;
+        let wanted = plan.entries.iter().filter(|entry| entry.wants_logits);
+        for (place, entry) in wanted.enumerate() {
+            let chosen = self.choose(stepper, (place, count), entry)?;
+            self.drawn.tokens.push((entry.slot, chosen));
+        }
+        Ok(true)
+    }
+
+    /// Adds the summaries of the stage's other ranks to the own ones, and where the time of each rank went.
+    fn gather(&mut self, stepper: &mut Stepper) -> Result<(), EngineError> {
+        let Self { summaries, drawn: Drawn { totals, .. }, .. } = self;
+        let (count, ranks, first) = (summaries.len(), stepper.place.group.len(), stepper.place.leader());
+        totals.clear();
+        totals.resize(usize::from(stepper.place.stages) * ranks, RankTotals::default());
+        let mut broken = None;
+        let sequence = stepper.group.next_sequence();
+        stepper.group.gather(FrameKind::Candidates, sequence, |rank, payload| {
+            let column = totals[rank.index() - first.index()..].iter_mut().step_by(ranks);
+            broken = broken.take().or(Candidates::decode(payload, (column, count), summaries).err());
+        })?;
+        if let Some(error) = broken {
+            return Err(error);
+        }
+        stepper.group.accounting.close_compute();
+        let own = stepper.take_totals();
+        totals.iter_mut().step_by(ranks).zip(own).for_each(|(place, own)| *place = *own);
+        Ok(())
+    }
+
+    /// Draws a token from the summaries of all ranks, asking further rounds where they do not suffice. Its summary is at
+    /// `place` of the `count` that each rank has.
+    fn choose(
+        &mut self,
+        stepper: &mut Stepper,
+        (place, count): (usize, usize),
+        entry: &PlanEntry,
+    ) -> Result<Chosen, EngineError> {
+        let broken = || EngineError::Message(FrameKind::Candidates);
+        let sequence = stepper.sequences.get(entry.slot).ok_or_else(broken)?;
+        let summaries = self.summaries.iter().skip(place).step_by(count);
+        let mut step = self.chooser.begin(place, &sequence.sampling, entry.position, summaries)?;
+        loop {
+            let query = match step {
+                Step::Done(chosen) => return Ok(chosen),
+                Step::Ask(query) => query,
+            };
+            self.payload.clear();
+            query.encode(&mut self.payload);
+            let number = stepper.group.next_sequence();
+            stepper.group.tell(FrameKind::Query, number, &self.payload)?;
+            let own = stepper.slice(place).ok_or_else(broken)?.answer(&query)?;
+            let answers = &mut self.answers;
+            answers.clear();
+            answers.push(own);
+            let mut wrong = None;
+            stepper.group.gather(FrameKind::Answer, number, |_, payload| match Answer::decode(payload) {
+                Ok(answer) => answers.push(answer),
+                Err(error) => wrong = Some(error),
+            })?;
+            if let Some(error) = wrong {
+                return Err(error.into());
+            }
+            step = self.chooser.answer(answers)?;
+        }
+    }
+}
+
+impl Drawn {
+    /// Appends the payload of the frame that goes to the head.
+    pub fn encode(&self, payload: &mut Vec<u8>) {
+        payload.extend((self.tokens.len() as u16).to_le_bytes());
+        for (slot, chosen) in &self.tokens {
+            payload.extend(slot.0.to_le_bytes());
+            chosen.encode(payload);
+        }
+        let room = std::mem::take(payload);
+        *payload = self.totals.iter().fold(room, |room, totals| encode_totals(totals, room));
+    }
+
+    /// Takes over a payload that must hold the totals of exactly `ranks` ranks.
+    ///
+    /// # Errors
+    /// It does not; what was read before is in it then.
+    pub fn decode(&mut self, payload: &[u8], ranks: usize) -> Result<(), EngineError> {
+        let broken = || EngineError::Message(FrameKind::Drawn);
+        self.tokens.clear();
+        self.totals.clear();
+        let (count, mut rest) = payload.split_first_chunk().ok_or_else(broken)?;
+        for _ in 0..u16::from_le_bytes(*count) {
+            let (slot, behind) = rest.split_first_chunk().ok_or_else(broken)?;
+            let (chosen, behind) = Chosen::decode(behind)?;
+            self.tokens.push((Slot(u16::from_le_bytes(*slot)), chosen));
+            rest = behind;
+        }
+        for _ in 0..ranks {
+            let (totals, behind) = postcard::take_from_bytes(rest).map_err(|_| broken())?;
+            self.totals.push(totals);
+            rest = behind;
+        }
+        if rest.is_empty() { Ok(()) } else { Err(SampleError::Broken("bytes are left over").into()) }
+    }
+}
+
+/// Appends the sums of a rank.
+pub(super) fn encode_totals(totals: &RankTotals, room: Vec<u8>) -> Vec<u8> {
+    postcard::to_extend(totals, room).expect("sums are plain numbers")
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::telemetry::PhaseTotals;
+
+    use super::*;
+
+    #[test]
+    fn what_was_drawn_arrives_as_it_was_sent_and_a_broken_message_is_an_error() {
+        let chosen = Chosen { id: 7, rounds: 2, top_logprobs: [(7, -0.5), (9, -1.5)].into_iter().collect() };
+        let decode = PhaseTotals { steps: 3, tokens: 900, ..PhaseTotals::default() };
+        let totals = RankTotals { decode, ..RankTotals::default() };
+        let drawn = Drawn {
+            tokens: vec![(Slot(1), chosen.clone()), (Slot(300), Chosen { top_logprobs: Default::default(), ..chosen })],
+            totals: vec![totals; 3],
+        };
+        let mut payload = Vec::new();
+        drawn.encode(&mut payload);
+        let mut found = Drawn { tokens: Vec::new(), totals: vec![totals; 9] };
+        found.decode(&payload, 3).expect("it is whole");
+        assert_eq!(found, drawn);
+        assert!(found.decode(&payload, 2).is_err() && found.decode(&payload, 4).is_err());
+        (0..payload.len()).for_each(|end| assert!(found.decode(&payload[..end], 3).is_err(), "cut at {end}"));
+    }
+}

@@ -1,0 +1,227 @@
+//! Layouts (`tp4`, `pp2-tp4`, `dp2-pp2-tp4`): how they are written, and where each member of one stands. Pure.
+use std::{fmt, ops::Range, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use super::spec::{NODES_MAX, SpecError};
+use crate::ids::{MemberIndex, Rank};
+
+/// How many replicas, stages and ranks; written `dp2-pp2-tp4`, parts equal to 1 left out except `tp`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Layout {
+    /// Independent copies of the model.
+    pub replicas: u16,
+    /// Groups of consecutive layers in a replica.
+    pub stages: u16,
+    /// Nodes that share every layer of a stage.
+    pub ranks: u16,
+}
+
+impl Layout {
+    /// `tpN`.
+    pub fn tensor_parallel(ranks: u16) -> Self {
+        Self { replicas: 1, stages: 1, ranks }
+    }
+
+    /// Nodes that the layout needs.
+    pub fn node_count(self) -> usize {
+        usize::from(self.replicas) * self.replica_length()
+    }
+
+    /// Checks that so many nodes are what it needs.
+    ///
+    /// # Errors
+    /// [`SpecError::NodeCount`] with a layout for the nodes given.
+    pub fn check_nodes(self, given: usize) -> Result<(), SpecError> {
+        let needed = self.node_count();
+        let suggestion = self.on(given);
+        if needed == given { Ok(()) } else { Err(SpecError::NodeCount { layout: self, needed, given, suggestion }) }
+    }
+
+    /// The nearest layout for so many nodes: the same replicas and stages with more or fewer ranks, then the same replicas, then
+    /// one group of ranks.
+    pub fn on(self, nodes: usize) -> Self {
+        let nodes = nodes.clamp(1, NODES_MAX);
+        let with = |replicas: u16, stages: u16| {
+            let groups = usize::from(replicas) * usize::from(stages);
+            let ranks = nodes.is_multiple_of(groups).then(|| (nodes / groups) as u16);
+            ranks.filter(|ranks| *ranks > 0).map(|ranks| Self { replicas, stages, ranks })
+        };
+        let nearest =
+            with(self.replicas, self.stages).or_else(|| with(self.replicas, 1)).or_else(|| with(1, self.stages));
+        nearest.unwrap_or(Self::tensor_parallel(nodes as u16))
+    }
+
+    /// Nodes of a replica.
+    pub fn replica_length(self) -> usize {
+        usize::from(self.stages) * usize::from(self.ranks)
+    }
+
+    /// Where a member stands.
+    pub fn place(self, member: MemberIndex) -> Place {
+        let length = self.replica_length();
+        let rank = (member.index() % length) as u16;
+        let stage = rank / self.ranks;
+        Place {
+            replica: (member.index() / length) as u16,
+            stage,
+            stages: self.stages,
+            rank: Rank(rank),
+            group: stage * self.ranks..(stage + 1) * self.ranks,
+        }
+    }
+
+    /// The member that is this rank of the replica of `of`.
+    pub fn peer(self, of: MemberIndex, rank: Rank) -> MemberIndex {
+        let length = self.replica_length();
+        MemberIndex((of.index() / length * length) as u16 + rank.0)
+    }
+}
+
+/// Where a member of a topology stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its replica.
+    pub replica: u16,
+    /// Its stage.
+    pub stage: u16,
+    /// Stages of its replica.
+    pub stages: u16,
+    /// Its rank in the replica.
+    pub rank: Rank,
+    /// The ranks of its stage.
+    pub group: Range<u16>,
+}
+
+impl Place {
+    /// Whether it schedules the replica.
+    pub fn is_head(&self) -> bool {
+        self.rank == Rank(0)
+    }
+
+    /// Whether its stage is the last one of the replica.
+    pub fn is_last_stage(&self) -> bool {
+        self.stage + 1 == self.stages
+    }
+
+    /// The first rank of its stage: it gets the head's plans and hands them to the others.
+    pub fn leader(&self) -> Rank {
+        Rank(self.group.start)
+    }
+
+    /// The rank of the stage before that hands hidden states over to this one.
+    pub fn before(&self) -> Option<Rank> {
+        (self.stage > 0).then(|| Rank(self.rank.0 - self.group.len() as u16))
+    }
+
+    /// The rank of the next stage that this one hands hidden states over to.
+    pub fn next(&self) -> Option<Rank> {
+        (!self.is_last_stage()).then(|| Rank(self.rank.0 + self.group.len() as u16))
+    }
+
+    /// The first rank of the last stage, which samples.
+    pub fn sampler(&self) -> Rank {
+        Rank((self.stages - 1) * self.group.len() as u16)
+    }
+
+    /// The leaders of the stages behind the first.
+    pub fn later_leaders(&self) -> impl Iterator<Item = Rank> + use<> {
+        let ranks = self.group.len() as u16;
+        (1..self.stages).map(move |stage| Rank(stage * ranks))
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = String::new();
+        if self.replicas != 1 {
+            text.push_str(&format!("dp{}-", self.replicas));
+        }
+        if self.stages != 1 {
+            text.push_str(&format!("pp{}-", self.stages));
+        }
+        text.push_str(&format!("tp{}", self.ranks));
+        f.pad(&text)
+    }
+}
+
+impl FromStr for Layout {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let grammar = || SpecError::Grammar(text.chars().take(64).collect());
+        let mut counts = [None::<u16>; 3];
+        let mut latest = None;
+        for part in text.split('-') {
+            let place = ["dp", "pp", "tp"].iter().position(|kind| part.starts_with(kind)).ok_or_else(grammar)?;
+            if latest.is_some_and(|before| before >= place) {
+                return Err(grammar());
+            }
+            let digits = &part[2..];
+            if digits.is_empty() || digits.len() > 6 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+                return Err(grammar());
+            }
+            let count: usize = digits.parse().map_err(|_| grammar())?;
+            let count = u16::try_from(count).ok().filter(|count| (1..=NODES_MAX as u16).contains(count));
+            let count = count.ok_or_else(|| SpecError::Count { text: text.into(), part: part.into() })?;
+            counts[place] = Some(count);
+            latest = Some(place);
+        }
+        let layout =
+            Self { replicas: counts[0].unwrap_or(1), stages: counts[1].unwrap_or(1), ranks: counts[2].unwrap_or(1) };
+        if layout.node_count() > NODES_MAX {
+            return Err(SpecError::Count { text: text.into(), part: text.into() });
+        }
+        Ok(layout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_are_written_as_they_are_read() {
+        for text in ["tp1", "tp4", "pp2-tp4", "dp2-tp3", "dp2-pp2-tp4"] {
+            assert_eq!(text.parse::<Layout>().map(|layout| layout.to_string()), Ok(text.to_owned()));
+        }
+        assert_eq!("pp2".parse::<Layout>().map(|layout| layout.to_string()), Ok("pp2-tp1".to_owned()));
+    }
+
+    #[test]
+    fn what_is_no_layout_is_refused() {
+        for text in ["", "tp", "tp-4", "4", "tp4-pp2", "tp4-tp4", "xp2", "tp 4", "tp4-", "tp9999999", "tp+4"] {
+            assert!(matches!(text.parse::<Layout>(), Err(SpecError::Grammar(_))), "{text}");
+        }
+        for text in ["tp0", "tp65", "dp8-pp8-tp8"] {
+            assert!(matches!(text.parse::<Layout>(), Err(SpecError::Count { .. })), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_nearest_layout_for_other_nodes_keeps_replicas_and_stages_where_they_come_out() {
+        let on = |layout: &str, nodes| layout.parse::<Layout>().expect("a layout").on(nodes).to_string();
+        assert_eq!(
+            (on("pp2-tp2", 6), on("pp2-tp2", 3), on("dp2-pp2-tp2", 6)),
+            ("pp2-tp3".into(), "tp3".into(), "dp2-tp3".into())
+        );
+        assert_eq!(
+            (on("tp4", 3), on("dp2-tp2", 2), on("dp3-pp2", 2)),
+            ("tp3".into(), "dp2-tp1".into(), "pp2-tp1".into())
+        );
+        assert_eq!((on("tp4", 0), on("pp4", 1000)), ("tp1".into(), "pp4-tp16".into()));
+    }
+
+    #[test]
+    fn every_member_finds_its_stage_its_leader_and_whom_it_hands_over_to() {
+        let layout: Layout = "dp2-pp3-tp2".parse().expect("a layout");
+        let place = layout.place(MemberIndex(9));
+        assert_eq!((place.replica, place.stage, place.rank, place.group.clone()), (1, 1, Rank(3), 2..4));
+        assert_eq!((place.leader(), place.before(), place.next()), (Rank(2), Some(Rank(1)), Some(Rank(5))));
+        assert_eq!((place.sampler(), layout.peer(MemberIndex(9), Rank(5))), (Rank(4), MemberIndex(11)));
+        assert!(!place.is_head() && layout.place(MemberIndex(6)).is_head());
+        assert_eq!(place.later_leaders().collect::<Vec<_>>(), [Rank(2), Rank(4)]);
+        let alone = Layout::tensor_parallel(1).place(MemberIndex(0));
+        assert_eq!((alone.before(), alone.next(), alone.sampler()), (None, None, Rank(0)));
+    }
+}

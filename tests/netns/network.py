@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Nodes in network namespaces around a switch. No namespace has a name: each lives as long as a process in it, which ends when its
+standard input, a pipe of this process, closes. So nothing is left behind, whatever becomes of the script. As a command: says why
+this machine cannot have them, with exit code 1."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+# A bucket of this many bytes lets a link of 1 Gb/s be full with a timer of 4 ms at most.
+BURST = "128kb"
+SWITCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "switch.py")
+
+
+def missing():
+    """Why there can be no such network here; `None` if there can."""
+    if os.geteuid() != 0:
+        return "needs root"
+    for name in ("ip", "tc", "nsenter", "unshare"):
+        if not shutil.which(name):
+            return f"needs the program {name}"
+    tried = subprocess.run(["unshare", "--net", "ip", "link", "add", "p", "type", "veth", "peer", "name", "q"], capture_output=True, text=True)
+    return None if tried.returncode == 0 else f"this kernel makes no network namespace with veth: {tried.stderr.strip()}"
+
+
+def holder():
+    """A process in a namespace of its own."""
+    # `cat` says what it is told: once it has answered it is in its namespace.
+    process = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    if process.stdout.readline() != b"\n":
+        sys.exit("no network namespace can be made; this needs root")
+    return process
+
+
+class Network:
+    """`nodes` namespaces with one link each to the switch, a namespace as well, in which consoles run."""
+
+    def __init__(self, nodes, rate="1gbit", delay_ms=0.0):
+        reason = missing()
+        if reason:
+            sys.exit(f"no network namespaces: {reason}")
+        if not 1 <= nodes <= 64:
+            sys.exit(f"{nodes} nodes: 1 to 64 can be made")
+        self.rate, self.delay_ms, self.userspace = rate, delay_ms, None
+        self.switch = holder()
+        self.nodes = [holder() for _ in range(nodes)]
+
+    def enter(self, node=None):
+        """What runs a command on a node, or at the switch."""
+        holder = self.switch if node is None else self.nodes[node]
+        return ["nsenter", "-t", str(holder.pid), "-n", "--"]
+
+    def do(self, node, *command):
+        run = subprocess.run([*self.enter(node), *command], capture_output=True, text=True)
+        if run.returncode:
+            sys.exit(f"{' '.join(command)}: {run.stderr.strip() or run.stdout.strip()}")
+        return run.stdout
+
+    def __enter__(self):
+        try:
+            for node in [None, *range(len(self.nodes))]:
+                # Without it every node asks for neighbours and routers, which are bytes on the wire as well.
+                self.do(node, "sysctl", "-q", "-w", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1")
+                # As cubic, which Raspberry Pi OS has, where nothing is lost; cubic itself may not be chosen here. With bbr, the
+                # default of some machines, 8 kB through 50 ms each way took 129 ms instead of 101: it spreads frames.
+                self.do(node, "sysctl", "-q", "-w", "net.ipv4.tcp_congestion_control=reno")
+                self.do(node, "ip", "link", "set", "lo", "up")
+            if self.delay_ms > 0:
+                self.through_userspace()
+            else:
+                self.through_bridge()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def through_bridge(self):
+        self.do(None, "ip", "link", "add", "br0", "type", "bridge")
+        self.do(None, "ip", "addr", "add", "10.77.0.254/24", "dev", "br0")
+        self.do(None, "ip", "link", "set", "br0", "up")
+        for node, holder in enumerate(self.nodes):
+            port = f"p{node}"
+            self.do(None, "ip", "link", "add", port, "type", "veth", "peer", "name", "e0", "netns", str(holder.pid))
+            self.do(None, "ip", "link", "set", port, "master", "br0", "up")
+            self.do(node, "ip", "addr", "add", f"10.77.0.{node + 1}/24", "dev", "e0")
+            self.do(node, "ip", "link", "set", "e0", "up")
+            if self.rate != "0":
+                for place, device in ((node, "e0"), (None, port)):
+                    self.do(place, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", self.rate, "burst", BURST, "latency", "50ms")
+
+    def through_userspace(self):
+        """No kernel here delays frames: a process does, which holds one end of a tap device of each node and of the console's."""
+        holders = [self.switch, *self.nodes]
+        command = [sys.executable, SWITCH, "--delay-ms", str(self.delay_ms), "--rate", self.rate, *(str(holder.pid) for holder in holders)]
+        self.userspace = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if self.userspace.stdout.readline() != "up\n":
+            sys.exit("the switch in userspace does not start")
+        for node in [None, *range(len(self.nodes))]:
+            address = "10.77.0.254/24" if node is None else f"10.77.0.{node + 1}/24"
+            self.do(node, "ip", "addr", "add", address, "dev", "e0")
+            self.do(node, "ip", "link", "set", "e0", "up")
+
+    def counters(self, node):
+        """Bytes and packets that a node has sent and received over its link."""
+        found = json.loads(self.do(node, "ip", "-j", "-s", "link", "show", "dev", "e0"))[0]["stats64"]
+        return {way: (found[way]["bytes"], found[way]["packets"]) for way in ("rx", "tx")}
+
+    def add_daemons(self, cluster, settings="", pin=False):
+        """A daemon on every node."""
+        cores = sorted(os.sched_getaffinity(0))
+        for node in range(len(self.nodes)):
+            core = ["taskset", "-c", str(cores[node % len(cores)])] if pin else []
+            cluster.add(f"pi{node + 1}", f"10.77.0.{node + 1}:9999", enter=[*self.enter(node), *core], settings=settings)
+
+    def wait(self):
+        """Until Ctrl-C, or until the network is gone."""
+        while self.switch.poll() is None:
+            time.sleep(0.2)
+
+    def __exit__(self, *_):
+        for process in [self.userspace, *self.nodes, self.switch]:
+            if process:
+                process.stdin.close()
+                try:
+                    process.wait(timeout=10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+if __name__ == "__main__":
+    print(missing() or "network namespaces can be made")
+    sys.exit(missing() is not None)

@@ -1,0 +1,238 @@
+"""Real daemons and consoles for the measuring scripts. A daemon ends with the script that started it, however that ends: its
+standard input is a pipe of the script."""
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+RELEASE = os.path.join(ROOT, "target", "release")
+# Seconds for anything that is waited for.
+PATIENCE = 300
+
+
+def program(name):
+    """The path of a built program."""
+    path = os.path.join(RELEASE, name)
+    if not os.path.exists(path):
+        sys.exit(f"{path} is missing; build first: cargo build --release --locked --workspace")
+    return path
+
+
+def model(shape, form, folder):
+    """The path of a model of a real shape with random weights, made once."""
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, f"{shape}-{form}.gguf")
+    if not os.path.exists(path):
+        print(f"making {os.path.basename(path)}", file=sys.stderr)
+        # A file that was not finished must not look like one.
+        subprocess.run([program("make_model"), shape, form, path + ".part"], check=True, stdout=sys.stderr)
+        os.rename(path + ".part", path)
+    return path
+
+
+def shape(path):
+    """Layers, embedding length and vocabulary of a GGUF file, by the names of its keys."""
+    sizes = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+    with open(path, "rb") as file:
+
+        def number(form):
+            return struct.unpack("<" + form, file.read(struct.calcsize("<" + form)))[0]
+
+        def skip(kind):
+            """Passes over a value; the length of a list."""
+            if kind == 8:
+                file.seek(number("Q"), os.SEEK_CUR)
+            elif kind == 9:
+                inner, count = number("I"), number("Q")
+                if inner in sizes:
+                    file.seek(sizes[inner] * count, os.SEEK_CUR)
+                else:
+                    for _ in range(count):
+                        skip(inner)
+                return count
+            else:
+                file.seek(sizes[kind], os.SEEK_CUR)
+
+        if file.read(4) != b"GGUF":
+            sys.exit(f"{path} is no GGUF file")
+        # The version, and how many tensors there are.
+        file.seek(4 + 8, os.SEEK_CUR)
+        found = {}
+        for _ in range(number("Q")):
+            key, kind = file.read(number("Q")).decode(), number("I")
+            if kind == 4:
+                found[key.split(".")[-1]] = number("I")
+            else:
+                count = skip(kind)
+                if key == "tokenizer.ggml.tokens":
+                    found["vocabulary_length"] = count
+        return found
+
+
+def median(values):
+    values = sorted(values)
+    middle = len(values) // 2
+    return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
+
+
+def favour():
+    """Tells the kernel to prefer this session to others of the machine, where it groups by session; needs root."""
+    try:
+        with open("/proc/self/autogroup", "w") as file:
+            file.write("-20")
+        return True
+    except OSError:
+        return False
+
+
+def end_on_signals():
+    """SIGTERM and SIGHUP end the script as Ctrl-C does, so that everything is taken down on the way out. A shell's background job
+    would ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+
+
+class Daemon:
+    """One brambled. `enter`: what its command is run by, for example taskset or nsenter (which become the daemon)."""
+
+    def __init__(self, name, address, state, models, enter=(), settings="", run=()):
+        self.name, self.address, self.enter, self.run = name, address, list(enter), list(run)
+        self.state, self.log = os.path.join(state, name), os.path.join(state, name + ".log")
+        self.config, self.models, self.process = os.path.join(state, name + ".toml"), models, None
+        os.makedirs(self.state, exist_ok=True)
+        with open(self.config, "w") as file:
+            file.write(settings)
+
+    def start(self):
+        command = [*self.enter, *(self.run or [program("brambled")]), "--listen", self.address, "--name", self.name, "--exit-with-parent"]
+        command += ["--config", self.config, "--state", self.state, "--models", self.models]
+        with open(self.log, "a") as log:
+            begin = log.tell()
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log)
+        deadline = time.monotonic() + PATIENCE
+        while "listen=" not in self.text(begin):
+            if self.process.poll() is not None:
+                sys.exit(f"{self.name} ended: {self.text(begin)}")
+            if time.monotonic() > deadline:
+                sys.exit(f"{self.name} does not listen: {self.text(begin)}")
+            time.sleep(0.02)
+
+    def text(self, begin=0):
+        with open(self.log) as log:
+            log.seek(begin)
+            return log.read()
+
+    def stop(self):
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+        if self.process:
+            self.process.wait()
+            self.process.stdin.close()
+        self.process = None
+
+
+class Cluster:
+    """Daemons that end, and whose state is removed, with the block."""
+
+    def __init__(self, models):
+        self.models, self.daemons = models, []
+        self.folder = tempfile.mkdtemp(prefix="bramble-")
+        # Also where this script is killed: its daemons are gone two seconds after it.
+        remove = 'cat >/dev/null; sleep 2; rm -rf -- "$0"'
+        self.guard = subprocess.Popen(["sh", "-c", remove, self.folder], stdin=subprocess.PIPE, start_new_session=True)
+
+    def add(self, name, address, **more):
+        daemon = Daemon(name, address, self.folder, self.models, **more)
+        self.daemons.append(daemon)
+        daemon.start()
+        return daemon
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        for daemon in self.daemons:
+            daemon.stop()
+            if kind not in (None, SystemExit, KeyboardInterrupt):
+                print(f"--- {daemon.name}\n{daemon.text()}", file=sys.stderr)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.guard.kill()
+        self.guard.wait()
+
+
+def loopback(count):
+    """Free loopback addresses of a network of their own, by the process id."""
+    return [f"127.{64 + os.getpid() // 250 % 120}.{1 + os.getpid() % 250}.{index + 1}:9999" for index in range(count)]
+
+
+class Failed(Exception):
+    """A console that failed: its exit code and the object that it printed."""
+
+    def __init__(self, code, out, err):
+        super().__init__(f"console ended with {code}: {out or err}")
+        self.code, self.out = code, out
+
+
+def console(*arguments, enter=(), patience=PATIENCE):
+    """What `console ... --json` prints, as an object."""
+    environment = {name: value for name, value in os.environ.items() if name != "BRAMBLE_NODES"}
+    command = [*enter, program("console"), *arguments, "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=patience, env=environment, stdin=subprocess.DEVNULL)
+    if run.returncode:
+        raise Failed(run.returncode, run.stdout, run.stderr)
+    return json.loads(run.stdout)
+
+
+def generate(daemons, model, prompt, tokens, *more, enter=(), context=None):
+    """The most probable continuation of a prompt on these daemons."""
+    nodes = ",".join(daemon.address for daemon in daemons)
+    command = ["generate", "--nodes", nodes, "--model", model, "--prompt", prompt, "--max-tokens", str(tokens), "--temperature", "0"]
+    return console(*command, *(["--context", str(context)] if context else []), *more, enter=enter)
+
+
+def letters(count):
+    """A prompt of about so many tokens for models of make_model: every letter is one."""
+    return ("abcdefghijklmnopqrstuvwxyz" * (count // 26 + 1))[:count]
+
+
+# Two best tokens whose log-probabilities are nearer than this may change places between rank counts, cuts and machines: what int8
+# activations move the logits of the demo model by (up to 1.2e-2 of the largest, docs/measurements.md).
+TIE = 0.2
+PROMPTS = ["ROMEO:", "JULIET:\nO", "KING HENRY:\nWhat", "To be, or", "Now is the winter", "Enter the", "My lord, I", "FIRST CITIZEN:\nWe are"]
+
+
+def agreement(one, other, what):
+    """How many ids of a prompt are equal where the two best tokens are far enough apart to call. Where they are not, either id is good;
+    with different ids the texts part, and nothing after it is compared. Ends the script where a clear id differs."""
+    if one["prompt_token_ids"] != other["prompt_token_ids"]:
+        sys.exit(f"{what}: the prompt has other tokens")
+    clear = 0
+    for step, (expected, found) in enumerate(zip(one["token_ids"], other["token_ids"])):
+        best = sorted((candidate["logprob"] for candidate in one["logprobs"][step]), reverse=True)
+        is_tie = best[0] - best[1] < TIE
+        if expected != found and is_tie:
+            return clear
+        if expected != found:
+            sys.exit(f"{what}: id {found} instead of {expected} in step {step}, whose best tokens are {best[0] - best[1]:.2f} apart")
+        clear += not is_tie
+    if len(one["token_ids"]) != len(other["token_ids"]):
+        sys.exit(f"{what}: {len(other['token_ids'])} ids instead of {len(one['token_ids'])}")
+    return clear
+
+
+def command(main):
+    """Runs a script's main function; a console that fails ends it with what it said."""
+    end_on_signals()
+    try:
+        main()
+    except Failed as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)

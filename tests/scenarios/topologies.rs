@@ -1,0 +1,119 @@
+//! Pipelines, replicas and unequal shares: the same logits as one rank's in threads, the same text from daemons, and what cannot
+//! work refused by name before anything is loaded.
+use std::sync::Arc;
+
+use harness::{
+    programs::{Cluster, folder_with},
+    ranks::{Run, rms_error, run},
+    tiny_model::TinyModel,
+};
+use serde_json::Value;
+use shared::{
+    gguf::{Architecture, BlockFormat, GgufFile},
+    topology::KvFormat,
+};
+
+/// Four layers that cut badly on purpose: super-blocks of 256 across cuts, more ranks than KV heads.
+fn model(architecture: Architecture) -> TinyModel {
+    let mut model = TinyModel::new(architecture);
+    (model.head_count, model.head_count_kv, model.head_length, model.block_count) = (8, 2, 32, 4);
+    (model.rope_dimension_count, model.embedding_length, model.feed_forward_length) = (32, 256, 512);
+    model
+}
+
+fn file(model: &TinyModel) -> Arc<GgufFile> {
+    Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is good"))
+}
+
+fn bits(logits: &[Vec<f32>]) -> Vec<u32> {
+    logits.iter().flatten().map(|logit| logit.to_bits()).collect()
+}
+
+#[test]
+fn a_pipeline_gives_the_bits_of_its_tensor_parallel_group_and_agrees_with_one_rank() {
+    let tokens: Vec<u32> = (0..20).map(|index| (index * 37 + 5) % 300).collect();
+    for architecture in [Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3] {
+        for format in [BlockFormat::Q4K, BlockFormat::Q8_0, BlockFormat::F16] {
+            let file = file(&model(architecture).with_format(format));
+            let alone = run(&file, &tokens, &Run::exact(1)).logits;
+            // A flipped rounding of one activation is all that summing in another order may do.
+            let bound = if format.is_quantised() { 0.015 } else { 1e-4 };
+            let groups = [vec![1], vec![1; 2], vec![1; 3], vec![1; 4], vec![3, 2, 1]];
+            for weights in groups {
+                let group = run(&file, &tokens, &Run { weights: weights.clone(), ..Run::exact(1) }).logits;
+                let error = rms_error(&group, &alone);
+                assert!(error <= bound, "{} {} {weights:?}: {error}", architecture.name(), format.name());
+                let most = if weights.len() == 1 { 4 } else { 2 };
+                for stages in 2..=most {
+                    let how = Run { stages, weights: weights.clone(), chunks: vec![7, 1], ..Run::exact(1) };
+                    let found = run(&file, &tokens, &how).logits;
+                    assert_eq!(bits(&found), bits(&group), "{stages} stages of {weights:?}, {}", format.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_long_prompt_in_chunks_through_many_stages_with_a_cache_of_halves_gives_the_same_bits() {
+    let mut model = model(Architecture::Qwen3);
+    model.block_count = 7;
+    let file = file(&model.with_format(BlockFormat::Q4_0));
+    let tokens: Vec<u32> = (0..100).map(|index| (index * 41 + 3) % 300).collect();
+    let base = Run { kv: KvFormat::F16, chunks: vec![64, 33, 1], ..Run::exact(1) };
+    let expected = bits(&run(&file, &tokens, &base).logits);
+    for stages in [2, 5, 7] {
+        assert_eq!(bits(&run(&file, &tokens, &Run { stages, ..base.clone() }).logits), expected, "{stages} stages");
+    }
+}
+
+/// What `console generate` writes on a topology.
+fn generate(cluster: &Cluster, topology: &str, more: &[&str]) -> Value {
+    let nodes = cluster.nodes();
+    let nodes: Vec<&str> = nodes.split(',').take(nodes_of(topology)).collect();
+    let nodes = nodes.join(",");
+    let mut arguments = vec!["generate", "--nodes", &nodes, "--model", "tiny.gguf", "--topology", topology, "--json"];
+    arguments.extend(["--prompt", "ab", "--max-tokens", "24", "--seed", "7", "--kv", "f32"]);
+    arguments.extend(more);
+    cluster.console(&arguments).completion()
+}
+
+#[test]
+fn daemons_in_pipelines_and_replicas_with_unequal_shares_write_what_one_writes() {
+    // Without quantised weights ranks differ by a millionth, and no draw is that near.
+    let mut model = TinyModel::new(Architecture::Qwen3);
+    model.block_count = 4;
+    let folder = folder_with(&[("tiny.gguf", &model.bytes())]);
+    let cluster = Cluster::with(6, folder.path(), "");
+    let sampled: &[&[&str]] =
+        &[&["--temperature", "0"], &["--temperature", "0.9", "--top-p", "0.8", "--logprobs", "3"]];
+    for sampling in sampled {
+        let expected = generate(&cluster, "tp1", sampling);
+        let runs: [(&str, &[&str]); 7] = [
+            ("pp2", &[]),
+            ("pp4-tp1", &["--layers", "1,1,1,1"]),
+            ("pp2-tp2", &[]),
+            ("pp2-tp3", &["--weights", "3,2,1", "--layers", "3,1"]),
+            ("dp2-tp2", &[]),
+            ("dp2-pp3", &[]),
+            ("tp3", &["--weights", "3,2,1"]),
+        ];
+        for (topology, more) in runs {
+            let found = generate(&cluster, topology, &[more, *sampling].concat());
+            assert_eq!(found["token_ids"], expected["token_ids"], "{topology} {more:?} {sampling:?}");
+            let ranks = found["ranks"].as_array().expect("ranks");
+            let replicas = if topology.starts_with("dp2") { 2 } else { 1 };
+            assert_eq!(ranks.len(), nodes_of(topology) / replicas);
+            for rank in ranks {
+                // Every rank tells where its time went, whatever its stage.
+                assert_eq!(rank["decode"]["steps"], 23, "{topology} {rank}");
+                assert!(rank["compute_ms"].as_f64().is_some_and(|time| time > 0.0), "{topology} {rank}");
+            }
+        }
+    }
+    cluster.assert_alive();
+}
+
+fn nodes_of(topology: &str) -> usize {
+    topology.split('-').map(|part| part[2..].parse::<usize>().expect("a count")).product()
+}

@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""Ranks as one-core processes on this machine, a shape of 1.1B: one process, two ranks of a tensor-parallel group and the same two with
+the exchange left out, four ranks on two cores, two stages of a pipeline. All in turns; medians of the rounds, and ratios beside the wanted ones.
+
+    cargo build --release --locked --workspace && tests/speed/ranks.py [--rounds 5] [--formats q4_0,q4_k_m] [--json]
+
+What this build of console does not know (a topology, --omit-exchange) is said to be SKIPPED. Nothing else should run meanwhile. As root
+the script asks the kernel to prefer it.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+import bramble
+
+FOLDER = os.path.join(bramble.ROOT, "target", "peers")
+OMIT = "--omit-exchange"
+READ_SECONDS = 0.3
+
+
+class Reader:
+    """A process on one core that reads memory when it is told to."""
+
+    def __init__(self, core):
+        command = ["taskset", "-c", str(core), bramble.program("read_bandwidth")]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.line()
+
+    def line(self):
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit("read_bandwidth ended")
+        return line
+
+    def ask(self):
+        self.process.stdin.write(f"{READ_SECONDS}\n")
+        self.process.stdin.flush()
+
+    def stop(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def bandwidth(readers):
+    """GB/s that one process reads, and both at once."""
+    readers[0].ask()
+    one = float(readers[0].line())
+    for reader in readers:
+        reader.ask()
+    return {"one": one / 1e9, "two": sum(float(reader.line()) for reader in readers) / 1e9}
+
+
+class SetUp:
+    """A way to run the model: how many of the daemons, and what console is told."""
+
+    def __init__(self, name, count, *more):
+        self.name, self.count, self.more, self.found = name, count, list(more), {}
+
+    def measure(self, daemons, model, arguments):
+        """One round: rates in tokens per second."""
+
+        def run(prompt, tokens):
+            answer = bramble.generate(daemons[: self.count], os.path.basename(model), "a" * prompt, tokens, *self.more, context=context)
+            if len(answer["token_ids"]) < tokens // 2:
+                sys.exit(f"{self.name}: the text ended after {len(answer['token_ids'])} of {tokens} tokens")
+            return answer["timings"]
+
+        context = max(arguments.prompt_tokens, arguments.long_tokens, arguments.decode_tokens) + 64
+        # Assigned, and every page touched.
+        run(32, 8)
+        rates = {"prefill": run(arguments.prompt_tokens, 1)["prefill_tokens_per_second"]}
+        if arguments.long_tokens and self.name in ("one", "pp2"):
+            rates["long prefill"] = run(arguments.long_tokens, 1)["prefill_tokens_per_second"]
+        decode = run(8, arguments.decode_tokens)
+        rates["decode"], rates["network"] = decode["decode_tokens_per_second"], decode["network_fraction"]
+        return rates
+
+
+def refused(error):
+    """Whether console does not know this topology or option; then the reason."""
+    try:
+        found = json.loads(error.out)["error"]
+    except ValueError:
+        return str(error) if error.code == 2 else None
+    return found["message"] if found["code"] == "topology_invalid" else None
+
+
+def set_ups():
+    """Everything that this build may know."""
+    found = [SetUp("one", 1), SetUp("tp2", 2), SetUp("tp4", 4), SetUp("pp2", 2, "--topology", "pp2")]
+    about = subprocess.run([bramble.program("console"), "generate", "--help"], capture_output=True, text=True, check=True).stdout
+    if OMIT in about:
+        return [*found, SetUp("tp2 without exchange", 2, OMIT)]
+    print(f"SKIPPED tp2 without exchange: console has no {OMIT}", file=sys.stderr)
+    return found
+
+
+def rounds(cluster, readers, model, arguments):
+    """All rounds: per set-up a list of what was found, and the bandwidths."""
+    kept, found, read = set_ups(), {}, []
+    for number in range(arguments.rounds):
+        read.append(bandwidth(readers))
+        for one in list(kept):
+            try:
+                found.setdefault(one.name, []).append(one.measure(cluster.daemons, model, arguments))
+            except bramble.Failed as error:
+                reason = refused(error)
+                if reason is None or number > 0:
+                    raise
+                print(f"SKIPPED {one.name}: {reason}", file=sys.stderr)
+                kept.remove(one)
+                del found[one.name]
+        read.append(bandwidth(readers))
+        print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
+    return found, read
+
+
+def ratios(found, read):
+    """What is compared: name, the median over the rounds, least, most, and what is wanted."""
+    share = bramble.median([one["two"] / one["one"] for one in read])
+
+    def ratio(what, over, under, wanted):
+        if over in found and under in found and what in found[over][0]:
+            each = [one[what] / other[what] for one, other in zip(found[over], found[under])]
+            return [{"what": f"{what} of {over} / {under}", "ratio": bramble.median(each), "least": min(each), "most": max(each), "wanted": wanted}]
+        return []
+
+    return [
+        *ratio("prefill", "tp2", "one", 1.8),
+        *ratio("decode", "tp2", "one", 0.95 * share),
+        *ratio("prefill", "tp2", "tp2 without exchange", 0.95),
+        *ratio("decode", "tp2", "tp2 without exchange", 0.95),
+        *ratio("decode", "tp4", "tp2", 0.8),
+        *ratio("long prefill", "pp2", "one", 1.7),
+    ]
+
+
+def measure(form, arguments):
+    model = bramble.model(arguments.shape, form, FOLDER)
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        sys.exit("two cores are needed, this process may use one")
+    readers = [Reader(core) for core in cores]
+    settings = "silent_ms = 30000\nstall_ms = 60000\n"
+    try:
+        with bramble.Cluster(FOLDER) as cluster:
+            for index, address in enumerate(bramble.loopback(4)):
+                cluster.add(f"pi{index + 1}", address, enter=["taskset", "-c", str(cores[index % 2])], settings=settings)
+            found, read = rounds(cluster, readers, model, arguments)
+    finally:
+        for reader in readers:
+            reader.stop()
+    medians = {name: {what: bramble.median([one[what] for one in each]) for what in each[0]} for name, each in found.items()}
+    return {
+        "model": os.path.basename(model),
+        "rounds": arguments.rounds,
+        "prompt_tokens": arguments.prompt_tokens,
+        "long_tokens": arguments.long_tokens,
+        "bandwidth": {name: bramble.median([one[name] for one in read]) for name in ("one", "two")},
+        "tokens_per_second": medians,
+        "ratios": ratios(found, read),
+    }
+
+
+def show(report):
+    bandwidth = report["bandwidth"]
+    print(f"{report['model']}: medians of {report['rounds']} rounds, prompts of {report['prompt_tokens']} and {report['long_tokens']} tokens")
+    print(f"  read bandwidth of one one-core process {bandwidth['one']:.1f} GB/s, of two {bandwidth['two']:.1f}")
+    for name, rates in report["tokens_per_second"].items():
+        of_long = f"  long {rates['long prefill']:8.1f}" if "long prefill" in rates else ""
+        print(f"  {name:22} prefill {rates['prefill']:8.1f}  decode {rates['decode']:7.2f} tokens/s  network {rates['network']:4.0%}{of_long}")
+    for one in report["ratios"]:
+        verdict = "" if one["ratio"] >= one["wanted"] else "  BELOW"
+        print(f"  {one['what']:42} {one['ratio']:5.2f}x ({one['least']:.2f} to {one['most']:.2f}), wanted {one['wanted']:.2f}x{verdict}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="tinyllama-1.1b", help="as make_model takes it")
+    parser.add_argument("--formats", default="q4_0,q4_k_m")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompt-tokens", type=int, default=512)
+    parser.add_argument("--long-tokens", type=int, default=1536, help="of the prompt that two stages are compared with; 0: none")
+    parser.add_argument("--decode-tokens", type=int, default=64)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if not bramble.favour():
+        print("this script is not preferred to others on the machine: needs root", file=sys.stderr)
+    for form in arguments.formats.split(","):
+        report = measure(form, arguments)
+        print(json.dumps(report), flush=True) if arguments.json else show(report)
+
+
+if __name__ == "__main__":
+    bramble.command(main)
