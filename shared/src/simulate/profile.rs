@@ -1,7 +1,11 @@
 //! What a node does in what time: known machines, each number with its source, and machines that were measured.
 //! [F] read in a public source, [C] computed from such, [G] an estimate that a measurement on the machine should replace.
 use super::network::NodeSpeed;
-use crate::topology::memory::Work;
+use crate::{
+    latency::ratio,
+    telemetry::bench::{Decode, NodeBench},
+    topology::{memory::Work, sizes::ModelSizes},
+};
 
 /// A machine.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,6 +99,31 @@ impl NodeProfile {
         let all = [Self::pi4(), Self::pi5()];
         let found = all.into_iter().find(|profile| profile.name == name);
         found.ok_or_else(|| format!("{name:?} is no profile of a machine; take pi4 or pi5"))
+    }
+
+    /// A machine whose bench with this model is known. What a bench does not measure is as on `base`; of the measured times it
+    /// is taken off where the simulation adds it again.
+    pub fn measured(name: &str, bench: &NodeBench, sizes: &ModelSizes, base: &Self) -> Self {
+        let layers = sizes.shape.block_count as f64;
+        let read = bench.bandwidth.last().map_or(base.read_bytes_per_second, |all| all.bytes_per_second);
+        let besides = (layers * base.layer_ns as f64
+            + base.step_ns as f64
+            + (sizes.shape.vocabulary_length as u64 * base.logit_ns) as f64)
+            / 1e9;
+        // Short measurements on machines of another kind: at most half of a token is taken off.
+        let share = |decode: &Decode| {
+            let time = ratio(1.0, decode.tokens_per_second);
+            ratio(ratio(decode.bytes as f64, (time - besides).max(time / 2.0)), read)
+        };
+        let decode_share = bench.decode.first().map(share).filter(|share| *share > 0.0);
+        let macs = bench.prefill.last().map(|prefill| prefill.gmacs * 1e9).filter(|macs| *macs > 0.0);
+        Self {
+            name: name.into(),
+            read_bytes_per_second: if read > 0.0 { read } else { base.read_bytes_per_second },
+            decode_share: decode_share.map_or(base.decode_share, |share| share.min(1.0)),
+            macs_per_second: macs.unwrap_or(base.macs_per_second),
+            ..base.clone()
+        }
     }
 
     /// As the network sees it.
