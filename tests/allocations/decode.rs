@@ -35,8 +35,8 @@ fn calls(pool: &Pool) -> usize {
 }
 
 /// Allocations of the tokens after the warm-up on each rank.
-fn decode(world: usize, exchange: Exchange, format: BlockFormat) -> Vec<usize> {
-    let model = TinyModel::new(Architecture::Llama).with_format(format);
+fn decode(world: usize, exchange: Exchange, architecture: Architecture, format: BlockFormat) -> Vec<usize> {
+    let model = TinyModel::new(architecture).with_format(format);
     let file = Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is good"));
     let shape = Shape::read(&file).expect("the model is good");
     let plans = cut(&shape, &vec![1; world]).expect("the model can be cut");
@@ -82,9 +82,12 @@ fn decode(world: usize, exchange: Exchange, format: BlockFormat) -> Vec<usize> {
 fn a_decoded_token_allocates_nothing_on_one_rank_and_on_two() {
     assert!(TOKENS as usize <= BLOCKS * KV_BLOCK_LENGTH);
     for format in [BlockFormat::Q4K, BlockFormat::Q8_0, BlockFormat::F16] {
-        assert_eq!(decode(1, Exchange::F32, format), [0], "{}", format.name());
-        for exchange in [Exchange::F32, Exchange::Q80] {
-            assert_eq!(decode(2, exchange, format), [0, 0], "{} {exchange:?}", format.name());
+        for architecture in [Architecture::Llama, Architecture::Qwen3Moe] {
+            let what = format!("{} {}", architecture.name(), format.name());
+            assert_eq!(decode(1, Exchange::F32, architecture, format), [0], "{what}");
+            for exchange in [Exchange::F32, Exchange::Q80] {
+                assert_eq!(decode(2, exchange, architecture, format), [0, 0], "{what} {exchange:?}");
+            }
         }
     }
 }

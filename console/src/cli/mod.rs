@@ -20,6 +20,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 mod tokenize;
+mod topology;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -71,6 +72,9 @@ enum Command {
     Status(options::Status),
     /// Show the tokens of a text
     Tokenize(options::Tokenize),
+    /// Show what runs as a topology file, check such a file against the nodes, or assign it
+    #[command(subcommand)]
+    Topology(options::Topology),
 }
 
 impl Arguments {
@@ -86,6 +90,7 @@ impl Arguments {
             Some(Command::Simulate(simulate)) => simulate.json(),
             Some(Command::Status(status)) => status.json,
             Some(Command::Tokenize(tokenize)) => tokenize.json,
+            Some(Command::Topology(topology)) => topology.json(),
             None => false,
         }
     }
@@ -136,6 +141,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Some(Command::Simulate(simulate)) => simulate::run(&simulate),
         Some(Command::Status(status)) => status::run(&status).await,
         Some(Command::Tokenize(tokenize)) => tokenize::run(&tokenize),
+        Some(Command::Topology(topology)) => topology::run(topology).await,
         None => dashboard::run(arguments.dashboard).await,
     }
 }

@@ -13,6 +13,7 @@ use std::{
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     thread::JoinHandle,
+    time::Instant,
 };
 
 use atomic_wait::{wait, wake_all, wake_one};
@@ -20,6 +21,8 @@ use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
+
+use super::PoolClock;
 
 /// Looks this often before sleeping, where spinning is allowed: about as long as a thread waits for the others inside a layer.
 const SPIN_ROUNDS: u32 = 10_000;
@@ -64,6 +67,7 @@ struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     has_panicked: AtomicBool,
     spin: bool,
+    clock: Arc<PoolClock>,
 }
 
 /// A borrowed job; valid until `remaining` is 0.
@@ -98,7 +102,9 @@ impl Shared {
         self.generation.fetch_add(1, Ordering::SeqCst);
         // A worker that is not counted yet will see the new generation before it sleeps.
         if self.sleepers.load(Ordering::SeqCst) > 0 {
+            let begun = Instant::now();
             wake_all(&raw const self.generation);
+            self.clock.count(begun);
         }
     }
 
@@ -123,6 +129,15 @@ impl Shared {
 
     /// Waits until every thread has counted itself out of the run.
     fn wait_for_all(&self) {
+        if self.remaining.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let begun = Instant::now();
+        self.sleep_until_all();
+        self.clock.count(begun);
+    }
+
+    fn sleep_until_all(&self) {
         if self.spins_until(|| self.remaining.load(Ordering::Acquire) == 0) {
             return;
         }
@@ -152,6 +167,7 @@ impl Pool {
             panic: Mutex::new(None),
             has_panicked: AtomicBool::new(false),
             spin: options.spin,
+            clock: Arc::default(),
         });
         let worker = |thread: usize| {
             let (shared, core) = (Arc::clone(&shared), core_of(&options, thread));
@@ -165,6 +181,11 @@ impl Pool {
     /// Pins the calling thread to the core of thread 0.
     pub fn pin_caller(&self) {
         pin(core_of(&self.options, 0));
+    }
+
+    /// What the caller's thread spends on the others.
+    pub fn clock(&self) -> Arc<PoolClock> {
+        Arc::clone(&self.shared.clock)
     }
 
     /// Threads, the caller included.
@@ -254,6 +275,31 @@ impl Pool {
             let (start, range_of) = (cut.start.get(), range.clone());
             let mut columns = ColumnsMut { start, width: cut.width, rows: cut.rows, range: range_of, out: PhantomData };
             each(index, range, &mut columns);
+        });
+    }
+
+    /// As `columns` with one output whose rows lie in groups that end before the rows `ends`: `each(group, range, columns)` may
+    /// set the columns of its range in the rows of its group, counted from the group's first.
+    ///
+    /// # Panics
+    /// The output does not end with a row, or a group is not in it.
+    pub fn grouped(
+        &self,
+        output: Columns<'_>,
+        ends: &[usize],
+        each: impl Fn(usize, Range<usize>, &mut ColumnsMut<'_>) + Sync,
+    ) {
+        let Columns { out, width, unit } = output;
+        let rows = out.len().checked_div(width).unwrap_or(0);
+        assert!(unit > 0 && out.len() == rows * width, "whole rows, and ranges of at least one column");
+        assert!(ends.is_sorted() && ends.last().is_none_or(|end| *end <= rows), "groups are in the output");
+        let (start, ranges) = (Start(out.as_mut_ptr()), width.div_ceil(unit));
+        self.share(ends.len() * ranges, &|piece| {
+            let (group, begin) = (piece / ranges, piece % ranges * unit);
+            let (first, range) = (ends[..group].last().copied().unwrap_or(0), begin..(begin + unit).min(width));
+            let (start, range_of) = (start.get().wrapping_add(first * width), range.clone());
+            let mut columns = ColumnsMut { start, width, rows: ends[group] - first, range: range_of, out: PhantomData };
+            each(group, range, &mut columns);
         });
     }
 
