@@ -1,5 +1,8 @@
 //! `console simulate`: a model on nodes that need not exist, in virtual time: how fast, where the time goes, and from how many
 //! nodes on more of them do not make it faster.
+use std::{io::Read, path::PathBuf};
+
+use anyhow::Context;
 use clap::Args;
 use serde_json::{Value, json};
 use shared::{
@@ -14,6 +17,9 @@ use shared::{
 };
 
 use super::{Failure, hypothetical::Hypothetical, output};
+
+/// Most bytes of a file with times.
+const JITTER_BYTES_MAX: u64 = 16 << 20;
 
 /// Numbers of nodes: `8`, `1..8` or `1,2,4`.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,6 +70,9 @@ pub(super) struct Simulate {
     /// Extra time of every computing and message, in millionths of the usual time on average
     #[arg(long, value_name = "PPM", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=10_000_000))]
     jitter: u32,
+    /// Extra times as in a real run: a file with times of the same work in nanoseconds, a line each, in their order
+    #[arg(long, value_name = "FILE", conflicts_with = "jitter")]
+    jitter_file: Option<PathBuf>,
     /// Of the jitter
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
@@ -94,6 +103,26 @@ impl Simulate {
         }
     }
 
+    fn noise(&self) -> Result<Noise, Failure> {
+        let Some(path) = &self.jitter_file else {
+            return Ok(if self.jitter > 0 { Noise::Random { mean_ppm: self.jitter } } else { Noise::None });
+        };
+        let mut text = String::new();
+        let file = std::fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        let read = file.take(JITTER_BYTES_MAX).read_to_string(&mut text);
+        read.with_context(|| format!("cannot read {}", path.display()))?;
+        let times: Result<Vec<u64>, _> = text.lines().map(|line| line.trim().parse()).collect();
+        let noise = times.ok().as_deref().and_then(Noise::recorded);
+        noise.ok_or_else(|| Failure::Usage {
+            message: format!(
+                "{} does not hold {} times in nanoseconds, a line each",
+                path.display(),
+                Noise::RECORDED_MIN
+            ),
+            next: "write the time of each run of the same work, in the order in which they came",
+        })
+    }
+
     /// Nodes and layers of a layout; stages are balanced by what a token reads.
     fn setup(&self, sizes: &ModelSizes, layout: Layout) -> Result<Setup, Failure> {
         let usage = |message: String| Failure::Usage { message, next: "console simulate --help" };
@@ -122,10 +151,10 @@ impl Simulate {
         Ok(Setup { stages: split.into_iter().enumerate().map(stage).collect(), exchange, choice, kv, ..lone })
     }
 
-    fn run(&self, sizes: &ModelSizes, layout: Layout) -> Result<Result<Run, SimulateError>, Failure> {
+    fn run(&self, sizes: &ModelSizes, layout: Layout, noise: &Noise) -> Result<Result<Run, SimulateError>, Failure> {
         let setup = self.setup(sizes, layout)?;
-        let noise = if self.jitter > 0 { Noise::Random { mean_ppm: self.jitter } } else { Noise::None };
-        let request = Request { prompt: self.hypothetical.prompt, tokens: self.tokens, noise, seed: self.seed };
+        let (prompt, noise) = (self.hypothetical.prompt, noise.clone());
+        let request = Request { prompt, tokens: self.tokens, noise, seed: self.seed };
         let simulated = || {
             let replica = Replica::new(sizes, &setup)?;
             let outcome = answer(&replica, &request)?;
@@ -145,10 +174,11 @@ impl Simulate {
 /// Simulates each layout; one that the model cannot be cut for is told and left out.
 pub(super) fn run(options: &Simulate) -> Result<u8, Failure> {
     let sizes = options.hypothetical.sizes()?;
+    let noise = options.noise()?;
     let mut runs = Vec::new();
     let mut left_out = Vec::new();
     for layout in options.layouts() {
-        match options.run(&sizes, layout)? {
+        match options.run(&sizes, layout, &noise)? {
             Ok(run) => runs.push(run),
             Err(error) => left_out.push((layout, error)),
         }

@@ -20,13 +20,17 @@ pub(super) fn run(options: &Plan) -> Result<u8, Failure> {
         format!("| model, Q4_K_M | {} | 1 node | 2 | 4 | 8 |", options.profile().name),
         "|---|---|---|---|---|---|".to_owned(),
     ];
+    let mut before = None;
     for (model, gibibytes) in MODELS.into_iter().flat_map(|model| GIBIBYTES.map(|each| (model, each))) {
         let usage = |message| Failure::Usage { message, next: "console plan --help" };
         let sizes = ModelSizes::known(model, Quantisation::Q4KM).map_err(usage)?;
         let found = NODES.map(|count| fastest(&sizes, &options.described(count, gibibytes << 30), &demand));
-        if found.iter().all(Option::is_none) {
+        // More memory that changes nothing is no row.
+        let now = Some((model, found));
+        if found.iter().all(Option::is_none) || before == now {
             continue;
         }
+        before = now;
         let cells = found.iter().map(|cell| {
             cell.as_ref().map_or("-".into(), |(layout, bytes, rate)| {
                 format!("{layout}, {:.1} GiB, {rate:.1} tok/s", bytes.0 as f64 / (1_u64 << 30) as f64)

@@ -19,6 +19,23 @@ pub enum Noise {
     Recorded(Arc<[u32]>),
 }
 
+impl Noise {
+    /// Fewest times that say anything about how they stray.
+    pub const RECORDED_MIN: usize = 64;
+
+    /// What times of the same work, in the order in which they came, took beyond the median; `None`: too few, or all zero.
+    pub fn recorded(times: &[u64]) -> Option<Self> {
+        let mut sorted = times.to_vec();
+        sorted.sort_unstable();
+        let median = *sorted.get(times.len() / 2).filter(|median| **median > 0 && times.len() >= Self::RECORDED_MIN)?;
+        let extra = |time: &u64| {
+            let part = u128::from(time.saturating_sub(median)) * u128::from(ONE) / u128::from(median);
+            u32::try_from(part).unwrap_or(u32::MAX)
+        };
+        Some(Self::Recorded(times.iter().map(extra).collect()))
+    }
+}
+
 /// The extra time of one node.
 #[derive(Clone, Debug)]
 pub struct Jitter {
@@ -107,5 +124,9 @@ mod tests {
         let in_order = extra.windows(2).filter(|pair| pair[1] > pair[0] && pair[1] - pair[0] < 1100).count();
         assert!(in_order > extra.len() * 9 / 10, "{in_order} of {}", extra.len());
         assert_eq!(Jitter::new(Noise::Recorded(Arc::new([])), 1, 0).stretch(5), 5);
+        let times: Vec<u64> = (0..100).map(|time| if time == 50 { 3000 } else { 1000 }).collect();
+        let Some(Noise::Recorded(found)) = Noise::recorded(&times) else { panic!("a hundred are enough") };
+        assert_eq!((found[50], found[49]), (2 << 16, 0));
+        assert_eq!((Noise::recorded(&times[..63]), Noise::recorded(&[0; 100])), (None, None));
     }
 }

@@ -31,11 +31,14 @@ const CANDIDATES_BYTES: [u64; 2] = [224, 64];
 /// Bytes of a drawn token.
 const DRAWN_BYTES: u64 = 32;
 
+/// The machine and the relative share of each rank of a stage.
+pub type Machines = Vec<(NodeProfile, u32)>;
+
 /// What a simulated replica is made of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
-    /// Stages: their layers, and the machine and relative share of each rank. All stages have as many ranks.
-    pub stages: Vec<(Range<usize>, Vec<(NodeProfile, u32)>)>,
+    /// Layers and ranks of each stage; all have as many ranks.
+    pub stages: Vec<(Range<usize>, Machines)>,
     /// Between all nodes.
     pub link: Link,
     /// Format of partial sums.

@@ -7,7 +7,7 @@ use super::{
     sizes::{LayerFormats, ModelSizes},
     spec::{KV_BLOCK_LENGTH, KvFormat},
 };
-use crate::gguf::{Architecture, BlockFormat};
+use crate::gguf::BlockFormat;
 
 /// What computing takes beyond weights and KV cache: buffers of a step, links, threads.
 pub const WORKING_BYTES: u64 = 32 << 20;
@@ -107,7 +107,7 @@ impl Holding<'_> {
     fn feed_forward_parts(&self, formats: &LayerFormats) -> [Part; 3] {
         let embedding = self.sizes.shape.embedding_length;
         let columns = &self.plan.columns;
-        let count = self.sizes.experts.map_or(1, |experts| experts.count);
+        let count = self.sizes.shape.experts.map_or(1, |experts| experts.count);
         [
             Part { count, ..Part::matrix(formats.gate, columns.len(), 0..embedding) },
             Part { count, ..Part::matrix(formats.up, columns.len(), 0..embedding) },
@@ -118,7 +118,7 @@ impl Holding<'_> {
     /// The matrix that chooses experts, whole on every rank.
     fn router_part(&self) -> Option<Part> {
         let embedding = self.sizes.shape.embedding_length;
-        self.sizes.experts.map(|experts| Part::matrix(BlockFormat::F32, experts.count, 0..embedding))
+        self.sizes.shape.experts.map(|experts| Part::matrix(BlockFormat::F32, experts.count, 0..embedding))
     }
 
     fn output_part(&self) -> Part {
@@ -134,7 +134,7 @@ impl Holding<'_> {
             let lengths = [self.plan.heads.len(), self.plan.heads_kv.len(), self.plan.heads_kv.len()];
             vectors.extend(lengths.map(|heads| Part::vector(heads * shape.head_length)));
         }
-        if shape.architecture != Architecture::Llama && shape.architecture != Architecture::Qwen2 {
+        if shape.architecture.has_head_norms() {
             vectors.extend([Part::vector(shape.head_length), Part::vector(shape.head_length)]);
         }
         vectors
@@ -168,7 +168,7 @@ impl Holding<'_> {
     pub fn feed_forward(&self, layer: usize, tokens: u32) -> Work {
         let parts = self.feed_forward_parts(&self.sizes.layers[layer]);
         let one = parts.iter().fold(Work::default(), |sum, part| sum.add(part.work()));
-        let Some(experts) = self.sizes.experts else { return one };
+        let Some(experts) = self.sizes.shape.experts else { return one };
         let (count, used) = (experts.count as f64, experts.used_count as f64);
         let read = count * (1.0 - (1.0 - used / count).powi(tokens.min(1 << 20) as i32));
         let router = self.router_part().map_or(Work::default(), |part| part.work());

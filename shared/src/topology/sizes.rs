@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use super::known::{self, KnownShape};
-use crate::gguf::{Architecture, BlockFormat, GgufFile, Shape};
+use crate::gguf::{Architecture, BlockFormat, Experts, GgufFile, Shape};
 
 /// How llama.cpp mixes formats in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,15 +80,6 @@ pub struct LayerFormats {
     pub down: BlockFormat,
 }
 
-/// A mixture of experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertSizes {
-    /// Experts of a layer.
-    pub count: usize,
-    /// Experts that a token goes through.
-    pub used_count: usize,
-}
-
 /// A model as far as it costs memory and time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSizes {
@@ -96,8 +87,6 @@ pub struct ModelSizes {
     pub name: String,
     /// Dimensions as the cut into shards takes them. `feed_forward_length` is that of one expert where there are some.
     pub shape: Shape,
-    /// Experts, if the feed-forward network is a mixture of them.
-    pub experts: Option<ExpertSizes>,
     /// Formats by layer.
     pub layers: Vec<LayerFormats>,
     /// Format of the output matrix, `token_embd.weight` where it is tied.
@@ -109,6 +98,10 @@ pub struct ModelSizes {
 impl ModelSizes {
     /// The sizes of a file whose shape was read.
     pub fn of_file(file: &GgufFile, shape: &Shape) -> Self {
+        let [gate, up, down] = match shape.experts {
+            Some(_) => ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"],
+            None => ["ffn_gate", "ffn_up", "ffn_down"],
+        };
         let format = |name: String| file.tensor(&name).map_or(BlockFormat::F32, |tensor| tensor.format);
         let layer = |block: usize| {
             let of = |part: &str| format(format!("blk.{block}.{part}.weight"));
@@ -117,16 +110,15 @@ impl ModelSizes {
                 key: of("attn_k"),
                 value: of("attn_v"),
                 attention_output: of("attn_output"),
-                gate: of("ffn_gate"),
-                up: of("ffn_up"),
-                down: of("ffn_down"),
+                gate: of(gate),
+                up: of(up),
+                down: of(down),
             }
         };
         let output = if shape.tied_output { "token_embd.weight" } else { "output.weight" };
         Self {
             name: shape.name.clone(),
             shape: shape.clone(),
-            experts: None,
             layers: (0..shape.block_count).map(layer).collect(),
             output: format(output.into()),
             has_biases: file.tensor("blk.0.attn_q.bias").is_some(),
@@ -165,7 +157,6 @@ impl ModelSizes {
         };
         Self {
             name: format!("{}-{quantisation}", known.name),
-            experts: known.experts.map(|(count, used_count)| ExpertSizes { count, used_count }),
             layers: (0..known.block_count).map(layer).collect(),
             output: fitting(quantisation.output(), known.embedding_length),
             has_biases: known.architecture == "qwen2",
@@ -178,23 +169,22 @@ impl ModelSizes {
         let shape = &self.shape;
         let [embedding, feed_forward] = [shape.embedding_length as u64, shape.feed_forward_length as u64];
         let heads = 2 * (shape.head_count + shape.head_count_kv) as u64 * shape.head_length as u64;
-        let experts = self.experts.map_or(1, |experts| experts.count as u64);
+        let experts = shape.experts.map_or(1, |experts| experts.count as u64);
         shape.block_count as u64 * embedding * (heads + 3 * feed_forward * experts)
             + embedding * shape.vocabulary_length as u64
     }
 }
 
 fn shape(known: &KnownShape) -> Shape {
-    // Experts count beside the shape: a cut only needs the columns of one.
-    let name = if known.experts.is_some() { "qwen3" } else { known.architecture };
-    let architecture = Architecture::ALL.into_iter().find(|architecture| architecture.name() == name);
+    let architecture = Architecture::ALL.into_iter().find(|architecture| architecture.name() == known.architecture);
     Shape {
-        architecture: architecture.unwrap_or(Architecture::Llama),
+        architecture: architecture.expect("the table names architectures that there are: a test goes through it"),
         name: known.name.into(),
         block_count: known.block_count,
         context_length: known.context_length,
         embedding_length: known.embedding_length,
         feed_forward_length: known.feed_forward_length,
+        experts: known.experts.map(|(count, used_count)| Experts { count, used_count }),
         head_count: known.head_count,
         head_count_kv: known.head_count_kv,
         head_length: known.head_length,
@@ -249,6 +239,9 @@ mod tests {
             let sizes = ModelSizes::known(name, Quantisation::Q4_0).expect("it is known");
             let found = sizes.weight_count() as f64 / 1e9;
             assert!((found / billions - 1.0).abs() < 0.01, "{name}: {found}");
+        }
+        for shape in known::SHAPES {
+            assert_eq!(ModelSizes::of_known(shape, Quantisation::Q4KM).shape.architecture.name(), shape.architecture);
         }
         let error = ModelSizes::known("llama-9", Quantisation::F16).expect_err("there is none");
         assert!(error.contains("llama-3.1-8b"), "{error}");
