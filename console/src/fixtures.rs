@@ -10,6 +10,7 @@ use shared::{
         message::{FinishReason, Finished, ModelCard, TokenEvent},
     },
     sampling::SamplingParameters,
+    schedule::Choice,
     telemetry::{
         Health, Lateness, LayerSync, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals, SyncKind,
         health::{Clock, LoadByOthers, MemoryUse, NetworkLink, ThrottleBits},
@@ -197,6 +198,7 @@ pub(crate) fn wanted() -> Wanted {
         model: "bard-q8_0.gguf".to_owned(),
         kv: KvFormat::F16,
         exchange: Exchange::F32,
+        collective: Choice::Auto,
         context_length: None,
         slots: 1,
     }
@@ -256,6 +258,7 @@ pub(crate) fn topology() -> Topology {
         identity: ModelIdentity::default(),
         kv: KvFormat::F16,
         exchange: Exchange::F32,
+        collective: Choice::Auto,
         context_length: 512,
         slots: 1,
     }

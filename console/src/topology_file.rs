@@ -1,6 +1,9 @@
 //! Topology files: which nodes hold which layers and shares of a model, as TOML that people write and `topology show` prints.
 use serde::{Deserialize, Serialize};
-use shared::topology::{Exchange, KvFormat, Layout, Topology, spec::NODES_MAX};
+use shared::{
+    schedule::Choice,
+    topology::{Exchange, KvFormat, Layout, Topology, spec::NODES_MAX},
+};
 
 use crate::{client::assign::SLOTS_DEFAULT, wanted::Wanted};
 
@@ -25,6 +28,9 @@ pub struct TopologyFile {
     /// Format of the partial sums between nodes.
     #[serde(default)]
     pub exchange: Exchange,
+    /// How partial sums are summed: auto, or the name of one algorithm.
+    #[serde(default = "collective")]
+    pub collective: String,
     /// The stages of all replicas.
     pub stage: Vec<Stage>,
 }
@@ -99,6 +105,10 @@ fn kv() -> String {
     KvFormat::default().to_string()
 }
 
+fn collective() -> String {
+    Choice::default().to_string()
+}
+
 impl TopologyFile {
     /// Reads a file's text.
     ///
@@ -124,6 +134,7 @@ impl TopologyFile {
             slots: topology.slots,
             kv: topology.kv.to_string(),
             exchange: topology.exchange,
+            collective: topology.collective.to_string(),
             stage: stages.map(stage).collect(),
         }
     }
@@ -153,6 +164,7 @@ impl TopologyFile {
             model: self.model.clone(),
             kv: self.kv.parse().map_err(FileError::Value)?,
             exchange: self.exchange,
+            collective: self.collective.parse().map_err(FileError::Value)?,
             context_length: self.context_length,
             slots: self.slots,
         };

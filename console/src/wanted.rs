@@ -4,6 +4,7 @@ use std::ops::Range;
 use shared::{
     ids::MemberIndex,
     protocol::message::ModelCard,
+    schedule::Choice,
     topology::{Exchange, KvFormat, Layout, SpecError, Topology, split_layers},
 };
 
@@ -22,6 +23,8 @@ pub struct Wanted {
     pub kv: KvFormat,
     /// Format of the partial sums on the wire.
     pub exchange: Exchange,
+    /// How all-reduces go.
+    pub collective: Choice,
     /// Longest sequence; `None` = what the model was trained for.
     pub context_length: Option<u32>,
     /// Sequences at the same time.
@@ -41,6 +44,7 @@ impl Wanted {
             model: topology.model.clone(),
             kv: topology.kv,
             exchange: topology.exchange,
+            collective: topology.collective,
             context_length: Some(topology.context_length),
             slots: topology.slots,
         }

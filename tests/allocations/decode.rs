@@ -9,7 +9,7 @@ use std::{
 };
 
 use daemon::{
-    collective::{Abort, Accounting, Group, Links, Seat, SyncRing},
+    collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing},
     kernels::{Compute, Kernels, Pool, PoolOptions},
     model::{Batch, BatchToken, KvCache, Model, Shard, Source},
 };
@@ -17,6 +17,7 @@ use harness::{ranks::sockets, tiny_model::TinyModel};
 use shared::{
     gguf::{Architecture, BlockFormat, GgufFile, Shape},
     ids::{Epoch, Rank, Slot, TopologyHash},
+    schedule::{Algorithm, Choice},
     topology::{Exchange, KvFormat, cut, spec::KV_BLOCK_LENGTH},
 };
 
@@ -35,7 +36,12 @@ fn calls(pool: &Pool) -> usize {
 }
 
 /// Allocations of the tokens after the warm-up on each rank.
-fn decode(world: usize, exchange: Exchange, architecture: Architecture, format: BlockFormat) -> Vec<usize> {
+fn decode(
+    world: usize,
+    exchange: Exchange,
+    choice: Choice,
+    (architecture, format): (Architecture, BlockFormat),
+) -> Vec<usize> {
     let model = TinyModel::new(architecture).with_format(format);
     let file = Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is good"));
     let shape = Shape::read(&file).expect("the model is good");
@@ -56,7 +62,8 @@ fn decode(world: usize, exchange: Exchange, architecture: Architecture, format: 
                 let abort = Arc::new(Abort::new().expect("the system has descriptors"));
                 let seat = Seat { own: number, stage: 0..world as u16, epoch: Epoch(1), hash: TopologyHash(2) };
                 let links = (world > 1).then(|| Links::new(seat, streams, abort, false).expect("sockets are good"));
-                let mut group = Group::new(links, exchange, accounting);
+                let settings = Settings { exchange, columns: shape.embedding_length, choice };
+                let mut group = Group::new(links, settings, accounting);
                 let tables = vec![(0..BLOCKS as u32).collect::<Vec<u32>>()];
                 let mut before = 0;
                 for position in 0..TOKENS {
@@ -84,10 +91,21 @@ fn a_decoded_token_allocates_nothing_on_one_rank_and_on_two() {
     for format in [BlockFormat::Q4K, BlockFormat::Q8_0, BlockFormat::F16] {
         for architecture in [Architecture::Llama, Architecture::Qwen3Moe] {
             let what = format!("{} {}", architecture.name(), format.name());
-            assert_eq!(decode(1, Exchange::F32, architecture, format), [0], "{what}");
-            for exchange in [Exchange::F32, Exchange::Q80] {
-                assert_eq!(decode(2, exchange, architecture, format), [0, 0], "{what} {exchange:?}");
+            assert_eq!(decode(1, Exchange::F32, Choice::Auto, (architecture, format)), [0], "{what}");
+            for exchange in [Exchange::F32, Exchange::F16, Exchange::Q80] {
+                assert_eq!(decode(2, exchange, Choice::Auto, (architecture, format)), [0, 0], "{what} {exchange:?}");
             }
+        }
+    }
+}
+
+#[test]
+fn no_collective_allocates_for_a_token() {
+    for algorithm in Algorithm::ALL {
+        for exchange in [Exchange::F32, Exchange::Q80] {
+            let model = (Architecture::Llama, BlockFormat::Q8_0);
+            let found = decode(3, exchange, Choice::Forced(algorithm), model);
+            assert_eq!(found, [0, 0, 0], "{algorithm} {exchange}");
         }
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use daemon::{
-    collective::{Abort, Accounting, Group, Links, Seat, SyncRing},
+    collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing},
     engine::{self, RequestKey, Setup, plan::Limits},
     kernels::{Compute, Kernels, Pool, PoolOptions},
     model::{KvCache, Model, Shard, Source},
@@ -23,6 +23,7 @@ use shared::{
     ids::{Epoch, MemberIndex, Rank, TopologyHash},
     protocol::message::Generate,
     sampling::SamplingParameters,
+    schedule::Choice,
     tokenizer::Tokenizer,
     topology::{Exchange, KvFormat, Layout, cut, spec::KV_BLOCK_LENGTH},
 };
@@ -64,7 +65,8 @@ fn rank(
         vocabulary_length: shape.vocabulary_length,
     };
     let tokenizer = (number == 0).then(|| Tokenizer::from_metadata(file.metadata()).expect("the model has one"));
-    let group = Group::new(links, Exchange::F32, accounting);
+    let settings = Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto };
+    let group = Group::new(links, settings, accounting);
     Setup { node: format!("pi{number}"), place, limits, model, group, tokenizer, abort }
 }
 

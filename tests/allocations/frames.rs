@@ -14,6 +14,7 @@ use shared::{
         },
     },
     sampling::SamplingParameters,
+    schedule::Choice,
     telemetry::RankTotals,
     topology::{Exchange, Exclusions, KvFormat, Layout, Member, Topology},
 };
@@ -43,6 +44,7 @@ fn topology() -> Topology {
         identity: ModelIdentity([7; 32]),
         kv: KvFormat::F16,
         exchange: Exchange::Q80,
+        collective: Choice::Auto,
         context_length: 512,
         slots: 4,
     }

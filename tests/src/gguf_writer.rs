@@ -94,11 +94,14 @@ struct WrittenTensor {
     offset: Option<u64>,
 }
 
+/// Writes the bytes of a tensor.
+type Make = dyn Fn(&mut dyn Write) -> io::Result<()>;
+
 /// The bytes of a tensor, or what makes them when they are written.
 #[derive(Clone)]
 enum Contents {
     Bytes(Vec<u8>),
-    Made { length: usize, write: Arc<dyn Fn(&mut dyn Write) -> io::Result<()>> },
+    Made { length: usize, write: Arc<Make> },
 }
 
 impl fmt::Debug for Contents {

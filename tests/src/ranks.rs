@@ -8,13 +8,14 @@ use std::{
 };
 
 use daemon::{
-    collective::{Abort, Accounting, Group, Links, Seat, SyncRing},
+    collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing},
     kernels::{Compute, Kernels, Pool, PoolOptions},
     model::{Batch, BatchToken, KvCache, Model, Shard, Source},
 };
 use shared::{
     gguf::{GgufFile, Shape},
     ids::{Epoch, MemberIndex, Slot, TopologyHash},
+    schedule::Choice,
     telemetry::PhaseTotals,
     topology::{Exchange, KvFormat, Layout, Place, ShardPlan, cut_stages, spec::KV_BLOCK_LENGTH, split_layers},
 };
@@ -28,6 +29,8 @@ pub struct Run {
     pub stages: usize,
     /// Format of the partial sums.
     pub exchange: Exchange,
+    /// How the ranks sum.
+    pub collective: Choice,
     /// Format of the KV cache.
     pub kv: KvFormat,
     /// Tokens of each step, the last repeated until the sequence is through.
@@ -45,6 +48,7 @@ impl Run {
             weights: vec![1; world],
             stages: 1,
             exchange: Exchange::F32,
+            collective: Choice::Auto,
             kv: KvFormat::F32,
             chunks: vec![usize::MAX],
             threads: 1,
@@ -136,7 +140,8 @@ fn rank_of(
     let seat = Seat { own: place.rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };
     let abort = Arc::new(Abort::new().expect("the system has descriptors"));
     let links = (streams.len() > 1).then(|| Links::new(seat, streams, abort, false).expect("sockets are good"));
-    let mut group = Group::new(links, how.exchange, accounting);
+    let settings = Settings { exchange: how.exchange, columns: shape.embedding_length, choice: how.collective };
+    let mut group = Group::new(links, settings, accounting);
     // Blocks in reverse: a sequence is never assumed to be contiguous.
     let tables = vec![(0..blocks as u32).rev().collect::<Vec<u32>>()];
     let mut logits = Vec::new();

@@ -8,6 +8,7 @@ use shared::{
         message::{self, STOP_BYTES_MAX},
     },
     sampling::SamplingParameters,
+    schedule::Choice,
     topology::{Exchange, KvFormat, Layout, exclusion::REASON_LENGTH_MAX},
 };
 
@@ -23,14 +24,6 @@ fn node(text: &str) -> Result<String, String> {
 
 fn layout(text: &str) -> Result<Layout, String> {
     text.parse().map_err(|error: shared::topology::SpecError| error.to_string())
-}
-
-fn exchange(text: &str) -> Result<Exchange, String> {
-    match text {
-        "f32" => Ok(Exchange::F32),
-        "q80" => Ok(Exchange::Q80),
-        _ => Err("f32 or q80".into()),
-    }
 }
 
 fn number(text: &str, least: f32, most: f32) -> Result<f32, String> {
@@ -66,9 +59,12 @@ pub(super) struct Assignment {
     /// Format of the KV cache: f16, q8_0 or f32
     #[arg(long, default_value = "f16", value_parser = <KvFormat as std::str::FromStr>::from_str)]
     kv: KvFormat,
-    /// Format of the partial sums between nodes: f32 or q80
-    #[arg(long, default_value = "f32", value_parser = exchange)]
+    /// Format of the partial sums between nodes: f32, f16 or q80
+    #[arg(long, default_value = "f32", value_parser = <Exchange as std::str::FromStr>::from_str)]
     exchange: Exchange,
+    /// How nodes sum: auto times direct, rs-ag and star on the links; or one of these, doubling, ring, two-level
+    #[arg(long, default_value = "auto", value_parser = <Choice as std::str::FromStr>::from_str)]
+    collective: Choice,
     /// Longest sequence in tokens [default: the model's, at most 4096]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
@@ -85,6 +81,7 @@ impl Assignment {
             model: model_name(model),
             kv: self.kv,
             exchange: self.exchange,
+            collective: self.collective,
             context_length: self.context,
             slots: SLOTS_DEFAULT,
         }

@@ -2,7 +2,7 @@
 use shared::{
     ids::Rank,
     protocol::{frame::HEADER_BYTES, message::Finished},
-    schedule::{Algorithm, Cost, cost},
+    schedule::{Cost, Table, cost},
     telemetry::{PhaseTotals, RankTotals},
     topology::{Member, Topology},
     units::Bytes,
@@ -41,10 +41,10 @@ pub(super) fn lines(finished: &Finished, topology: &Topology, replica: u16, embe
     type Part = fn(&RankTotals) -> &PhaseTotals;
     let phases: [(&str, Part); 2] = [("prefill", |rank| &rank.prefill), ("decode", |rank| &rank.decode)];
     for (name, part) in phases {
-        for (rank, member) in finished.ranks.iter().zip(topology.replica(replica)) {
+        for (rank, member) in finished.ranks.iter().zip(topology.replica(replica).iter().enumerate()) {
             let totals = part(rank);
             if totals.steps > 0 {
-                lines.push(row(name, &member.name, totals, &formula(topology, member, embedding_length)));
+                lines.push(row(name, &member.1.name, totals, &formula(topology, member, embedding_length)));
             }
         }
     }
@@ -58,16 +58,12 @@ pub(super) fn lines(finished: &Finished, topology: &Topology, replica: u16, embe
     lines
 }
 
-/// Bytes and messages of one token's all-reduces on one rank, by the formula of the direct exchange, and of the hand-over to the
-/// next stage.
-fn formula(topology: &Topology, member: &Member, embedding_length: u64) -> Cost {
-    let one = cost(
-        Algorithm::Direct,
-        topology.exchange,
-        Rank(0),
-        usize::from(topology.layout.ranks),
-        (1, embedding_length as usize),
-    );
+/// Bytes and messages of one token's all-reduces on one rank, by the formula of the algorithm that is forced or that `auto`
+/// begins with, and of the hand-over to the next stage.
+fn formula(topology: &Topology, (index, member): (usize, &Member), embedding_length: u64) -> Cost {
+    let (world, columns) = (usize::from(topology.layout.ranks), embedding_length as usize);
+    let algorithm = Table::new(topology.collective, topology.exchange, world, columns).algorithm(1);
+    let one = cost(algorithm, topology.exchange, Rank((index % world) as u16), world, (1, columns));
     let all_reduces = 2 * u64::from(member.layers.end - member.layers.start);
     let hand_overs = u64::from(member.layers.end < topology.block_count());
     let bytes = all_reduces * (one.bytes + one.messages * HEADER_BYTES as u64)

@@ -55,7 +55,7 @@ fn object(address: &str, answer: &Result<NodeReport, Fault>) -> serde_json::Valu
     let topology = report.topology.as_ref().map(|(topology, hash, rank)| {
         let nodes: Vec<&str> = topology.members.iter().map(|member| member.name.as_str()).collect();
         json!({"layout": topology.layout.to_string(), "hash": hash.to_string(), "rank": rank.0, "model": topology.model,
-            "nodes": nodes, "context": topology.context_length, "kv": topology.kv, "exchange": topology.exchange})
+            "nodes": nodes, "context": topology.context_length, "kv": topology.kv, "exchange": topology.exchange, "collective": topology.collective})
     });
     let load = report.load.map(|load| json!({"done": load.done.0, "total": load.total.0}));
     json!({

@@ -8,6 +8,7 @@ use shared::{
         message::{FinishReason, TokenLogprob},
     },
     sampling::SamplingParameters,
+    schedule::Choice,
     topology::{Exchange, KvFormat, Layout, Member, Topology},
 };
 use tokio::sync::mpsc::channel;
@@ -38,7 +39,7 @@ fn what_cannot_be_is_a_usage_error_with_a_message_for_people_and_programs() {
         ("console generate --nodes a --prompt x --model m --max-tokens 0", "max-tokens"),
         ("console generate --nodes a --prompt x --model m --logprobs 21", "logprobs"),
         ("console generate --nodes a --prompt x --model m --kv f8", "q8_0 or f32"),
-        ("console generate --nodes a --prompt x --model m --exchange q4", "f32 or q80"),
+        ("console generate --nodes a --prompt x --model m --exchange q4", "f32, f16 or q80"),
         ("console generate --nodes a --prompt x --model m --context 0", "context"),
         ("console generate --nodes a --prompt x --prompt-file y --model m", "cannot be used with"),
         ("console generate --nodes a --model m", "--prompt"),
@@ -183,6 +184,7 @@ fn assigned() -> Assigned {
         identity: ModelIdentity([0; 32]),
         kv: KvFormat::F16,
         exchange: Exchange::F32,
+        collective: Choice::Auto,
         context_length: 512,
         slots: 4,
     };

@@ -164,6 +164,7 @@ fn compose(nodes: &[(&Identity, &str)], wanted: &Wanted, card: &ModelCard) -> Re
         identity: card.identity,
         kv: wanted.kv,
         exchange: wanted.exchange,
+        collective: wanted.collective,
         context_length: wanted.context_length.unwrap_or(card.context_length.min(CONTEXT_DEFAULT)),
         slots: wanted.slots,
     })
@@ -249,6 +250,7 @@ async fn abort(sessions: &[Arc<Session>], epoch: Epoch, hash: TopologyHash) {
 mod tests {
     use shared::{
         ids::ModelIdentity,
+        schedule::Choice,
         topology::{Exchange, KvFormat, Layout},
         units::Bytes,
     };
@@ -258,9 +260,9 @@ mod tests {
     fn wanted() -> Wanted {
         let (kv, exchange) = (KvFormat::F16, Exchange::F32);
         let layout = Layout::tensor_parallel(2);
-        let (model, slots) = ("m.gguf".into(), SLOTS_DEFAULT);
+        let (model, slots, collective) = ("m.gguf".into(), SLOTS_DEFAULT, Choice::Auto);
         let (weights, layers) = (Vec::new(), Vec::new());
-        Wanted { layout, weights, layers, model, kv, exchange, context_length: None, slots }
+        Wanted { layout, weights, layers, model, kv, exchange, collective, context_length: None, slots }
     }
 
     fn card() -> ModelCard {

@@ -6,6 +6,7 @@ use shared::{
         message::FinishReason,
     },
     sampling::SamplingParameters,
+    schedule::Choice,
     topology::{Exchange, KvFormat, Layout},
     units::Bytes,
 };
@@ -38,7 +39,8 @@ fn wanted(ranks: u16) -> Wanted {
     let (kv, exchange) = (KvFormat::F16, Exchange::F32);
     let layout = Layout::tensor_parallel(ranks);
     let (weights, layers) = (Vec::new(), Vec::new());
-    Wanted { layout, weights, layers, model: "m.gguf".into(), kv, exchange, context_length: None, slots: SLOTS_DEFAULT }
+    let (model, slots, collective) = ("m.gguf".into(), SLOTS_DEFAULT, Choice::Auto);
+    Wanted { layout, weights, layers, model, kv, exchange, collective, context_length: None, slots }
 }
 
 fn request() -> Generate {

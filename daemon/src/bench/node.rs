@@ -7,6 +7,7 @@ use shared::{
     ids::{Rank, Slot},
     latency::ratio,
     protocol::bench::{CONTEXT_DEFAULT, PREFILL_DEFAULT},
+    schedule::Choice,
     telemetry::bench::{Decode, Load, NodeBench, Prefill, Rows},
     topology::{Exchange, KvFormat, spec::KV_BLOCK_LENGTH},
 };
@@ -18,7 +19,7 @@ use super::{
     progress::Reporter,
 };
 use crate::{
-    collective::{Accounting, Group, SyncRing},
+    collective::{Accounting, Group, Settings, SyncRing},
     engine::plan::STEP_TOKENS_MAX,
     health::machine::allowed_cores,
     kernels::{Compute, Kernels, Pool, PoolOptions},
@@ -61,7 +62,7 @@ pub(super) fn run(arguments: &NodeArguments, kernels: &'static Kernels) -> anyho
     forget_peak();
     reporter.begin("load from the disk");
     let (shape, shard, cold) = load_cold(path, kernels)?;
-    let weight_bytes = shard.byte_length();
+    let weight_bytes = shard.token_bytes();
     let bench = Bench::new(arguments, kernels, options.clone(), &work, shard)?;
     let (prefill, decode, rows, ids) = bench.work(arguments, &work, &shape, &mut reporter);
     let resident_peak = resident_peak();
@@ -149,9 +150,10 @@ impl Bench {
         let pool = Pool::new(options);
         pool.pin_caller();
         let accounting = Accounting::new(Rank(0), Arc::new(SyncRing::default()));
+        let settings = Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto };
         Ok(Self {
             model: Model::new(shard, cache, Compute { kernels, pool }),
-            group: Group::new(None, Exchange::F32, accounting),
+            group: Group::new(None, settings, accounting),
             tables: vec![(0..blocks as u32).collect()],
         })
     }

@@ -1,173 +1,345 @@
-//! Executes a schedule on links: the all-reduce that the model sees.
-use std::time::Instant;
+//! Runs the operations of one all-reduce on links. Bytes of columns lie slice after slice, token after token within one.
+use std::{ops::Range, time::Instant};
 
 use shared::{
-    ids::{LayerIndex, Rank},
-    protocol::frame::FrameKind,
-    schedule::payload_bytes,
-    telemetry::SyncKind,
-    topology::Exchange,
+    ids::Rank,
+    protocol::frame::{FrameKind, FramePlace},
+    schedule::{Algorithm, RankSet, payload_bytes},
+    topology::{Exchange, spec::NODES_MAX},
     units::Nanoseconds,
 };
 
-use super::{Accounting, Collective, CollectiveError, Links, accounting::Span, payload};
+use super::{
+    CollectiveError, Links,
+    link::Mark,
+    payload,
+    program::{Operation, Source},
+};
 
-/// A rank in its tensor-parallel group: links (none for a replica of one rank), accounting, and the place in the step.
-#[derive(Debug)]
-pub struct Group {
-    links: Option<Links>,
-    exchange: Exchange,
-    /// Sums and clock of this rank.
-    pub accounting: Accounting,
-    pub(super) step: u64,
-    sequence: u32,
+/// Values that are summed at a time: they stay in registers and the nearest cache while all ranks' are added.
+const CHUNK: usize = 128;
+
+/// What all-reduces work in; grows to the largest step and stays.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    /// `[tokens, columns]`
     sum: Vec<f32>,
-    own_part: Vec<u8>,
+    /// The own values as they are sent, where that rounds.
+    own: Vec<u8>,
+    /// The result as it is sent.
+    result: Vec<u8>,
 }
 
-impl Group {
-    /// The group of a rank's stage; no links for a replica of one rank.
-    pub fn new(links: Option<Links>, exchange: Exchange, accounting: Accounting) -> Self {
-        Self { links, exchange, accounting, step: 0, sequence: 0, sum: Vec::new(), own_part: Vec::new() }
+/// The shape of a tensor and how it travels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tensor {
+    pub(super) exchange: Exchange,
+    pub(super) tokens: usize,
+    pub(super) columns: usize,
+}
+
+impl Tensor {
+    /// Bytes of one token's columns.
+    fn row_bytes(self, columns: usize) -> usize {
+        payload_bytes(self.exchange, 1, columns)
     }
 
-    /// The links to the other ranks; `None` for a lone rank.
-    pub fn links(&mut self) -> Option<&mut Links> {
-        self.links.as_mut()
+    /// Where the bytes of some columns of all tokens lie.
+    fn bytes(self, columns: &Range<usize>) -> Range<usize> {
+        let begin = self.tokens * self.row_bytes(columns.start);
+        begin..begin + self.tokens * self.row_bytes(columns.len())
     }
 
-    /// A step begins: frames carry its number, and their own numbers start anew.
-    pub fn begin_step(&mut self, step: u64) {
-        (self.step, self.sequence) = (step, 0);
+    /// Where the values of some columns lie, token by token.
+    fn rows(self, columns: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+        let Range { start, end } = *columns;
+        (0..self.tokens).map(move |token| token * self.columns + start..token * self.columns + end)
     }
+}
 
-    /// The number of the step's next message outside of its all-reduces; all ranks count alike.
-    pub fn next_sequence(&mut self) -> u32 {
-        self.sequence += 1;
-        self.sequence
-    }
+/// What an all-reduce found out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    /// Bytes and messages sent, headers included.
+    pub(super) sent: (u64, u64),
+    /// Longest computing of another rank that frames reported, and whose.
+    pub(super) slowest: (Nanoseconds, Rank),
+    /// The rank whose part came last, and how long it was the only one missing.
+    pub(super) last: (Rank, Nanoseconds),
+    /// The last arrival.
+    pub(super) arrived: Instant,
+}
 
-    /// Sends a message outside of an all-reduce (plan, candidates, query, answer).
-    ///
-    /// # Errors
-    /// The peer is lost.
-    pub fn send(&mut self, to: Rank, kind: FrameKind, sequence: u32, payload: &[u8]) -> Result<(), CollectiveError> {
-        let compute = self.accounting.compute_so_far();
-        let (step, links) = (self.step, self.links.as_mut());
-        let links = links.expect("a message to another rank needs a world of two");
-        let bytes = links.send(to, (kind, step, sequence, compute.0), |out| out.extend_from_slice(payload))?;
-        self.accounting.sent(bytes, 1);
-        Ok(())
-    }
+/// One all-reduce under way.
+pub(super) struct Execution<'a> {
+    links: &'a mut Links,
+    buffers: &'a mut Buffers,
+    tensor: Tensor,
+    algorithm: Algorithm,
+    /// Step and number of the collective in it.
+    at: (u64, u32),
+    compute: Nanoseconds,
+    since: Instant,
+    found: Found,
+    /// Messages to and from each rank of the stage so far.
+    rounds_out: [u8; NODES_MAX],
+    rounds_in: [u8; NODES_MAX],
+}
 
-    /// Sends a message to all other ranks of the stage.
-    ///
-    /// # Errors
-    /// A peer is lost.
-    pub fn tell(&mut self, kind: FrameKind, sequence: u32, payload: &[u8]) -> Result<(), CollectiveError> {
-        let Some(others) = self.links.as_ref().map(Links::others) else { return Ok(()) };
-        for rank in others {
-            self.send(rank, kind, sequence, payload)?;
+impl<'a> Execution<'a> {
+    pub(super) fn new(
+        links: &'a mut Links,
+        buffers: &'a mut Buffers,
+        tensor: Tensor,
+        algorithm: Algorithm,
+        at: (u64, u32),
+        (compute, since): (Nanoseconds, Instant),
+    ) -> Self {
+        let values = tensor.tokens * tensor.columns;
+        let bytes = tensor.tokens * tensor.row_bytes(tensor.columns);
+        if buffers.sum.len() < values {
+            buffers.sum.resize(values, 0.0);
         }
-        Ok(())
+        if buffers.result.len() < bytes {
+            buffers.own.resize(bytes, 0);
+            buffers.result.resize(bytes, 0);
+        }
+        let own = links.own();
+        let found = Found { sent: (0, 0), slowest: (Nanoseconds(0), own), last: (own, Nanoseconds(0)), arrived: since };
+        let (rounds_out, rounds_in) = ([0; NODES_MAX], [0; NODES_MAX]);
+        Self { links, buffers, tensor, algorithm, at, compute, since, found, rounds_out, rounds_in }
     }
 
-    /// Waits for one message of `kind` from every other rank of the stage and gives each to `take`, in rank order.
-    ///
-    /// # Errors
-    /// A peer is lost or out of step.
-    pub fn gather(
+    /// Runs all operations; `hidden` gets the result added. Both tensors are `[tokens, columns]`.
+    pub(super) fn run(
+        mut self,
+        operations: &[Operation],
+        part: &[f32],
+        hidden: &mut [f32],
+    ) -> Result<Found, CollectiveError> {
+        for operation in operations {
+            match operation {
+                Operation::SendSum { to, columns, own, encodes } => {
+                    self.send_sum(*to, columns, (*own, *encodes), part)?
+                }
+                Operation::SendResult { to, columns } => self.send_result(*to, columns)?,
+                Operation::Sum { from, columns, own, encodes } => self.sum(*from, columns, (*own, *encodes), part)?,
+                Operation::Store { from, columns, keeps } => self.store(*from, columns, *keeps, hidden)?,
+                Operation::Finish { columns, keeps } => self.finish(columns, *keeps, hidden),
+            }
+        }
+        if !self.links.is_flushed() {
+            self.links.flush_stage()?;
+            self.found.arrived = Instant::now();
+        }
+        Ok(self.found)
+    }
+
+    fn send_sum(
         &mut self,
-        kind: FrameKind,
-        sequence: u32,
-        mut take: impl FnMut(Rank, &[u8]),
+        to: Rank,
+        columns: &Range<usize>,
+        (own, encodes): (Source, bool),
+        part: &[f32],
     ) -> Result<(), CollectiveError> {
-        let Some(links) = self.links.as_mut() else { return Ok(()) };
-        let compute = self.accounting.compute_so_far();
-        let sent = Instant::now();
-        links.wait_for(links.others())?;
-        let (arrived, last) = (Instant::now(), links.last_arrival());
-        let own = links.own();
-        let mut slowest = (Nanoseconds(0), own);
-        for rank in links.stage().filter(|rank| *rank != own) {
-            let (header, payload) = links.front(rank, (kind, self.step, sequence))?;
-            slowest = slowest.max((Nanoseconds(header.compute_ns), rank));
-            take(rank, payload);
+        let tensor = self.tensor;
+        if tensor.exchange != Exchange::F32 {
+            if encodes {
+                self.encode_own(columns, own, part);
+            }
+            let (mark, slowest) = (self.mark_out(to), self.slowest());
+            let own = &self.buffers.own[tensor.bytes(columns)];
+            let bytes = self.links.send_marked(self.global(to), mark, slowest, |out| out.extend_from_slice(own))?;
+            self.count(bytes);
+            return Ok(());
         }
-        for rank in links.others() {
-            links.consume(rank)?;
-        }
-        self.accounting.close(Span { compute, slowest, last, sent, arrived });
+        let (mark, slowest, to) = (self.mark_out(to), self.slowest(), self.global(to));
+        let values = if own == Source::Part { part } else { &self.buffers.sum };
+        let bytes = self.links.send_marked(to, mark, slowest, |out| {
+            if columns.len() == tensor.columns {
+                out.extend_from_slice(bytemuck::must_cast_slice(&values[..tensor.tokens * tensor.columns]));
+            } else {
+                tensor.rows(columns).for_each(|row| out.extend_from_slice(bytemuck::must_cast_slice(&values[row])));
+            }
+        })?;
+        self.count(bytes);
         Ok(())
     }
 
-    fn start_sends(&mut self, partial: &[f32], compute: Nanoseconds) -> Result<(), CollectiveError> {
-        let (step, sequence, exchange) = (self.step, self.sequence, self.exchange);
-        let Some(links) = self.links.as_mut() else { return Ok(()) };
-        for to in links.others() {
-            let header = (FrameKind::Partial, step, sequence, compute.0);
-            let bytes = links.send(to, header, |out| payload::encode(exchange, partial, out))?;
-            self.accounting.sent(bytes, 1);
-        }
+    fn send_result(&mut self, to: Rank, columns: &Range<usize>) -> Result<(), CollectiveError> {
+        let (mark, slowest, to) = (self.mark_out(to), self.slowest(), self.global(to));
+        let result = &self.buffers.result[self.tensor.bytes(columns)];
+        let bytes = self.links.send_marked(to, mark, slowest, |out| out.extend_from_slice(result))?;
+        self.count(bytes);
         Ok(())
     }
 
-    /// Sums all parts in rank order into `self.sum`; returns the longest computing reported.
-    fn reduce(&mut self, partial: &[f32]) -> Result<(Nanoseconds, Rank), CollectiveError> {
-        let (step, sequence, exchange) = (self.step, self.sequence, self.exchange);
-        let links = self.links.as_mut().expect("only a world of two or more reduces");
-        let own = links.own();
-        let mut slowest = (Nanoseconds(0), own);
-        self.sum.clear();
-        self.sum.resize(partial.len(), 0.0);
-        for rank in links.stage() {
-            if rank == own {
-                // Rounded as the others see it, so that every rank sums the same numbers.
-                self.own_part.clear();
-                payload::encode(exchange, partial, &mut self.own_part);
-                payload::add(exchange, &self.own_part, &mut self.sum);
-                continue;
-            }
-            let (header, bytes) = links.front(rank, (FrameKind::Partial, step, sequence))?;
-            let expected = payload_bytes(exchange, 1, partial.len());
-            if bytes.len() != expected {
-                let (got, expected) = (format!("{} bytes", bytes.len()), format!("{expected} bytes"));
-                return Err(CollectiveError::OutOfStep { rank, got, expected });
-            }
-            slowest = slowest.max((Nanoseconds(header.compute_ns), rank));
-            payload::add(exchange, bytes, &mut self.sum);
-        }
-        for rank in links.others() {
-            links.consume(rank)?;
-        }
-        payload::round(exchange, &mut self.sum, &mut self.own_part);
-        Ok(slowest)
-    }
-}
-
-impl Collective for Group {
-    fn all_reduce(
+    fn sum(
         &mut self,
-        layer: LayerIndex,
-        kind: SyncKind,
-        partial: &[f32],
+        from: RankSet,
+        columns: &Range<usize>,
+        (own, encodes): (Source, bool),
+        part: &[f32],
+    ) -> Result<(), CollectiveError> {
+        let tensor = self.tensor;
+        let is_rounded = tensor.exchange != Exchange::F32;
+        if is_rounded && encodes {
+            self.encode_own(columns, own, part);
+        }
+        self.receive(from, columns)?;
+        let last = self.links.last_of(from.counted_from(self.links.first()), self.since);
+        if last.1 > self.found.last.1 {
+            self.found.last = last;
+        }
+        let own_rank = Rank(self.links.own().0 - self.links.first());
+        let mut terms = [Term::Own; NODES_MAX];
+        let mut count = 0;
+        for rank in from.with(own_rank).iter() {
+            terms[count] = match rank == own_rank {
+                false => Term::Bytes(self.links.front_any(self.global(rank)).1),
+                true if is_rounded => Term::Bytes(&self.buffers.own[tensor.bytes(columns)]),
+                true => Term::Own,
+            };
+            count += 1;
+        }
+        let part = (own == Source::Part).then_some(part);
+        add_terms(tensor, columns, &terms[..count], part, &mut self.buffers.sum);
+        self.consume(from)
+    }
+
+    fn store(
+        &mut self,
+        from: Rank,
+        columns: &Range<usize>,
+        keeps: bool,
         hidden: &mut [f32],
     ) -> Result<(), CollectiveError> {
-        assert_eq!(partial.len(), hidden.len(), "both are [token, embedding_length]");
-        let compute = self.accounting.compute_so_far();
-        let sent = Instant::now();
-        self.start_sends(partial, compute)?;
-        let Some(links) = self.links.as_mut().filter(|links| links.stage().len() > 1) else {
-            hidden.iter_mut().zip(partial).for_each(|(hidden, partial)| *hidden += partial);
-            // What another stage sends or gets moves on while this one computes.
-            return self.links.as_mut().map_or(Ok(()), Links::pump);
-        };
-        links.wait_for(links.others())?;
-        let (arrived, last) = (Instant::now(), links.last_arrival());
-        let slowest = self.reduce(partial)?;
-        self.accounting.close_layer(layer, kind, Span { compute, slowest, last, sent, arrived });
-        hidden.iter_mut().zip(&self.sum).for_each(|(hidden, sum)| *hidden += sum);
-        self.sequence += 1;
-        self.links.as_mut().map_or(Ok(()), Links::pump)
+        self.receive(RankSet::one(from), columns)?;
+        let (_, bytes) = self.links.front_any(self.global(from));
+        add_rows(self.tensor, columns, bytes, hidden);
+        if keeps {
+            self.buffers.result[self.tensor.bytes(columns)].copy_from_slice(bytes);
+        }
+        self.consume(RankSet::one(from))
+    }
+
+    fn finish(&mut self, columns: &Range<usize>, keeps: bool, hidden: &mut [f32]) {
+        let (tensor, Buffers { sum, result, .. }) = (self.tensor, &mut *self.buffers);
+        let is_exact = tensor.exchange == Exchange::F32;
+        if is_exact {
+            for row in tensor.rows(columns) {
+                hidden[row.clone()].iter_mut().zip(&sum[row]).for_each(|(hidden, sum)| *hidden += sum);
+            }
+        }
+        if keeps || !is_exact {
+            encode_rows(tensor, columns, sum, result);
+        }
+        if !is_exact {
+            add_rows(tensor, columns, &result[tensor.bytes(columns)], hidden);
+        }
+    }
+
+    fn encode_own(&mut self, columns: &Range<usize>, source: Source, part: &[f32]) {
+        let Buffers { sum, own, .. } = &mut *self.buffers;
+        encode_rows(self.tensor, columns, if source == Source::Part { part } else { sum }, own);
+    }
+
+    /// Waits for one message of each rank and checks that it is the right one.
+    fn receive(&mut self, from: RankSet, columns: &Range<usize>) -> Result<(), CollectiveError> {
+        self.links.receive(from.counted_from(self.links.first()))?;
+        self.found.arrived = Instant::now();
+        let expected = self.tensor.bytes(columns).len();
+        for rank in from.iter() {
+            let place = FramePlace { algorithm: self.algorithm.number(), round: self.rounds_in[rank.index()] };
+            let (header, bytes) = self.links.front_marked(self.global(rank), self.mark(place))?;
+            if bytes.len() != expected {
+                let (got, expected) = (format!("{} bytes", bytes.len()), format!("{expected} bytes"));
+                return Err(CollectiveError::OutOfStep { rank: self.global(rank), got, expected });
+            }
+            self.found.slowest = self.found.slowest.max((Nanoseconds(header.compute_ns), header.slowest));
+        }
+        Ok(())
+    }
+
+    fn consume(&mut self, from: RankSet) -> Result<(), CollectiveError> {
+        for rank in from.iter() {
+            self.rounds_in[rank.index()] += 1;
+            self.links.consume(self.global(rank))?;
+        }
+        Ok(())
+    }
+
+    fn mark(&self, place: FramePlace) -> Mark {
+        Mark { kind: FrameKind::Partial, step: self.at.0, sequence: self.at.1, place }
+    }
+
+    /// Names the next message to a rank.
+    fn mark_out(&mut self, to: Rank) -> Mark {
+        let round = &mut self.rounds_out[to.index()];
+        let place = FramePlace { algorithm: self.algorithm.number(), round: *round };
+        *round += 1;
+        self.mark(place)
+    }
+
+    /// The longest computing that this rank knows of.
+    fn slowest(&self) -> (Nanoseconds, Rank) {
+        self.found.slowest.max((self.compute, self.links.own()))
+    }
+
+    fn global(&self, rank: Rank) -> Rank {
+        Rank(self.links.first() + rank.0)
+    }
+
+    fn count(&mut self, bytes: u64) {
+        self.found.sent.0 += bytes;
+        self.found.sent.1 += 1;
+    }
+}
+
+/// One addend: a rank's bytes, or the own values as they are.
+#[derive(Clone, Copy)]
+enum Term<'a> {
+    Own,
+    Bytes(&'a [u8]),
+}
+
+/// `sum` = the terms in their order; the own values are those of `part`, or what `sum` held.
+fn add_terms(tensor: Tensor, columns: &Range<usize>, terms: &[Term<'_>], part: Option<&[f32]>, sum: &mut [f32]) {
+    let (exchange, width) = (tensor.exchange, tensor.row_bytes(columns.len()));
+    let mut space = [0.0; CHUNK];
+    for (token, row) in tensor.rows(columns).enumerate() {
+        for begin in row.clone().step_by(CHUNK) {
+            let chunk = begin..row.end.min(begin + CHUNK);
+            let place = token * width + tensor.row_bytes(begin - row.start);
+            let bytes = place..place + tensor.row_bytes(chunk.len());
+            let total = &mut space[..chunk.len()];
+            for (index, term) in terms.iter().enumerate() {
+                match (term, index) {
+                    (Term::Bytes(all), 0) => payload::load(exchange, &all[bytes.clone()], total),
+                    (Term::Bytes(all), _) => payload::add(exchange, &all[bytes.clone()], total),
+                    (Term::Own, 0) => total.copy_from_slice(&part.unwrap_or(sum)[chunk.clone()]),
+                    (Term::Own, _) => {
+                        let own = &part.unwrap_or(sum)[chunk.clone()];
+                        total.iter_mut().zip(own).for_each(|(total, own)| *total += own);
+                    }
+                }
+            }
+            sum[chunk].copy_from_slice(total);
+        }
+    }
+}
+
+/// Rounds columns of `values` into their place in `out`.
+fn encode_rows(tensor: Tensor, columns: &Range<usize>, values: &[f32], out: &mut [u8]) {
+    let out = &mut out[tensor.bytes(columns)];
+    for (row, out) in tensor.rows(columns).zip(out.chunks_exact_mut(tensor.row_bytes(columns.len()))) {
+        payload::encode(tensor.exchange, &values[row], out);
+    }
+}
+
+/// Adds the bytes of columns to `hidden`.
+fn add_rows(tensor: Tensor, columns: &Range<usize>, bytes: &[u8], hidden: &mut [f32]) {
+    for (row, bytes) in tensor.rows(columns).zip(bytes.chunks_exact(tensor.row_bytes(columns.len()))) {
+        payload::add(tensor.exchange, bytes, &mut hidden[row]);
     }
 }

@@ -20,7 +20,7 @@ impl Group {
         let step = self.step;
         let links = self.links().expect("a stage that hands over has links");
         let bytes = links.send(to, (FrameKind::HandOver, step, 0, compute.0), |out| {
-            payload::encode(FORMAT, hidden, out);
+            out.extend_from_slice(bytemuck::must_cast_slice(hidden));
             out.extend_from_slice(behind);
         })?;
         self.accounting.sent(bytes, 1);
@@ -50,8 +50,7 @@ impl Group {
             let (got, expected) = (format!("{} bytes", bytes.len()), format!("at least {length}"));
             return Err(CollectiveError::OutOfStep { rank: from, got, expected });
         };
-        hidden.fill(0.0);
-        payload::add(FORMAT, values, hidden);
+        payload::load(FORMAT, values, hidden);
         behind(rest);
         links.consume(from)?;
         self.accounting.close_bubble(compute, sent, arrived);

@@ -1,26 +1,28 @@
-//! Data links of one rank: non-blocking sockets, one coalesced write a message, frames in order, buffers allocated once.
+//! Data links of one rank to all others of its replica: one coalesced write a message, one read where it came whole.
 //! Every wait makes progress in both directions with all peers, so that full socket buffers never block two ranks.
-use std::{io, net::TcpStream, ops::Range, os::fd::AsFd, sync::Arc, time::Instant};
+use std::{io, net::TcpStream, ops::Range, sync::Arc, time::Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
 use shared::{
     ids::{Epoch, Rank, TopologyHash},
-    protocol::{
-        frame::{FrameHeader, FrameKind, HEADER_BYTES},
-        seal::Seal,
-    },
+    protocol::frame::{FrameHeader, FrameKind, FramePlace},
+    schedule::RankSet,
     topology::spec::NODES_MAX,
     units::Nanoseconds,
 };
 
-use super::{Abort, CollectiveError};
+use super::{
+    Abort, CollectiveError,
+    peer::{Calls, Patience, Peer},
+};
 
-/// Looks at the sockets this often before sleeping in a poll, where spinning is allowed.
+/// Looks at the sockets this often before sleeping, where spinning is allowed.
 const SPIN_ROUNDS: u32 = 20_000;
 /// Longest sleep before the abort flag is looked at again, in milliseconds.
 const POLL_MS: u16 = 200;
-/// Least that one read asks for.
-const READ_BYTES_MIN: usize = 64 * 1024;
 
 /// A rank's place among the ranks of its replica, and the assignment that its frames name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +37,19 @@ pub struct Seat {
     pub hash: TopologyHash,
 }
 
+/// What a message says of itself beside its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// What the payload is.
+    pub kind: FrameKind,
+    /// The step.
+    pub step: u64,
+    /// Number of the collective (or round) within the step.
+    pub sequence: u32,
+    /// Place within an all-reduce.
+    pub place: FramePlace,
+}
+
 /// The links of one rank to all others of its replica.
 #[derive(Debug)]
 pub struct Links {
@@ -42,49 +57,34 @@ pub struct Links {
     peers: Vec<Option<Peer>>,
     abort: Arc<Abort>,
     spin: bool,
-    arrivals: Arrivals,
+    calls: Calls,
+    /// When the latest [`Self::wait_for`] began.
+    waited: Instant,
+    awaited: RankSet,
 }
 
-/// The two latest arrivals of a wait; the own send counts as the first.
-#[derive(Clone, Copy, Debug)]
-struct Arrivals {
-    last: Rank,
-    at: Instant,
-    before: Instant,
-}
-
-#[derive(Debug)]
-struct Peer {
-    stream: TcpStream,
-    seal_out: Seal,
-    seal_in: Seal,
-    /// A whole sealed message, sent up to `sent`.
-    out: Vec<u8>,
-    sent: usize,
-    /// Received bytes; the first `frame` of them are the frame in front once it is whole.
-    input: Vec<u8>,
-    filled: usize,
-    front: Option<FrameHeader>,
+/// What a wait is for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Goal {
+    /// A frame of each of these is in front.
+    from: RankSet,
+    /// All that was sent to these is with the system.
+    flushed: RankSet,
+    /// Whether the socket of a last missing rank may be slept on alone: one call less, but an abort is seen later.
+    may_sleep_alone: bool,
 }
 
 impl Links {
     /// Takes connected sockets, one for each other rank of the replica (`None` at the own place).
     ///
     /// # Errors
-    /// A socket cannot be made non-blocking.
+    /// An option of a socket cannot be set.
     pub fn new(seat: Seat, streams: Vec<Option<TcpStream>>, abort: Arc<Abort>, spin: bool) -> io::Result<Self> {
         assert!(streams.len() <= NODES_MAX, "a topology has at most {NODES_MAX} nodes: checked when it was made");
-        let peer = |stream: TcpStream| {
-            stream.set_nonblocking(true)?;
-            stream.set_nodelay(true)?;
-            let input = vec![0; READ_BYTES_MIN];
-            let (seal_out, seal_in) = (Seal, Seal);
-            Ok(Peer { stream, seal_out, seal_in, out: Vec::new(), sent: 0, input, filled: 0, front: None })
-        };
-        let peers = streams.into_iter().map(|stream| stream.map(peer).transpose()).collect::<io::Result<Vec<_>>>()?;
-        let now = Instant::now();
-        let arrivals = Arrivals { last: seat.own, at: now, before: now };
-        Ok(Self { seat, peers, abort, spin, arrivals })
+        let peers = streams.into_iter().map(|stream| stream.map(Peer::new).transpose());
+        let peers = peers.collect::<io::Result<Vec<_>>>()?;
+        let (calls, waited) = (Calls::default(), Instant::now());
+        Ok(Self { seat, peers, abort, spin, calls, waited, awaited: RankSet::default() })
     }
 
     /// This rank.
@@ -107,6 +107,11 @@ impl Links {
         &self.abort
     }
 
+    /// System calls so far.
+    pub fn calls(&self) -> Calls {
+        self.calls
+    }
+
     /// The other ranks of the stage, from the next one on.
     pub fn others(&self) -> impl Iterator<Item = Rank> + Clone + use<> {
         let (own, stage) = (self.seat.own.0, self.seat.stage.clone());
@@ -123,39 +128,85 @@ impl Links {
         (kind, step, sequence, compute_ns): (FrameKind, u64, u32, u64),
         fill: impl FnOnce(&mut Vec<u8>),
     ) -> Result<u64, CollectiveError> {
-        self.wait(|peers| peers[to.index()].as_ref().is_none_or(Peer::is_flushed))?;
+        let mark = Mark { kind, step, sequence, place: FramePlace::default() };
+        self.send_marked(to, mark, (Nanoseconds(compute_ns), self.seat.own), fill)
+    }
+
+    /// As [`Self::send`], for a message of an all-reduce; `slowest` is the longest computing that this rank knows of.
+    ///
+    /// # Errors
+    /// The peer is lost, or the message before could not be sent.
+    pub fn send_marked(
+        &mut self,
+        to: Rank,
+        mark: Mark,
+        slowest: (Nanoseconds, Rank),
+        fill: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<u64, CollectiveError> {
+        if !self.peer(to).is_flushed() {
+            self.wait(Goal { flushed: RankSet::one(to), ..Goal::default() })?;
+        }
         let Seat { own, epoch, hash, .. } = self.seat;
-        let peer = self.peer(to);
-        peer.out.clear();
-        peer.out.resize(HEADER_BYTES, 0);
-        fill(&mut peer.out);
-        let length = (peer.out.len() - HEADER_BYTES) as u32;
-        let header = FrameHeader { kind, from: own, length, epoch, hash, step, sequence, compute_ns };
-        peer.out[..HEADER_BYTES].copy_from_slice(&header.encode());
-        peer.seal_out.seal(&mut peer.out);
-        peer.sent = 0;
-        peer.write(to)?;
-        Ok(u64::from(length) + HEADER_BYTES as u64)
+        let Mark { kind, step, sequence, place } = mark;
+        let (Nanoseconds(compute_ns), slowest) = slowest;
+        let header =
+            FrameHeader { kind, from: own, length: 0, epoch, hash, step, sequence, place, slowest, compute_ns };
+        let peer = self.peers[to.index()].as_mut().expect("a rank has links to all others and none to itself");
+        let bytes = peer.load(header, fill);
+        peer.write(to, &mut self.calls)?;
+        Ok(bytes)
     }
 
     /// Waits until a frame of each rank in `from` is in front and all that was sent within the stage is with the system.
     ///
     /// # Errors
     /// A peer is lost or sent a broken header, or the wait was aborted.
-    pub fn wait_for(&mut self, from: impl Iterator<Item = Rank> + Clone) -> Result<(), CollectiveError> {
-        let now = Instant::now();
-        self.arrivals = Arrivals { last: self.seat.own, at: now, before: now };
+    pub fn wait_for(&mut self, from: impl Iterator<Item = Rank>) -> Result<(), CollectiveError> {
+        let from = from.fold(RankSet::default(), RankSet::with);
+        (self.waited, self.awaited) = (Instant::now(), from);
+        self.wait(Goal { from, flushed: self.stage_set(), may_sleep_alone: false })
+    }
+
+    /// Waits until a frame of each rank in `from` is in front: within an all-reduce, where peers answer soon.
+    ///
+    /// # Errors
+    /// A peer is lost or sent a broken header, or the wait was aborted.
+    pub fn receive(&mut self, from: RankSet) -> Result<(), CollectiveError> {
+        self.wait(Goal { from, flushed: RankSet::default(), may_sleep_alone: true })
+    }
+
+    /// Whether all that was sent within the stage is with the system.
+    pub fn is_flushed(&self) -> bool {
         let stage = usize::from(self.seat.stage.start)..usize::from(self.seat.stage.end);
-        self.wait(|peers| {
-            let has_front = |rank: Rank| peers[rank.index()].as_ref().is_none_or(|peer| peer.front.is_some());
-            from.clone().all(has_front) && peers[stage.clone()].iter().flatten().all(Peer::is_flushed)
-        })
+        self.peers[stage].iter().flatten().all(Peer::is_flushed)
+    }
+
+    /// Waits until all that was sent within the stage is with the system: its ranks do not depend on this one any more.
+    ///
+    /// # Errors
+    /// A peer is lost or sent a broken header, or the wait was aborted.
+    pub fn flush_stage(&mut self) -> Result<(), CollectiveError> {
+        self.wait(Goal { flushed: self.stage_set(), ..Goal::default() })
     }
 
     /// The rank whose frame came last in the latest [`Self::wait_for`], and how long only that one was missing; the own
-    /// rank if all were there before.
+    /// rank if all were there before. To be asked before frames are consumed.
     pub fn last_arrival(&self) -> (Rank, Nanoseconds) {
-        let Arrivals { last, at, before } = self.arrivals;
+        self.last_of(self.awaited, self.waited)
+    }
+
+    /// The rank of `from` whose frame in front came last, and how long only that one was missing since `since`; the own
+    /// rank if all were there before.
+    pub fn last_of(&self, from: RankSet, since: Instant) -> (Rank, Nanoseconds) {
+        let (mut last, mut at, mut before) = (self.seat.own, since, since);
+        for (rank, peer) in self.peers.iter().enumerate().filter(|(rank, _)| from.contains(Rank(*rank as u16))) {
+            let Some(arrived) = peer.as_ref().map(Peer::read_at) else { continue };
+            if arrived > at {
+                (last, at, before) = (Rank(rank as u16), arrived, at);
+            } else {
+                before = before.max(arrived);
+            }
+        }
         (last, Nanoseconds(at.duration_since(before).as_nanos() as u64))
     }
 
@@ -164,7 +215,7 @@ impl Links {
     /// # Errors
     /// A peer is lost.
     pub fn flush(&mut self) -> Result<(), CollectiveError> {
-        self.wait(|peers| peers.iter().flatten().all(Peer::is_flushed))
+        self.wait(Goal { flushed: RankSet::others(0..self.peers.len(), self.seat.own.index()), ..Goal::default() })
     }
 
     /// A collective is done: the watchers see it, and what is on its way to or from other stages moves on without a wait.
@@ -173,18 +224,20 @@ impl Links {
     /// A peer is lost or sent a broken header.
     pub fn pump(&mut self) -> Result<(), CollectiveError> {
         self.abort.advance();
-        let stage = usize::from(self.seat.stage.start)..usize::from(self.seat.stage.end);
-        for (rank, peer) in self.peers.iter_mut().enumerate().filter(|(rank, _)| !stage.contains(rank)) {
-            let Some(peer) = peer else { continue };
-            peer.write(Rank(rank as u16))?;
-            peer.read(Rank(rank as u16))?;
+        let stage = self.stage_set();
+        for (rank, peer) in self.peers.iter_mut().enumerate() {
+            let (rank, Some(peer)) = (Rank(rank as u16), peer) else { continue };
+            if !stage.contains(rank) {
+                peer.write(rank, &mut self.calls)?;
+                peer.read(rank, Patience::Now, &mut self.calls)?;
+            }
         }
         Ok(())
     }
 
     /// Whether a frame of a rank is in front, as far as was read.
     pub fn has_front(&self, rank: Rank) -> bool {
-        self.peers[rank.index()].as_ref().is_some_and(|peer| peer.front.is_some())
+        self.peers[rank.index()].as_ref().is_some_and(Peer::has_front)
     }
 
     /// The frame in front from `rank`, if it is what this rank expects.
@@ -192,31 +245,39 @@ impl Links {
     /// # Errors
     /// A frame of another assignment, kind, step or sequence number: the ranks are out of step.
     pub fn front(
-        &mut self,
+        &self,
         rank: Rank,
         (kind, step, sequence): (FrameKind, u64, u32),
-    ) -> Result<(FrameHeader, &mut [u8]), CollectiveError> {
+    ) -> Result<(FrameHeader, &[u8]), CollectiveError> {
+        self.front_marked(rank, Mark { kind, step, sequence, place: FramePlace::default() })
+    }
+
+    /// As [`Self::front`], for a message of an all-reduce.
+    ///
+    /// # Errors
+    /// A frame of another assignment, kind, step, sequence number or place: the ranks are out of step.
+    pub fn front_marked(&self, rank: Rank, mark: Mark) -> Result<(FrameHeader, &[u8]), CollectiveError> {
         let Seat { epoch, hash, .. } = self.seat;
         let (header, payload) = self.front_any(rank);
-        if (header.kind, header.step, header.sequence) != (kind, step, sequence)
+        let FrameHeader { kind, step, sequence, place, .. } = header;
+        let is_known = usize::from(header.slowest.0) < self.peers.len();
+        if (Mark { kind, step, sequence, place }) != mark
             || (header.epoch, header.hash, header.from) != (epoch, hash, rank)
+            || !is_known
         {
-            let expected = format!("{kind:?} {step}.{sequence} of epoch {epoch} {hash}");
-            let got = format!(
-                "{:?} {}.{} of epoch {} {} from rank {}",
-                header.kind, header.step, header.sequence, header.epoch, header.hash, header.from
-            );
-            return Err(CollectiveError::OutOfStep { rank, got, expected });
+            let name = |kind: FrameKind, step: u64, sequence: u32, place: FramePlace| {
+                format!("{kind:?} {step}.{sequence}, algorithm {} message {}", place.algorithm, place.round)
+            };
+            let expected = name(mark.kind, mark.step, mark.sequence, mark.place) + &format!(" of {epoch} {hash}");
+            let who = format!(" of {} {} from rank {}", header.epoch, header.hash, header.from);
+            return Err(CollectiveError::OutOfStep { rank, got: name(kind, step, sequence, place) + &who, expected });
         }
         Ok((header, payload))
     }
 
     /// The frame in front from `rank`, whatever it is; it must be there.
-    pub fn front_any(&mut self, rank: Rank) -> (FrameHeader, &mut [u8]) {
-        let peer = self.peer(rank);
-        let header = peer.front.expect("wait_for returned with this rank's frame in front");
-        let end = HEADER_BYTES + header.length as usize;
-        (header, &mut peer.input[HEADER_BYTES..end])
+    pub fn front_any(&self, rank: Rank) -> (FrameHeader, &[u8]) {
+        self.peers[rank.index()].as_ref().expect("a rank has links to all others and none to itself").front()
     }
 
     /// Drops the frame in front from `rank`.
@@ -224,128 +285,109 @@ impl Links {
     /// # Errors
     /// The frame behind it is broken.
     pub fn consume(&mut self, rank: Rank) -> Result<(), CollectiveError> {
-        let peer = self.peer(rank);
-        if let Some(header) = peer.front.take() {
-            let end = HEADER_BYTES + header.length as usize;
-            peer.input.copy_within(end..peer.filled, 0);
-            peer.filled -= end;
-        }
-        peer.find_front(rank)
+        self.peer(rank).consume(rank)
     }
 
     fn peer(&mut self, rank: Rank) -> &mut Peer {
         self.peers[rank.index()].as_mut().expect("a rank has links to all others and none to itself")
     }
 
-    fn wait(&mut self, is_done: impl Fn(&[Option<Peer>]) -> bool) -> Result<(), CollectiveError> {
+    fn stage_set(&self) -> RankSet {
+        let range = usize::from(self.seat.stage.start)..usize::from(self.seat.stage.end);
+        RankSet::others(range, self.seat.own.index())
+    }
+
+    /// The ranks whose frames and whose sockets' room are missing.
+    fn missing(&self, goal: Goal) -> (RankSet, RankSet) {
+        let (mut from, mut flushed) = (RankSet::default(), RankSet::default());
+        for (rank, peer) in self.peers.iter().enumerate() {
+            let (rank, Some(peer)) = (Rank(rank as u16), peer) else { continue };
+            if goal.from.contains(rank) && !peer.has_front() {
+                from = from.with(rank);
+            }
+            if goal.flushed.contains(rank) && !peer.is_flushed() {
+                flushed = flushed.with(rank);
+            }
+        }
+        (from, flushed)
+    }
+
+    fn wait(&mut self, goal: Goal) -> Result<(), CollectiveError> {
         let mut rounds = 0;
         loop {
-            if is_done(&self.peers) {
+            let (from, flushed) = self.missing(goal);
+            if from.is_empty() && flushed.is_empty() {
                 self.abort.set_waiting(false);
                 return Ok(());
             }
             if self.abort.is_raised() {
                 return Err(CollectiveError::Aborted);
             }
-            for (rank, peer) in self.peers.iter_mut().enumerate() {
-                let Some(peer) = peer else { continue };
-                let rank = Rank(rank as u16);
-                peer.write(rank)?;
-                if peer.front.is_none() {
-                    peer.read(rank)?;
-                    if peer.front.is_some() {
-                        let (now, before) = (Instant::now(), self.arrivals.at);
-                        self.arrivals = Arrivals { last: rank, at: now, before };
-                    }
-                }
-            }
-            if is_done(&self.peers) {
-                continue;
-            }
             self.abort.set_waiting(true);
             rounds += 1;
+            let all_sent = || self.peers.iter().flatten().all(Peer::is_flushed);
             if self.spin && rounds < SPIN_ROUNDS {
+                self.look()?;
                 std::hint::spin_loop();
+            } else if goal.may_sleep_alone && rounds % 2 == 1 && from.len() == 1 && all_sent() {
+                for rank in from.iter() {
+                    let peer = self.peers[rank.index()].as_mut().expect("only ranks with links are missing");
+                    peer.read(rank, Patience::Sleep, &mut self.calls)?;
+                }
             } else {
                 self.sleep()?;
             }
         }
     }
 
-    /// Sleeps until a socket or the abort descriptor has something to say.
-    fn sleep(&self) -> Result<(), CollectiveError> {
+    /// Moves all directions on as far as they go.
+    fn look(&mut self) -> Result<(), CollectiveError> {
+        for (rank, peer) in self.peers.iter_mut().enumerate() {
+            let (rank, Some(peer)) = (Rank(rank as u16), peer) else { continue };
+            peer.write(rank, &mut self.calls)?;
+            peer.read(rank, Patience::Now, &mut self.calls)?;
+        }
+        Ok(())
+    }
+
+    /// Sleeps until a socket or the abort descriptor has something to say, and moves those sockets on.
+    fn sleep(&mut self) -> Result<(), CollectiveError> {
         // The first place is the abort descriptor's.
-        let mut list: [PollFd; NODES_MAX] =
+        let mut list: [PollFd; NODES_MAX + 1] =
             std::array::from_fn(|_| PollFd::new(self.abort.descriptor(), PollFlags::POLLIN));
+        let mut ranks = [0; NODES_MAX + 1];
         let mut count = 1;
-        for peer in self.peers.iter().flatten() {
+        for (rank, peer) in self.peers.iter().enumerate() {
+            let Some(peer) = peer else { continue };
             // A peer whose frame waits to be consumed is not read on: its socket would wake the poll for nothing.
             let mut events = PollFlags::empty();
-            events.set(PollFlags::POLLIN, peer.front.is_none());
+            events.set(PollFlags::POLLIN, !peer.has_front());
             events.set(PollFlags::POLLOUT, !peer.is_flushed());
-            list[count] = PollFd::new(peer.stream.as_fd(), events);
-            count += 1;
+            if !events.is_empty() {
+                list[count] = PollFd::new(peer.descriptor(), events);
+                ranks[count] = rank;
+                count += 1;
+            }
         }
+        self.calls.polls += 1;
         match poll(&mut list[..count], PollTimeout::from(POLL_MS)) {
-            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
-            Err(error) => Err(CollectiveError::System { rank: self.seat.own, error }),
+            Ok(_) => {}
+            Err(Errno::EINTR) => return Ok(()),
+            Err(error) => return Err(CollectiveError::System { rank: self.seat.own, error }),
         }
-    }
-}
-
-impl Peer {
-    fn is_flushed(&self) -> bool {
-        self.sent == self.out.len()
-    }
-
-    fn write(&mut self, rank: Rank) -> Result<(), CollectiveError> {
-        while !self.is_flushed() {
-            match io::Write::write(&mut self.stream, &self.out[self.sent..]) {
-                Ok(0) => return Err(CollectiveError::Closed(rank)),
-                Ok(count) => self.sent += count,
-                Err(error) => return retry(rank, &error),
+        // An error or a hang-up shows in both directions.
+        let broken = PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL;
+        let found = list.map(|place| place.revents().unwrap_or(broken));
+        for (found, rank) in found[1..count].iter().zip(&ranks[1..count]) {
+            let rank = Rank(*rank as u16);
+            let peer = self.peers[rank.index()].as_mut().expect("it was in the list");
+            if found.intersects(PollFlags::POLLOUT | broken) {
+                peer.write(rank, &mut self.calls)?;
+            }
+            if found.intersects(PollFlags::POLLIN | broken) {
+                peer.read(rank, Patience::Now, &mut self.calls)?;
             }
         }
         Ok(())
-    }
-
-    fn read(&mut self, rank: Rank) -> Result<(), CollectiveError> {
-        while self.front.is_none() {
-            match io::Read::read(&mut self.stream, &mut self.input[self.filled..]) {
-                Ok(0) => return Err(CollectiveError::Closed(rank)),
-                Ok(count) => self.filled += count,
-                Err(error) => return retry(rank, &error),
-            }
-            self.find_front(rank)?;
-        }
-        Ok(())
-    }
-
-    /// Looks whether a whole frame is in front; grows the buffer as far as bytes of that frame can come.
-    fn find_front(&mut self, rank: Rank) -> Result<(), CollectiveError> {
-        let header = match self.input[..self.filled].first_chunk::<HEADER_BYTES>() {
-            Some(bytes) => FrameHeader::decode(bytes).map_err(|error| CollectiveError::Frame { rank, error })?,
-            None => return Ok(()),
-        };
-        let end = HEADER_BYTES + header.length as usize;
-        if self.filled >= end {
-            self.seal_in
-                .open(&mut self.input[..end])
-                .map_err(|_| CollectiveError::Frame { rank, error: shared::protocol::frame::FrameError::Reserved })?;
-            self.front = Some(header);
-        } else if self.filled == self.input.len() {
-            // Doubling as bytes arrive: a header alone never makes a large buffer.
-            let length = (2 * self.input.len()).min(end.max(READ_BYTES_MIN));
-            self.input.resize(length.max(self.filled + 1), 0);
-        }
-        Ok(())
-    }
-}
-
-/// `WouldBlock` and interruptions are no errors; everything else ends the link.
-fn retry(rank: Rank, error: &io::Error) -> Result<(), CollectiveError> {
-    match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
-        _ => Err(CollectiveError::Closed(rank)),
     }
 }

@@ -2,10 +2,13 @@
 //! Knows nothing of layers' contents; runs on the engine's thread, never awaits.
 pub mod abort;
 pub mod accounting;
-pub mod execute;
+mod execute;
+pub mod group;
 pub mod hand_over;
 pub mod link;
 pub mod payload;
+mod peer;
+mod program;
 #[cfg(test)]
 mod tests;
 
@@ -17,8 +20,9 @@ use shared::{
 
 pub use abort::Abort;
 pub use accounting::{Accounting, SyncRing};
-pub use execute::Group;
-pub use link::{Links, Seat};
+pub use group::{Group, Settings};
+pub use link::{Links, Mark, Seat};
+pub use peer::Calls;
 
 /// Why a collective did not finish. The links are of no use after it.
 #[derive(Debug, thiserror::Error)]

@@ -1,7 +1,7 @@
-//! All-reduces over loopback sockets against a plain sum, and over peers that close, stall, dribble or lie.
+//! All-reduces over loopback sockets against a plain sum, and over links that close, stall, dribble or lie.
 use std::{
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
+    net::{Shutdown, TcpListener, TcpStream},
     sync::Arc,
     thread,
     time::Duration,
@@ -9,7 +9,8 @@ use std::{
 
 use shared::{
     ids::{Epoch, LayerIndex, Rank, TopologyHash},
-    protocol::frame::{FrameHeader, FrameKind, HEADER_BYTES},
+    protocol::frame::{FrameHeader, FrameKind, FramePlace, HEADER_BYTES},
+    schedule::{Algorithm, Choice, payload_bytes},
     telemetry::SyncKind,
     topology::Exchange,
 };
@@ -18,6 +19,46 @@ use super::*;
 
 const WHO: (Epoch, TopologyHash) = (Epoch(7), TopologyHash(9));
 const AT: (LayerIndex, SyncKind) = (LayerIndex(0), SyncKind::Attention);
+const EXCHANGES: [Exchange; 3] = [Exchange::F32, Exchange::F16, Exchange::Q80];
+
+/// An all-reduce to be tried.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    algorithm: Algorithm,
+    world: usize,
+    exchange: Exchange,
+    tokens: usize,
+    columns: usize,
+    rounds: usize,
+}
+
+impl Case {
+    fn new(algorithm: Algorithm, world: usize, exchange: Exchange) -> Self {
+        Self { algorithm, world, exchange, tokens: 3, columns: 160, rounds: 2 }
+    }
+
+    /// The part of a rank.
+    fn part(self, rank: usize) -> Vec<f32> {
+        let value = |index: usize| ((index * 7 + rank * 13) % 101) as f32 * 0.37 - 11.0;
+        (0..self.tokens * self.columns).map(value).collect()
+    }
+
+    /// What a trip over the wire makes of values.
+    fn rounded(self, values: &[f32]) -> Vec<f32> {
+        let mut rounded = vec![f32::NAN; values.len()];
+        for (row, rounded) in values.chunks(self.columns).zip(rounded.chunks_mut(self.columns)) {
+            let mut bytes = vec![0; payload_bytes(self.exchange, 1, row.len())];
+            payload::encode(self.exchange, row, &mut bytes);
+            payload::load(self.exchange, &bytes, rounded);
+        }
+        rounded
+    }
+
+    fn sum(self) -> Vec<f32> {
+        let parts: Vec<Vec<f32>> = (0..self.world).map(|rank| self.part(rank)).collect();
+        (0..self.tokens * self.columns).map(|index| parts.iter().map(|part| part[index]).sum()).collect()
+    }
+}
 
 fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
@@ -25,77 +66,203 @@ fn pair() -> (TcpStream, TcpStream) {
     (dialled, listener.accept().expect("somebody dialled").0)
 }
 
-fn group(rank: usize, streams: Vec<Option<TcpStream>>, exchange: Exchange) -> (Group, Arc<Abort>) {
+fn group(rank: usize, streams: Vec<Option<TcpStream>>, case: Case) -> (Group, Arc<Abort>) {
     let abort = Arc::new(Abort::new().expect("a descriptor"));
     let seat = Seat { own: Rank(rank as u16), stage: 0..streams.len() as u16, epoch: WHO.0, hash: WHO.1 };
-    let links = Links::new(seat, streams, Arc::clone(&abort), rank.is_multiple_of(2)).expect("good sockets");
+    // Spinning ranks take the cores from the others: with more of them than two it is slow, and nothing else.
+    let spins = case.world == 2 && rank == 0;
+    let links = Links::new(seat, streams, Arc::clone(&abort), spins).expect("good sockets");
     let accounting = Accounting::new(Rank(rank as u16), Arc::default());
-    let mut group = Group::new(Some(links), exchange, accounting);
+    let choice = Choice::Forced(case.algorithm);
+    let mut group =
+        Group::new(Some(links), Settings { exchange: case.exchange, columns: case.columns, choice }, accounting);
     group.begin_step(1);
     (group, abort)
 }
 
-fn part(rank: usize, length: usize) -> Vec<f32> {
-    (0..length).map(|index| ((index * 7 + rank * 13) % 101) as f32 * 0.37 - 11.0).collect()
-}
-
-/// All ranks reduce `rounds` times; returns each rank's result.
-fn reduce(world: usize, length: usize, exchange: Exchange, rounds: usize) -> Vec<Vec<f32>> {
+/// Sockets between all pairs of ranks; `join` makes each of them.
+fn sockets(world: usize, join: &dyn Fn() -> (TcpStream, TcpStream)) -> Vec<Vec<Option<TcpStream>>> {
     let mut streams: Vec<Vec<Option<TcpStream>>> = (0..world).map(|_| (0..world).map(|_| None).collect()).collect();
     for (low, high) in (0..world).flat_map(|low| (low + 1..world).map(move |high| (low, high))) {
-        let (a, b) = pair();
+        let (a, b) = join();
         streams[low][high] = Some(a);
         streams[high][low] = Some(b);
     }
-    let run = |(rank, streams): (usize, Vec<Option<TcpStream>>)| {
+    streams
+}
+
+/// All ranks reduce; returns what each ended with. The first that cannot go on ends the waits of the others.
+fn run(case: Case, join: &dyn Fn() -> (TcpStream, TcpStream)) -> Vec<Result<Vec<f32>, CollectiveError>> {
+    let ranks: Vec<_> =
+        sockets(case.world, join).into_iter().enumerate().map(|(rank, streams)| group(rank, streams, case)).collect();
+    let aborts: Vec<Arc<Abort>> = ranks.iter().map(|(_, abort)| Arc::clone(abort)).collect();
+    let spawn = |(rank, (mut group, _)): (usize, (Group, Arc<Abort>))| {
+        let aborts = aborts.clone();
         thread::spawn(move || {
-            let (mut group, _abort) = group(rank, streams, exchange);
-            let mut hidden = vec![1.0; length];
-            for _ in 0..rounds {
-                group.all_reduce(AT.0, AT.1, &part(rank, length), &mut hidden).expect("all ranks go on");
+            let mut hidden = vec![1.0; case.tokens * case.columns];
+            for _ in 0..case.rounds {
+                if let Err(error) = group.all_reduce(AT.0, AT.1, &case.part(rank), &mut hidden) {
+                    aborts.iter().for_each(|abort| abort.raise());
+                    return (Err(error), group);
+                }
             }
-            hidden
+            (Ok(hidden), group)
         })
     };
-    let threads: Vec<_> = streams.into_iter().enumerate().map(run).collect();
-    threads.into_iter().map(|thread| thread.join().expect("the rank finishes")).collect()
+    let threads: Vec<_> = ranks.into_iter().enumerate().map(spawn).collect();
+    // Links stay open until all are through.
+    let ended: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("the rank finishes")).collect();
+    ended.into_iter().map(|(result, _)| result).collect()
+}
+
+/// What all ranks hold, the same bytes on each and near the plain sum.
+#[track_caller]
+fn check(case: Case, join: &dyn Fn() -> (TcpStream, TcpStream)) -> Vec<f32> {
+    let results: Vec<_> = run(case, join).into_iter().map(|result| result.expect("all ranks go on")).collect();
+    for result in &results {
+        let is_same = result.iter().zip(&results[0]).all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(is_same, "ranks hold other bytes: {case:?}");
+    }
+    let tolerance = match case.exchange {
+        Exchange::F32 => 1e-5,
+        Exchange::F16 => 1e-3,
+        Exchange::Q80 => 0.02,
+    };
+    for (value, sum) in results[0].iter().zip(case.sum()) {
+        let exact = 1.0 + case.rounds as f32 * sum;
+        let error = (value - exact).abs() / (case.rounds * case.world) as f32 / 26.0;
+        assert!(error <= tolerance, "{value} for {exact}: {case:?}");
+    }
+    results.into_iter().next().expect("a rank")
 }
 
 #[test]
 fn every_rank_holds_the_same_bytes_and_they_are_the_sum() {
-    for world in 2..=8 {
-        for (length, rounds) in [(32, 5), (256, 3), (30_000, 2)] {
-            for (exchange, tolerance) in [(Exchange::F32, 1e-5), (Exchange::Q80, 0.02)] {
-                let results = reduce(world, length, exchange, rounds);
-                for result in &results {
-                    let is_same = result.iter().zip(&results[0]).all(|(a, b)| a.to_bits() == b.to_bits());
-                    assert!(is_same, "{world} ranks hold the same bytes");
-                }
-                for (index, value) in results[0].iter().enumerate().step_by(97) {
-                    let sum: f32 = (0..world).map(|rank| part(rank, length)[index]).sum();
-                    let exact = 1.0 + rounds as f32 * sum;
-                    let error = (value - exact).abs() / (rounds * world) as f32 / 26.0;
-                    assert!(error <= tolerance, "{value} for {exact} on {world} ranks, {exchange}");
+    for algorithm in Algorithm::ALL {
+        for world in 2..=8 {
+            for exchange in EXCHANGES {
+                // Some ranks have no slice; the last block is not whole; a slice is longer than a chunk.
+                for (tokens, columns) in [(1, 96), (3, 80), (2, 2048)] {
+                    check(Case { tokens, columns, ..Case::new(algorithm, world, exchange) }, &pair);
                 }
             }
         }
     }
 }
 
+#[test]
+fn the_usual_class_is_the_rounded_sum_in_rank_order_of_rounded_parts() {
+    for world in 2..=8 {
+        for exchange in EXCHANGES {
+            let case = Case { rounds: 1, ..Case::new(Algorithm::Direct, world, exchange) };
+            let mut sum = case.rounded(&case.part(0));
+            for rank in 1..world {
+                sum.iter_mut().zip(case.rounded(&case.part(rank))).for_each(|(sum, part)| *sum += part);
+            }
+            let expected: Vec<u32> = case.rounded(&sum).iter().map(|sum| (1.0 + sum).to_bits()).collect();
+            for algorithm in Algorithm::candidates() {
+                let found = check(Case { algorithm, ..case }, &pair);
+                assert_eq!(found.iter().map(|value| value.to_bits()).collect::<Vec<_>>(), expected, "{algorithm}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_token_is_summed_alike_alone_and_in_a_batch() {
+    for algorithm in Algorithm::ALL {
+        for exchange in EXCHANGES {
+            let case = Case { tokens: 4, columns: 112, rounds: 1, ..Case::new(algorithm, 5, exchange) };
+            let batch = check(case, &pair);
+            // The first token's parts are the same however many follow.
+            let alone = check(Case { tokens: 1, ..case }, &pair);
+            let is_same = alone.iter().zip(&batch).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(is_same, "{algorithm} {exchange}");
+        }
+    }
+}
+
+#[test]
+fn messages_larger_than_all_socket_buffers_block_nobody() {
+    for algorithm in Algorithm::ALL {
+        let case = Case { tokens: 1024, columns: 1024, rounds: 1, ..Case::new(algorithm, 3, Exchange::F32) };
+        check(case, &pair);
+    }
+}
+
+/// Moves bytes in one direction, so many at a time, with a pause after each; stops after `limit`.
+fn relay(mut from: TcpStream, mut to: TcpStream, (at_a_time, pause): (usize, Duration), limit: usize) {
+    let mut buffer = vec![0; at_a_time];
+    let mut moved = 0;
+    while moved < limit {
+        match from.read(&mut buffer) {
+            Ok(count) if count > 0 && to.write_all(&buffer[..count]).is_ok() => moved += count,
+            _ => break,
+        }
+        if !pause.is_zero() {
+            thread::park_timeout(pause);
+        }
+    }
+    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+}
+
+/// A link through a relay in each direction.
+fn relayed(how: (usize, Duration), limit: usize) -> (TcpStream, TcpStream) {
+    let ((a, left), (right, b)) = (pair(), pair());
+    for stream in [&left, &right] {
+        stream.set_nodelay(true).expect("an option");
+    }
+    let clone = |stream: &TcpStream| stream.try_clone().expect("a descriptor");
+    let (from, to) = (clone(&left), clone(&right));
+    thread::spawn(move || relay(from, to, how, limit));
+    thread::spawn(move || relay(right, left, how, limit));
+    (a, b)
+}
+
+#[test]
+fn links_that_deliver_a_byte_at_a_time_or_stall_change_nothing() {
+    for algorithm in Algorithm::ALL {
+        for exchange in [Exchange::F32, Exchange::Q80] {
+            let case = Case { tokens: 1, ..Case::new(algorithm, 4, exchange) };
+            check(case, &|| relayed((1, Duration::ZERO), usize::MAX));
+            check(Case { tokens: 5, ..case }, &|| relayed((700, Duration::from_millis(1)), usize::MAX));
+        }
+    }
+}
+
+#[test]
+fn links_that_close_end_the_collective_on_every_rank_with_an_error() {
+    for algorithm in Algorithm::ALL {
+        // Never enough for one all-reduce: within a header, within a payload.
+        for limit in [20, 100] {
+            let case = Case::new(algorithm, 4, Exchange::F32);
+            for (rank, result) in run(case, &|| relayed((64, Duration::ZERO), limit)).into_iter().enumerate() {
+                let is_typed = matches!(&result, Err(CollectiveError::Closed(_) | CollectiveError::Aborted));
+                assert!(is_typed, "{algorithm}: rank {rank} ended with {result:?}");
+            }
+        }
+    }
+}
+
+/// Two ranks' tensor of the tests that play a peer by hand.
+fn by_hand() -> Case {
+    Case { tokens: 1, columns: 64, rounds: 1, ..Case::new(Algorithm::Direct, 2, Exchange::F32) }
+}
+
 /// Rank 0 of two against a peer played by hand.
 fn against(peer: impl FnOnce(TcpStream) + Send + 'static) -> Result<Vec<f32>, CollectiveError> {
     let (own, other) = pair();
-    let (mut group, _abort) = group(0, vec![None, Some(own)], Exchange::F32);
+    let (mut group, _abort) = group(0, vec![None, Some(own)], by_hand());
     let peer = thread::spawn(move || peer(other));
     let mut hidden = vec![0.0; 64];
-    let result = group.all_reduce(AT.0, AT.1, &part(0, 64), &mut hidden);
+    let result = group.all_reduce(AT.0, AT.1, &by_hand().part(0), &mut hidden);
     drop(group);
     peer.join().expect("the peer's script runs");
     result.map(|()| hidden)
 }
 
 fn frame(change: impl FnOnce(&mut FrameHeader)) -> Vec<u8> {
-    let payload: Vec<u8> = part(1, 64).iter().flat_map(|value| value.to_le_bytes()).collect();
+    let payload: Vec<u8> = by_hand().part(1).iter().flat_map(|value| value.to_le_bytes()).collect();
     let mut header = FrameHeader {
         kind: FrameKind::Partial,
         from: Rank(1),
@@ -104,6 +271,8 @@ fn frame(change: impl FnOnce(&mut FrameHeader)) -> Vec<u8> {
         hash: WHO.1,
         step: 1,
         sequence: 0,
+        place: FramePlace { algorithm: Algorithm::Direct.number(), round: 0 },
+        slowest: Rank(1),
         compute_ns: 5,
     };
     change(&mut header);
@@ -118,8 +287,7 @@ fn a_peer_that_sends_one_byte_at_a_time_is_understood() {
         let mut whole = [0; HEADER_BYTES + 256];
         stream.read_exact(&mut whole).expect("the rank sends its part");
     });
-    let expected: Vec<f32> = part(0, 64).iter().zip(part(1, 64)).map(|(a, b)| a + b).collect();
-    assert_eq!(sum.expect("the peer did all it should"), expected);
+    assert_eq!(sum.expect("the peer did all it should"), by_hand().sum());
 }
 
 #[test]
@@ -139,13 +307,16 @@ fn a_frame_of_another_place_is_an_error_and_not_a_wrong_token() {
             let _ = stream.read(&mut [0; 1024]);
         })
     };
-    let wrong: [fn(&mut FrameHeader); 6] = [
+    let wrong: [fn(&mut FrameHeader); 9] = [
         |header| header.epoch = Epoch(6),
         |header| header.hash = TopologyHash(1),
         |header| header.step = 2,
         |header| header.sequence = 1,
         |header| header.from = Rank(0),
         |header| header.kind = FrameKind::Plan,
+        |header| header.place.round = 1,
+        |header| header.place.algorithm = Algorithm::Ring.number(),
+        |header| header.slowest = Rank(2),
     ];
     for change in wrong {
         let result = with(change);
@@ -165,14 +336,33 @@ fn a_frame_of_another_place_is_an_error_and_not_a_wrong_token() {
 }
 
 #[test]
+fn ranks_that_take_other_algorithms_are_out_of_step_and_sum_nothing() {
+    let mut streams = sockets(2, &pair).into_iter();
+    let mut next = |rank: usize, algorithm: Algorithm| {
+        let case = Case { algorithm, ..by_hand() };
+        let (mut group, _abort) = group(rank, streams.next().expect("two ranks"), case);
+        thread::spawn(move || {
+            let mut hidden = vec![0.0; 64];
+            (group.all_reduce(AT.0, AT.1, &case.part(rank), &mut hidden), group)
+        })
+    };
+    let threads = [next(0, Algorithm::Direct), next(1, Algorithm::TwoLevel)];
+    for (rank, thread) in threads.into_iter().enumerate() {
+        let (result, _group) = thread.join().expect("the rank returns");
+        let is_typed = matches!(result, Err(CollectiveError::OutOfStep { .. } | CollectiveError::Closed(_)));
+        assert!(is_typed, "rank {rank}: {result:?}");
+    }
+}
+
+#[test]
 fn an_announced_length_alone_makes_no_large_buffer_and_an_abort_ends_the_wait() {
     let (own, mut other) = pair();
-    let (mut group, abort) = group(0, vec![None, Some(own)], Exchange::F32);
+    let (mut group, abort) = group(0, vec![None, Some(own)], by_hand());
     let huge = FrameHeader::decode(frame(|header| header.length = 200 << 20).first_chunk().expect("a header"));
     other.write_all(&huge.expect("a good header").encode()).expect("the rank reads");
     let waiting = thread::spawn(move || {
         let mut hidden = vec![0.0; 64];
-        group.all_reduce(AT.0, AT.1, &part(0, 64), &mut hidden)
+        group.all_reduce(AT.0, AT.1, &by_hand().part(0), &mut hidden)
     });
     while !abort.is_waiting() {
         thread::park_timeout(Duration::from_millis(1));

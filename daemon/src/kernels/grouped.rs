@@ -317,7 +317,7 @@ mod tests {
 
     /// Bytes below 0x40: scales and floats that are small numbers in every format.
     fn noise(length: usize, seed: usize) -> Vec<u8> {
-        (0..length).map(|at| ((at + 1) * (seed + 3) * 2_654_435 >> 9 & 0x3f) as u8).collect()
+        (0..length).map(|at| (((at + 1) * (seed + 3) * 2_654_435) >> 9) as u8 & 0x3f).collect()
     }
 
     fn packed(format: BlockFormat, height: usize, seed: usize, columns: usize) -> Vec<u8> {

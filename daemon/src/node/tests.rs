@@ -8,6 +8,7 @@ use shared::{
         message::{FinishReason, Finished, Generate, Prepare, Request, RequestBody, ResponseBody},
     },
     sampling::SamplingParameters,
+    schedule::Choice,
     telemetry::NodeState,
     topology::{Exchange, Exclusions, KvFormat, Layout, Member, Topology},
     units::Bytes,
@@ -45,6 +46,7 @@ fn topology(world: u16) -> Topology {
         identity: ModelIdentity::default(),
         kv: KvFormat::F16,
         exchange: Exchange::F32,
+        collective: Choice::Auto,
         context_length: 512,
         slots: 4,
     }

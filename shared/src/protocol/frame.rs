@@ -43,8 +43,22 @@ pub struct FrameHeader {
     pub step: u64,
     /// Number of the collective (or round) within the step.
     pub sequence: u32,
-    /// The sender's time from leaving the previous collective to sending.
+    /// Place within an all-reduce; zeros for other frames.
+    pub place: FramePlace,
+    /// The rank that `compute_ns` is of.
+    pub slowest: Rank,
+    /// Time from leaving the previous collective to sending: the longest that the sender knows of in this collective, at
+    /// least its own.
     pub compute_ns: u64,
+}
+
+/// Where a frame belongs within an all-reduce.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FramePlace {
+    /// Number of the algorithm; 0 outside of all-reduces.
+    pub algorithm: u8,
+    /// Messages that the sender sent to the receiver in this all-reduce before.
+    pub round: u8,
 }
 
 /// Why a header is refused.
@@ -72,6 +86,10 @@ impl FrameHeader {
         bytes[16..24].copy_from_slice(&self.hash.0.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.step.to_le_bytes());
         bytes[32..36].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[36] = self.place.algorithm;
+        bytes[37] = self.place.round;
+        // Ranks are below NODES_MAX; one byte holds them.
+        bytes[38] = self.slowest.0 as u8;
         bytes[40..48].copy_from_slice(&self.compute_ns.to_le_bytes());
         bytes
     }
@@ -97,7 +115,7 @@ impl FrameHeader {
             7 => FrameKind::Drawn,
             other => return Err(FrameError::Kind(other)),
         };
-        if bytes[1] != 0 || short(36) != 0 {
+        if bytes[1] != 0 || bytes[39] != 0 {
             return Err(FrameError::Reserved);
         }
         let length = short(4);
@@ -112,6 +130,8 @@ impl FrameHeader {
             hash: TopologyHash(long(16)),
             step: long(24),
             sequence: short(32),
+            place: FramePlace { algorithm: bytes[36], round: bytes[37] },
+            slowest: Rank(u16::from(bytes[38])),
             compute_ns: long(40),
         })
     }
@@ -129,6 +149,8 @@ mod tests {
         hash: TopologyHash(0x0123_4567_89ab_cdef),
         step: 42,
         sequence: 11,
+        place: FramePlace { algorithm: 2, round: 9 },
+        slowest: Rank(63),
         compute_ns: 812_000,
     };
 
@@ -149,7 +171,7 @@ mod tests {
             assert_eq!(FrameHeader::decode(&bytes), Err(FrameError::Kind(kind)));
         }
         let mut bytes = HEADER.encode();
-        bytes[37] = 1;
+        bytes[39] = 1;
         assert_eq!(FrameHeader::decode(&bytes), Err(FrameError::Reserved));
     }
 }

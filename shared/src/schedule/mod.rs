@@ -6,6 +6,7 @@ pub mod cost;
 pub mod direct;
 pub mod doubling;
 pub mod ring;
+pub mod table;
 #[cfg(test)]
 mod tests;
 pub mod two_level;
@@ -14,6 +15,7 @@ use std::ops::Range;
 
 pub use algorithm::{Algorithm, Choice, Class};
 pub use cost::{Cost, cost, payload_bytes};
+pub use table::{Table, TableRow};
 
 use crate::{ids::Rank, topology::spec::NODES_MAX};
 
@@ -37,6 +39,18 @@ impl RankSet {
     /// All of `ranks` but `own`.
     pub fn others(ranks: Range<usize>, own: usize) -> Self {
         ranks.filter(|rank| *rank != own).fold(Self::default(), |set, rank| Self(set.0 | 1 << rank))
+    }
+
+    /// This one with `rank`.
+    #[must_use]
+    pub fn with(self, rank: Rank) -> Self {
+        Self(self.0 | 1 << rank.0)
+    }
+
+    /// The same ranks counted from `first` on: of a stage as the replica numbers them.
+    #[must_use]
+    pub fn counted_from(self, first: u16) -> Self {
+        Self(self.0 << first)
     }
 
     /// Whether `rank` is in it.

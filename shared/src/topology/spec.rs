@@ -5,7 +5,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::layout::{Layout, Place};
-use crate::ids::{MemberIndex, ModelIdentity, Rank, TopologyHash};
+use crate::{
+    ids::{MemberIndex, ModelIdentity, Rank, TopologyHash},
+    schedule::Choice,
+};
 
 /// Most nodes in one topology.
 pub const NODES_MAX: usize = 64;
@@ -241,6 +244,8 @@ pub struct Topology {
     pub kv: KvFormat,
     /// Format of the partial sums on the wire.
     pub exchange: Exchange,
+    /// How all-reduces go.
+    pub collective: Choice,
     /// Longest sequence in tokens.
     pub context_length: u32,
     /// Sequences that can run at the same time.
@@ -378,6 +383,7 @@ mod tests {
             identity: ModelIdentity([1; 32]),
             kv: KvFormat::F16,
             exchange: Exchange::F32,
+            collective: Choice::Auto,
             context_length: 128,
             slots: 1,
         }

@@ -25,7 +25,7 @@ use super::{
     loading::Loaded,
 };
 use crate::{
-    collective::{Abort, Accounting, Group, Links, Seat, SyncRing},
+    collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing},
     config::Liveness,
     engine::{self, Setup, plan::Limits},
     kernels::{Compute, Kernels, Pool, PoolOptions},
@@ -92,7 +92,8 @@ impl Running {
         let draining = Arc::new(AtomicBool::new(false));
         let (stop, leave) = (CancellationToken::new(), CancellationToken::new());
         let (commands, orders) = mpsc::channel();
-        let group = group(&place, links.data, &abort, &ring).map_err(failed)?;
+        let columns = loaded.shard.shape.embedding_length;
+        let group = group(&place, links.data, (&abort, &ring), columns).map_err(failed)?;
         let setup = setup(around, &place, loaded, group, Arc::clone(&abort));
         let sink = sink(around.inputs.clone(), place.epoch);
         let builder = thread::Builder::new().name("engine".into());
@@ -175,21 +176,22 @@ impl Running {
 fn group(
     place: &Place,
     data: Vec<Option<tokio::net::TcpStream>>,
-    abort: &Arc<Abort>,
-    ring: &Arc<SyncRing>,
+    (abort, ring): (&Arc<Abort>, &Arc<SyncRing>),
+    columns: usize,
 ) -> io::Result<Group> {
     let seat = place.seat();
     let accounting = Accounting::new(seat.rank, Arc::clone(ring));
-    let exchange = place.topology.exchange;
+    let (exchange, choice) = (place.topology.exchange, place.topology.collective);
+    let settings = Settings { exchange, columns, choice };
     if place.topology.layout.replica_length() == 1 {
-        return Ok(Group::new(None, exchange, accounting));
+        return Ok(Group::new(None, settings, accounting));
     }
     let streams = data.into_iter().map(|stream| stream.map(tokio::net::TcpStream::into_std).transpose());
     let streams = streams.collect::<io::Result<Vec<_>>>()?;
     let spin = place.topology.members[place.member.index()].spin;
     let seat = Seat { own: seat.rank, stage: seat.group, epoch: place.epoch, hash: place.hash };
     let links = Links::new(seat, streams, Arc::clone(abort), spin)?;
-    Ok(Group::new(Some(links), exchange, accounting))
+    Ok(Group::new(Some(links), settings, accounting))
 }
 
 fn setup(around: &Surroundings, place: &Place, loaded: Loaded, group: Group, abort: Arc<Abort>) -> Setup {

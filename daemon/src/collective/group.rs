@@ -1,0 +1,187 @@
+//! A rank in its tensor-parallel group: the all-reduce that the model sees, and the engine's messages beside it.
+use std::time::Instant;
+
+use shared::{
+    ids::{LayerIndex, Rank},
+    protocol::frame::FrameKind,
+    schedule::{Algorithm, Choice, Table},
+    telemetry::SyncKind,
+    topology::Exchange,
+    units::Nanoseconds,
+};
+
+use super::{
+    Accounting, Collective, CollectiveError, Links,
+    accounting::Span,
+    execute::{Buffers, Execution, Tensor},
+    program::{Operation, compile},
+};
+
+/// How the all-reduces of an assignment go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How partial sums travel.
+    pub exchange: Exchange,
+    /// Columns of the tensors: the model's `embedding_length`.
+    pub columns: usize,
+    /// The algorithm, or that the links decide.
+    pub choice: Choice,
+}
+
+/// Links (none for a replica of one rank), the programs of each algorithm, accounting, and the place in the step.
+#[derive(Debug)]
+pub struct Group {
+    links: Option<Links>,
+    settings: Settings,
+    table: Table,
+    /// In the order of `Algorithm::ALL`.
+    programs: Vec<Box<[Operation]>>,
+    buffers: Buffers,
+    /// Sums and clock of this rank.
+    pub accounting: Accounting,
+    pub(super) step: u64,
+    sequence: u32,
+}
+
+impl Group {
+    /// The group of a rank's stage; no links for a replica of one rank. All that does not depend on tokens is made here.
+    pub fn new(links: Option<Links>, settings: Settings, accounting: Accounting) -> Self {
+        let Settings { exchange, columns, choice } = settings;
+        let (own, world) = links.as_ref().map_or((0, 1), |links| (links.own().0 - links.first(), links.stage().len()));
+        let table = Table::new(choice, exchange, world, columns);
+        let programs = Algorithm::ALL.map(|algorithm| compile(algorithm, Rank(own), world, columns)).into();
+        Self { links, settings, table, programs, buffers: Buffers::default(), accounting, step: 0, sequence: 0 }
+    }
+
+    /// The links to the other ranks; `None` for a lone rank.
+    pub fn links(&mut self) -> Option<&mut Links> {
+        self.links.as_mut()
+    }
+
+    /// How its all-reduces go.
+    pub fn settings(&self) -> Settings {
+        self.settings
+    }
+
+    /// Which algorithm is used for how many tokens.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Uses another table from now on; every rank of the stage must do so at the same place.
+    pub fn set_table(&mut self, table: Table) {
+        self.table = table;
+    }
+
+    /// A step begins: frames carry its number, and their own numbers start anew.
+    pub fn begin_step(&mut self, step: u64) {
+        (self.step, self.sequence) = (step, 0);
+    }
+
+    /// The number of the step's next message outside of its all-reduces; all ranks count alike.
+    pub fn next_sequence(&mut self) -> u32 {
+        self.sequence += 1;
+        self.sequence
+    }
+
+    /// Sends a message outside of an all-reduce (plan, candidates, query, answer).
+    ///
+    /// # Errors
+    /// The peer is lost.
+    pub fn send(&mut self, to: Rank, kind: FrameKind, sequence: u32, payload: &[u8]) -> Result<(), CollectiveError> {
+        let compute = self.accounting.compute_so_far();
+        let (step, links) = (self.step, self.links.as_mut());
+        let links = links.expect("a message to another rank needs a world of two");
+        let bytes = links.send(to, (kind, step, sequence, compute.0), |out| out.extend_from_slice(payload))?;
+        self.accounting.sent(bytes, 1);
+        Ok(())
+    }
+
+    /// Sends a message to all other ranks of the stage.
+    ///
+    /// # Errors
+    /// A peer is lost.
+    pub fn tell(&mut self, kind: FrameKind, sequence: u32, payload: &[u8]) -> Result<(), CollectiveError> {
+        let Some(others) = self.links.as_ref().map(Links::others) else { return Ok(()) };
+        for rank in others {
+            self.send(rank, kind, sequence, payload)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for one message of `kind` from every other rank of the stage and gives each to `take`, in rank order.
+    ///
+    /// # Errors
+    /// A peer is lost or out of step.
+    pub fn gather(
+        &mut self,
+        kind: FrameKind,
+        sequence: u32,
+        mut take: impl FnMut(Rank, &[u8]),
+    ) -> Result<(), CollectiveError> {
+        let Some(links) = self.links.as_mut() else { return Ok(()) };
+        let compute = self.accounting.compute_so_far();
+        let sent = Instant::now();
+        links.wait_for(links.others())?;
+        let (arrived, last) = (Instant::now(), links.last_arrival());
+        let own = links.own();
+        let mut slowest = (Nanoseconds(0), own);
+        for rank in links.stage().filter(|rank| *rank != own) {
+            let (header, payload) = links.front(rank, (kind, self.step, sequence))?;
+            slowest = slowest.max((Nanoseconds(header.compute_ns), rank));
+            take(rank, payload);
+        }
+        for rank in links.others() {
+            links.consume(rank)?;
+        }
+        self.accounting.close(Span { compute, slowest, last, sent, arrived });
+        Ok(())
+    }
+
+    /// An all-reduce by `algorithm`, whatever the table says, closed in the accounting by `close`.
+    ///
+    /// # Errors
+    /// A peer is lost or out of step, or the wait was aborted.
+    pub fn all_reduce_by(
+        &mut self,
+        algorithm: Algorithm,
+        partial: &[f32],
+        hidden: &mut [f32],
+        close: impl FnOnce(&mut Accounting, Span),
+    ) -> Result<(), CollectiveError> {
+        let Settings { exchange, columns, .. } = self.settings;
+        assert_eq!(partial.len(), hidden.len(), "both are [tokens, embedding_length]");
+        assert!(columns > 0 && partial.len().is_multiple_of(columns), "a token has {columns} columns");
+        let compute = self.accounting.compute_so_far();
+        let sent = Instant::now();
+        let Some(links) = self.links.as_mut().filter(|links| links.stage().len() > 1) else {
+            hidden.iter_mut().zip(partial).for_each(|(hidden, partial)| *hidden += partial);
+            // What another stage sends or gets moves on while this one computes.
+            return self.links.as_mut().map_or(Ok(()), Links::pump);
+        };
+        let tensor = Tensor { exchange, columns, tokens: partial.len() / columns };
+        let at = (self.step, self.sequence);
+        let program = &self.programs[usize::from(algorithm.number()) - 1];
+        let execution = Execution::new(links, &mut self.buffers, tensor, algorithm, at, (compute, sent));
+        let found = execution.run(program, partial, hidden)?;
+        self.sequence += 1;
+        links.pump()?;
+        self.accounting.sent(found.sent.0, found.sent.1);
+        let (slowest, last, arrived) = (found.slowest, found.last, found.arrived);
+        close(&mut self.accounting, Span { compute, slowest, last, sent, arrived });
+        Ok(())
+    }
+}
+
+impl Collective for Group {
+    fn all_reduce(
+        &mut self,
+        layer: LayerIndex,
+        kind: SyncKind,
+        partial: &[f32],
+        hidden: &mut [f32],
+    ) -> Result<(), CollectiveError> {
+        let algorithm = self.table.algorithm(partial.len() / self.settings.columns.max(1));
+        self.all_reduce_by(algorithm, partial, hidden, |accounting, span| accounting.close_layer(layer, kind, span))
+    }
+}

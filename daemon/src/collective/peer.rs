@@ -1,0 +1,189 @@
+//! One link of a rank: a socket with the message that goes out, the bytes that came in, and the frame in front of them.
+//! Buffers are allocated once and grow to the largest message; calls of the system are counted.
+use std::{
+    io,
+    net::TcpStream,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    errno::Errno,
+    sys::socket::{MsgFlags, recv, send},
+};
+use shared::{
+    ids::Rank,
+    protocol::{
+        frame::{FrameError, FrameHeader, HEADER_BYTES},
+        seal::Seal,
+    },
+};
+
+use super::CollectiveError;
+
+/// Least that one read asks for.
+const READ_BYTES_MIN: usize = 64 * 1024;
+/// Longest that a read of a single socket sleeps; then the abort flag and all other sockets are looked at.
+const READ_SLEEP: Duration = Duration::from_millis(50);
+
+/// System calls of a rank's links so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// `send`.
+    pub writes: u64,
+    /// `recv`.
+    pub reads: u64,
+    /// `poll`.
+    pub polls: u64,
+}
+
+impl Calls {
+    /// All together.
+    pub fn total(self) -> u64 {
+        self.writes + self.reads + self.polls
+    }
+}
+
+/// Whether a read may sleep until bytes come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Patience {
+    Now,
+    Sleep,
+}
+
+#[derive(Debug)]
+pub(super) struct Peer {
+    stream: TcpStream,
+    seal_out: Seal,
+    seal_in: Seal,
+    /// A whole sealed message, sent up to `sent`.
+    out: Vec<u8>,
+    sent: usize,
+    /// Received bytes; those of `front` are the first of them.
+    input: Vec<u8>,
+    filled: usize,
+    front: Option<FrameHeader>,
+    /// When bytes came last.
+    read_at: Instant,
+}
+
+impl Peer {
+    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+        // Each call says itself whether it waits.
+        stream.set_nonblocking(false)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(READ_SLEEP))?;
+        let (input, read_at) = (vec![0; READ_BYTES_MIN], Instant::now());
+        let (seal_out, seal_in) = (Seal, Seal);
+        Ok(Self { stream, seal_out, seal_in, out: Vec::new(), sent: 0, input, filled: 0, front: None, read_at })
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    pub(super) fn is_flushed(&self) -> bool {
+        self.sent == self.out.len()
+    }
+
+    pub(super) fn has_front(&self) -> bool {
+        self.front.is_some()
+    }
+
+    /// When the frame in front was whole, or a little later.
+    pub(super) fn read_at(&self) -> Instant {
+        self.read_at
+    }
+
+    /// The frame in front and its payload; it must be there.
+    pub(super) fn front(&self) -> (FrameHeader, &[u8]) {
+        let header = self.front.expect("a wait returned with this rank's frame in front");
+        (header, &self.input[HEADER_BYTES..HEADER_BYTES + header.length as usize])
+    }
+
+    /// Makes `header` and what `fill` appends the message that goes out; the one before is flushed.
+    pub(super) fn load(&mut self, mut header: FrameHeader, fill: impl FnOnce(&mut Vec<u8>)) -> u64 {
+        debug_assert!(self.is_flushed(), "a message waits for the one before it");
+        self.out.clear();
+        self.out.resize(HEADER_BYTES, 0);
+        fill(&mut self.out);
+        header.length = (self.out.len() - HEADER_BYTES) as u32;
+        self.out[..HEADER_BYTES].copy_from_slice(&header.encode());
+        self.seal_out.seal(&mut self.out);
+        self.sent = 0;
+        self.out.len() as u64
+    }
+
+    /// Sends as much as the socket takes.
+    pub(super) fn write(&mut self, rank: Rank, calls: &mut Calls) -> Result<(), CollectiveError> {
+        while !self.is_flushed() {
+            calls.writes += 1;
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+            match send(self.stream.as_raw_fd(), &self.out[self.sent..], flags) {
+                Ok(0) => return Err(CollectiveError::Closed(rank)),
+                Ok(count) => self.sent += count,
+                Err(error) => return retry(rank, error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads until a frame is in front or the socket has nothing more; with patience, sleeps for the first bytes.
+    pub(super) fn read(
+        &mut self,
+        rank: Rank,
+        mut patience: Patience,
+        calls: &mut Calls,
+    ) -> Result<(), CollectiveError> {
+        while self.front.is_none() {
+            calls.reads += 1;
+            let flags = if patience == Patience::Now { MsgFlags::MSG_DONTWAIT } else { MsgFlags::empty() };
+            match recv(self.stream.as_raw_fd(), &mut self.input[self.filled..], flags) {
+                Ok(0) => return Err(CollectiveError::Closed(rank)),
+                Ok(count) => self.filled += count,
+                Err(error) => return retry(rank, error),
+            }
+            patience = Patience::Now;
+            self.read_at = Instant::now();
+            self.find_front(rank)?;
+        }
+        Ok(())
+    }
+
+    /// Drops the frame in front.
+    pub(super) fn consume(&mut self, rank: Rank) -> Result<(), CollectiveError> {
+        if let Some(header) = self.front.take() {
+            let end = HEADER_BYTES + header.length as usize;
+            self.input.copy_within(end..self.filled, 0);
+            self.filled -= end;
+        }
+        self.find_front(rank)
+    }
+
+    /// Looks whether a whole frame is in front; grows the buffer as far as bytes of that frame can come.
+    fn find_front(&mut self, rank: Rank) -> Result<(), CollectiveError> {
+        let header = match self.input[..self.filled].first_chunk::<HEADER_BYTES>() {
+            Some(bytes) => FrameHeader::decode(bytes).map_err(|error| CollectiveError::Frame { rank, error })?,
+            None => return Ok(()),
+        };
+        let end = HEADER_BYTES + header.length as usize;
+        if self.filled >= end {
+            let broken = |_| CollectiveError::Frame { rank, error: FrameError::Reserved };
+            self.seal_in.open(&mut self.input[..end]).map_err(broken)?;
+            self.front = Some(header);
+        } else if self.filled == self.input.len() {
+            // Doubling as bytes arrive: a header alone never makes a large buffer.
+            let length = (2 * self.input.len()).min(end.max(READ_BYTES_MIN));
+            self.input.resize(length.max(self.filled + 1), 0);
+        }
+        Ok(())
+    }
+}
+
+/// A socket that has nothing, or no room, and interruptions are no errors; everything else ends the link.
+fn retry(rank: Rank, error: Errno) -> Result<(), CollectiveError> {
+    match error {
+        Errno::EAGAIN | Errno::EINTR => Ok(()),
+        _ => Err(CollectiveError::Closed(rank)),
+    }
+}
