@@ -6,6 +6,7 @@ pub mod latency;
 pub mod protocol;
 pub mod sampling;
 pub mod schedule;
+pub mod simulate;
 pub mod telemetry;
 pub mod tokenizer;
 pub mod topology;

@@ -26,6 +26,8 @@ mod loss;
 mod operate;
 // Packed shards from one start to the next.
 mod packed;
+// What the planner expects of memory against what the daemon's preflight asks for.
+mod planning;
 // n ranks against the oracle and against one.
 mod ranks;
 // Logits against reference outputs.

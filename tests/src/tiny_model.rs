@@ -2,6 +2,7 @@
 //! A weight depends only on the seed and the name of its tensor: two models that differ in format differ by rounding.
 
 use shared::gguf::{Architecture, BlockFormat, Experts};
+use shared::topology::sizes::{fitting, has_more_bits};
 
 use crate::gguf_writer::GgufWriter;
 use crate::quantise::quantise;
@@ -278,27 +279,6 @@ impl TinyModel {
 /// A row of n such weights times n numbers of variance 1 has variance 1.
 fn unit_scale(columns: usize) -> f32 {
     1.0 / (columns as f32).sqrt()
-}
-
-/// Whether a layer is among the first or last eighth, or the third of each three in between (llama.cpp, llama-quant.cpp).
-fn has_more_bits(block: usize, count: usize) -> bool {
-    let eighth = count / 8;
-    block < eighth || block >= 7 * count / 8 || (block - eighth) % 3 == 2
-}
-
-/// The format or the one that llama.cpp falls back to where rows do not end with its block.
-fn fitting(format: BlockFormat, columns: usize) -> BlockFormat {
-    if columns.is_multiple_of(format.block_length()) {
-        return format;
-    }
-    let fallback = match format {
-        BlockFormat::Q2K | BlockFormat::Q3K | BlockFormat::Iq4Xs => BlockFormat::Iq4Nl,
-        BlockFormat::Q4K => BlockFormat::Q5_0,
-        BlockFormat::Q5K => BlockFormat::Q5_1,
-        BlockFormat::Q6K => BlockFormat::Q8_0,
-        _ => BlockFormat::F16,
-    };
-    fitting(fallback, columns)
 }
 
 /// An SPM vocabulary: the special tokens, all bytes, letters, some words and as many made-up pieces as are missing.

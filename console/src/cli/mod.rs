@@ -7,11 +7,15 @@ mod demo;
 mod exclude;
 mod failure;
 mod generate;
+mod hypothetical;
 mod interrupts;
 mod options;
 mod output;
+mod plan;
 mod profile;
 mod restart;
+mod simulate;
+mod sizing;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -58,8 +62,12 @@ enum Command {
     Generate(options::Generate),
     /// Take a node in again; what runs is assigned anew with it
     Include(options::Include),
+    /// Rank layouts of a model on nodes, by what they would do; what does not fit is dropped with its reason
+    Plan(plan::Plan),
     /// Restart nodes one by one
     Restart(options::Restart),
+    /// Run a model on nodes that need not exist, in virtual time
+    Simulate(simulate::Simulate),
     /// Show the nodes
     Status(options::Status),
     /// Show the tokens of a text
@@ -77,7 +85,9 @@ impl Arguments {
             Some(Command::Exclude(exclude)) => exclude.change.json,
             Some(Command::Generate(generate)) => generate.json,
             Some(Command::Include(include)) => include.change.json,
+            Some(Command::Plan(plan)) => plan.json(),
             Some(Command::Restart(restart)) => restart.json,
+            Some(Command::Simulate(simulate)) => simulate.json(),
             Some(Command::Status(status)) => status.json,
             Some(Command::Tokenize(tokenize)) => tokenize.json,
             Some(Command::Topology(topology)) => topology.json(),
@@ -126,7 +136,9 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Some(Command::Exclude(exclude)) => exclude::run_exclude(exclude).await,
         Some(Command::Generate(generate)) => generate::run(generate).await,
         Some(Command::Include(include)) => exclude::run_include(include).await,
+        Some(Command::Plan(plan)) => plan::run(plan).await,
         Some(Command::Restart(restart)) => restart::run(restart).await,
+        Some(Command::Simulate(simulate)) => simulate::run(&simulate),
         Some(Command::Status(status)) => status::run(&status).await,
         Some(Command::Tokenize(tokenize)) => tokenize::run(&tokenize),
         Some(Command::Topology(topology)) => topology::run(topology).await,

@@ -48,6 +48,16 @@ fn what_cannot_be_is_a_usage_error_with_a_message_for_people_and_programs() {
         ("console demo --nodes 0", "0"),
         ("console demo --nodes 9", "9"),
         ("console tokenize --model m", "--text"),
+        ("console simulate --nodes 4..2", "1..8"),
+        ("console simulate --nodes 65", "64"),
+        ("console simulate --nodes 4 --topology tp4", "cannot be used with"),
+        ("console simulate --profile pi6", "pi4 or pi5"),
+        ("console simulate --collective cube", "auto"),
+        ("console simulate --slow 2", "RANK:PERCENT"),
+        ("console plan --memory 8", "8G"),
+        ("console plan --goal cheap", "throughput"),
+        ("console plan --count 0", "count"),
+        ("console plan --quant q3", "q4_k_m"),
         ("console paint", "paint"),
     ] {
         let error = Arguments::try_parse_from(line.split(' ')).expect_err(line);
@@ -248,4 +258,33 @@ fn the_profile_shows_each_rank_against_the_formula() {
         assert!(row.contains("40.0%") && row.contains("12.0 KiB") && row.contains("12.6 KiB"), "{row}");
         assert_eq!(&words[words.len() - 2..], ["12.0", "12"], "{row}");
     }
+}
+
+#[tokio::test]
+async fn simulate_and_plan_need_no_node_and_name_what_cannot_be() {
+    assert_eq!(execute_line("console simulate --model qwen3-0.6b --nodes 1,2 --prompt 64 --json").await.0, 0);
+    assert_eq!(execute_line("console simulate --model qwen3-0.6b --topology pp2-tp2 --watch 64").await.0, 0);
+    assert_eq!(execute_line("console plan --model qwen3-0.6b --count 3 --prompt 64 --all").await.0, 0);
+    for (line, part) in [
+        ("console simulate --model llama-9", "llama-3.1-8b"),
+        ("console simulate --model qwen3-0.6b --jitter-file Cargo.toml", "64 times"),
+        ("console simulate --model qwen3-0.6b --topology pp30", "28 layers"),
+        ("console simulate --model qwen3-0.6b --topology dp2-tp2", "replicas"),
+        ("console plan --model llama-3.3-70b --count 2 --memory 4G", "nothing fits"),
+    ] {
+        let (code, error) = execute_line(line).await;
+        let message = error["message"].as_str().unwrap_or_default();
+        assert!(code == 2 && message.contains(part), "{line}: {code} {error}");
+    }
+}
+
+#[tokio::test]
+async fn plan_measures_the_nodes_that_it_is_given() {
+    let nodes = [FakeNode::start("pi1", Script::default()).await, FakeNode::start("pi2", Script::default()).await];
+    // This node only measures matrix products.
+    let (code, error) = execute_line(&format!("console plan {} --model qwen3-0.6b", nodes[0].address)).await;
+    assert_eq!(code, 1);
+    assert!(error["message"].as_str().is_some_and(|message| message.contains("pi1")), "{error}");
+    let (code, error) = execute_line("console plan 127.0.0.1:1 --model qwen3-0.6b").await;
+    assert_eq!((code, &error["code"]), (3, &"node_unreachable".into()));
 }

@@ -3,7 +3,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use shared::{
     latency::ratio,
-    telemetry::{Lateness, NodeReport},
+    telemetry::{self, Lateness, NodeReport},
     units::Nanoseconds,
 };
 
@@ -13,10 +13,6 @@ use crate::state::State;
 const WINDOW: Duration = Duration::from_secs(5);
 /// Most reports that are kept of a node.
 const REPORTS_MAX: usize = 128;
-/// A rank that costs the others less than this share of their time is no straggler.
-const STRAGGLER_SHARE: f64 = 0.1;
-/// Nor is one that is not this much later than the next.
-const STRAGGLER_FACTOR: f64 = 2.0;
 
 /// Sums of one report's all-reduces.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -130,9 +126,8 @@ pub fn ranks(state: &State) -> Vec<RankRow> {
 
 /// The one rank that holds the others up, if one does.
 pub fn straggler(rows: &[RankRow]) -> Option<&RankRow> {
-    let first = rows.first().filter(|first| rows.len() > 1 && first.late >= STRAGGLER_SHARE)?;
-    let is_alone = rows.get(1).is_none_or(|second| first.late >= STRAGGLER_FACTOR * second.late);
-    is_alone.then_some(first)
+    let late: Vec<f64> = rows.iter().map(|row| row.late).collect();
+    telemetry::straggler(&late).map(|row| &rows[row])
 }
 
 #[cfg(test)]
@@ -174,16 +169,5 @@ mod tests {
         report.epoch = report.epoch.next();
         story.report(0, report);
         assert_eq!(story.state.nodes[0].window, Window::default());
-    }
-
-    #[test]
-    fn nobody_is_named_for_a_little_or_when_two_are_late() {
-        let row = |late| RankRow { member: 0, node: None, late, last: 0.0, means: [Nanoseconds(0); 3], network: 0.0 };
-        let named = |shares: &[f64]| straggler(&shares.iter().map(|late| row(*late)).collect::<Vec<_>>()).is_some();
-        assert!(named(&[0.2, 0.05, 0.04]));
-        assert!(!named(&[0.08, 0.01]));
-        assert!(!named(&[0.2, 0.15]));
-        assert!(!named(&[0.9]) && !named(&[]));
-        assert!(!named(&[f64::NAN, 0.0]));
     }
 }

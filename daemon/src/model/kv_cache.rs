@@ -4,7 +4,7 @@
 use std::{io, ops::Range};
 
 use half::{f16, slice::HalfFloatSliceExt};
-use shared::topology::{KvFormat, spec::KV_BLOCK_LENGTH};
+use shared::topology::{KvFormat, memory, spec::KV_BLOCK_LENGTH};
 
 use super::region::Region;
 use crate::kernels::{Block, Kernels, KvBlock, KvValues};
@@ -52,8 +52,7 @@ impl KvCache {
 
     /// Bytes of such a cache.
     pub fn bytes(format: KvFormat, layers: usize, blocks: usize, head_count_kv: usize, head_length: usize) -> u64 {
-        let heads = 2 * layers as u64 * blocks as u64 * (head_count_kv * KV_BLOCK_LENGTH) as u64;
-        heads * format.head_bytes(head_length) as u64
+        memory::kv_bytes(format, layers, blocks, head_count_kv, head_length)
     }
 
     /// Stores key and value of one head at an offset (0 to 31) in a block.

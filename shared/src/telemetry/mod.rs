@@ -2,9 +2,11 @@
 pub mod bench;
 pub mod health;
 pub mod node;
+pub mod straggler;
 pub mod sync;
 
 pub use bench::{BenchFound, BenchProgress, KernelBench, NodeBench};
 pub use health::{Health, Warning};
 pub use node::{LoadProgress, NodeReport, NodeState};
+pub use straggler::{LatenessSums, straggler};
 pub use sync::{Lateness, LayerSync, PhaseTotals, RankTotals, SyncKind, SyncRecord};

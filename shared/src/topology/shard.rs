@@ -84,7 +84,11 @@ pub fn cut_stages(shape: &Shape, stages: &[(Range<usize>, Vec<u32>)]) -> Result<
     Ok(plans.collect::<Result<Vec<_>, _>>()?.concat())
 }
 
-fn cut_stage(shape: &Shape, layers: &Range<usize>, weights: &[u32]) -> Result<Vec<ShardPlan>, CutError> {
+/// Cuts a stage's layers for its ranks with the given relative weights.
+///
+/// # Errors
+/// As [`cut`].
+pub fn cut_stage(shape: &Shape, layers: &Range<usize>, weights: &[u32]) -> Result<Vec<ShardPlan>, CutError> {
     let plans = cut_unchecked(shape, layers, weights);
     let Some(rank) = plans.iter().position(is_nothing) else { return Ok(plans) };
     let fits = |world: &usize| !cut_unchecked(shape, layers, &vec![1; *world]).iter().any(is_nothing);

@@ -6,6 +6,16 @@ use std::ops::Range;
 ///
 /// Minimises the longest time of a stage; among equals the later stages hold more layers, for the first one also embeds.
 pub fn split_layers(layers: &[u64], output: u64, speeds: &[u64]) -> Option<Vec<Range<u32>>> {
+    split_layers_where(layers, output, speeds, |_, _| true)
+}
+
+/// As [`split_layers`], of those splits alone in which each stage fits: `fits(stage, layers)`. `None`: there is none.
+pub fn split_layers_where(
+    layers: &[u64],
+    output: u64,
+    speeds: &[u64],
+    fits: impl Fn(usize, Range<usize>) -> bool,
+) -> Option<Vec<Range<u32>>> {
     let (count, stages) = (layers.len(), speeds.len());
     if stages == 0 || stages > count {
         return None;
@@ -18,6 +28,9 @@ pub fn split_layers(layers: &[u64], output: u64, speeds: &[u64]) -> Option<Vec<R
         .collect();
     let time = |stage: usize, begin: usize, end: usize| {
         let extra = if stage + 1 == stages { output } else { 0 };
+        if !fits(stage, begin..end) {
+            return f64::INFINITY;
+        }
         (sums[end] - sums[begin]).saturating_add(extra) as f64 / speeds[stage].max(1) as f64
     };
     // longest[stage][end]: the longest time where the stages up to this one hold the layers before `end`, and where it begins.
@@ -32,6 +45,9 @@ pub fn split_layers(layers: &[u64], output: u64, speeds: &[u64]) -> Option<Vec<R
             longest[stage][end] =
                 candidates.fold((f64::INFINITY, 0), |best, one| if one.0 < best.0 { one } else { best });
         }
+    }
+    if longest[stages - 1][count].0.is_infinite() {
+        return None;
     }
     let mut end = count;
     let mut split = Vec::with_capacity(stages);
@@ -72,6 +88,15 @@ mod tests {
     fn a_faster_stage_holds_more_layers() {
         assert_eq!(check(&[1; 12], 0, &[3, 2, 1]), [6, 4, 2]);
         assert_eq!(check(&[1; 12], 0, &[1, 5]), [2, 10]);
+    }
+
+    #[test]
+    fn a_stage_that_is_full_leaves_layers_to_the_others() {
+        let within =
+            |most: [usize; 2]| split_layers_where(&[1; 8], 0, &[3, 1], |stage, layers| layers.len() <= most[stage]);
+        assert_eq!(within([8, 8]), Some(vec![0..6, 6..8]));
+        assert_eq!(within([3, 8]), Some(vec![0..3, 3..8]));
+        assert_eq!(within([3, 4]), None);
     }
 
     #[test]

@@ -9,12 +9,15 @@ use std::{
 use anyhow::{Context, bail};
 use clap::Parser;
 use harness::tiny_model::TinyModel;
-use shared::gguf::{Architecture, BlockFormat, Experts};
+use shared::{
+    gguf::{Architecture, BlockFormat, Experts},
+    topology::known,
+};
 
 /// Writes a GGUF file with a real model's shape and random weights.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// tinyllama-1.1b, llama-3.2-1b, llama-3.2-3b, qwen3-0.6b, qwen3-30b-a3b or qwen2.5-7b
+    /// tinyllama-1.1b, llama-3.2-1b, qwen3-0.6b, ..: an unknown name lists all
     shape: String,
     /// f16, q8_0, q4_0 or q4_k_m
     format: String,
@@ -49,36 +52,25 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Layers, embedding, feed-forward (of an expert), heads, KV heads, head length, vocabulary, whether the output is tied.
-type Sizes = (usize, usize, usize, usize, usize, usize, usize, bool);
-
-/// Shapes as their published files have them (config.json of each model).
+/// A known shape with a context of 8192.
 fn shape(name: &str) -> anyhow::Result<TinyModel> {
-    let (architecture, sizes): (Architecture, Sizes) = match name {
-        "tinyllama-1.1b" => (Architecture::Llama, (22, 2048, 5632, 32, 4, 64, 32_000, false)),
-        "llama-3.2-1b" => (Architecture::Llama, (16, 2048, 8192, 32, 8, 64, 128_256, true)),
-        "llama-3.2-3b" => (Architecture::Llama, (28, 3072, 8192, 24, 8, 128, 128_256, true)),
-        "qwen3-0.6b" => (Architecture::Qwen3, (28, 1024, 3072, 16, 8, 128, 151_936, true)),
-        "qwen3-30b-a3b" => (Architecture::Qwen3Moe, (48, 2048, 768, 32, 4, 128, 151_936, false)),
-        "qwen2.5-7b" => (Architecture::Qwen2, (28, 3584, 18_944, 28, 4, 128, 152_064, false)),
-        _ => bail!("no shape {name}; make_model --help lists them"),
-    };
-    let mut model = TinyModel::new(architecture);
-    (
-        model.block_count,
-        model.embedding_length,
-        model.feed_forward_length,
-        model.head_count,
-        model.head_count_kv,
-        model.head_length,
-        model.vocabulary_length,
-        model.tied,
-    ) = sizes;
-    (model.rope_dimension_count, model.context_length) = (model.head_length, 8192);
-    if name == "qwen3-30b-a3b" {
-        (model.experts, model.rope_freq_base) = (Experts { count: 128, used_count: 8 }, 1_000_000.0);
+    let names = || known::SHAPES.iter().map(|known| known.name).collect::<Vec<_>>().join(", ");
+    let known = known::SHAPES.iter().find(|known| known.name == name);
+    let known = known.with_context(|| format!("no shape {name}; there are {}", names()))?;
+    let architecture = Architecture::ALL.into_iter().find(|architecture| architecture.name() == known.architecture);
+    let mut model = TinyModel::new(architecture.context("a shape of an unknown architecture")?);
+    model.block_count = known.block_count;
+    model.embedding_length = known.embedding_length;
+    model.feed_forward_length = known.feed_forward_length;
+    model.head_count = known.head_count;
+    model.head_count_kv = known.head_count_kv;
+    (model.head_length, model.rope_dimension_count) = (known.head_length, known.head_length);
+    model.vocabulary_length = known.vocabulary_length;
+    (model.tied, model.rope_factors) = (known.tied_output, known.has_rope_factors);
+    model.context_length = 8192;
+    if let Some((count, used_count)) = known.experts {
+        (model.experts, model.rope_freq_base) = (Experts { count, used_count }, 1_000_000.0);
     }
-    model.rope_factors = name.starts_with("llama-3.2");
     Ok(model)
 }
 

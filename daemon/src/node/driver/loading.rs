@@ -7,6 +7,7 @@ use std::{
     },
 };
 
+pub(super) use shared::topology::memory::WORKING_BYTES;
 use shared::{
     gguf::{GgufError, GgufFile, Shape},
     ids::ModelIdentity,
@@ -26,9 +27,6 @@ use crate::{
     kernels::Kernels,
     model::{KvCache, LoadError, PackedCache, Shard, Source, weights::shard_bytes},
 };
-
-/// What computing takes beyond weights and KV cache: buffers of a step, links, threads.
-pub(super) const WORKING_BYTES: u64 = 32 << 20;
 
 /// A shard and what the engine needs beside it.
 #[derive(Debug)]

@@ -1,0 +1,150 @@
+//! Options that describe a model and a cluster that need not exist, and what they mean: for `console simulate` and `console plan`.
+use std::path::Path;
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::{Value, json};
+use shared::{
+    gguf::{GgufFile, Shape},
+    schedule::Choice,
+    simulate::{Link, NodeProfile},
+    topology::{
+        Exchange, KvFormat,
+        sizes::{ModelSizes, Quantisation},
+    },
+};
+
+use super::Failure;
+
+/// What a Pi's system keeps of its memory: kernel, GPU and services of Raspberry Pi OS Lite.
+const SYSTEM_BYTES: u64 = 512 << 20;
+/// Slowest and fastest link that can be asked for, in Mb/s.
+const MEGABITS: [u64; 2] = [1, 1_000_000];
+
+fn exchange(text: &str) -> Result<Exchange, String> {
+    text.parse()
+}
+
+fn choice(text: &str) -> Result<Choice, String> {
+    text.parse()
+}
+
+fn quantisation(text: &str) -> Result<Quantisation, String> {
+    text.parse()
+}
+
+/// Bytes as `8G` or `512M`, binary.
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(['G', 'M', 'g', 'm']);
+    let unit = match &text[digits.len()..] {
+        "G" | "g" => 1_u64 << 30,
+        "M" | "m" => 1 << 20,
+        _ => return Err("a number with G or M, for example 8G".into()),
+    };
+    let number: u64 = digits.parse().map_err(|_| "a number with G or M, for example 8G".to_owned())?;
+    let bytes = number.checked_mul(unit).filter(|bytes| (1 << 20..=1 << 44).contains(bytes));
+    bytes.ok_or_else(|| "from 1M to 16384G".into())
+}
+
+/// The model, the links, and how the nodes talk.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Hypothetical {
+    /// A well-known shape, for example llama-3.1-8b (an unknown name lists all), or a GGUF file on this machine
+    #[arg(long, value_name = "SHAPE|FILE", default_value = "llama-3.1-8b")]
+    pub(super) model: String,
+    /// Formats of a well-known shape: f16, q8_0, q4_0 or q4_k_m
+    #[arg(long, value_name = "MIX", default_value = "q4_k_m", value_parser = quantisation)]
+    quant: Quantisation,
+    /// What the nodes are: pi4 or pi5
+    #[arg(long, value_name = "NAME", default_value = "pi5", value_parser = NodeProfile::named)]
+    pub(super) profile: NodeProfile,
+    /// One-way latency from program to program, half of a small message's round trip
+    #[arg(long, value_name = "US", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
+    alpha_us: u64,
+    /// Rate of each node's Ethernet link
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(MEGABITS[0]..=MEGABITS[1]))]
+    bandwidth_mbit: u64,
+    /// auto, direct, rs-ag, doubling, ring, star or two-level
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = choice)]
+    pub(super) collective: Choice,
+    /// Format of the partial sums between nodes: f32, f16 or q80
+    #[arg(long, default_value = "f32", value_parser = exchange)]
+    pub(super) exchange: Exchange,
+    /// Format of the KV cache: f16, q8_0 or f32
+    #[arg(long, default_value = "f16", value_parser = <KvFormat as std::str::FromStr>::from_str)]
+    pub(super) kv: KvFormat,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 17))]
+    pub(super) prompt: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl Hypothetical {
+    /// What the model costs.
+    ///
+    /// # Errors
+    /// No such shape or file, or a file that is no model.
+    pub(super) fn sizes(&self) -> Result<ModelSizes, Failure> {
+        let path = Path::new(&self.model);
+        if !path.is_file() {
+            let usage = |message| Failure::Usage { message, next: "name a shape, or a GGUF file on this machine" };
+            return ModelSizes::known(&self.model, self.quant).map_err(usage);
+        }
+        let file = GgufFile::open(path).map_err(anyhow::Error::from)?;
+        let shape = Shape::read(&file).with_context(|| format!("no model in {}", path.display()))?;
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        Ok(ModelSizes { name: name.unwrap_or_default(), ..ModelSizes::of_file(&file, &shape) })
+    }
+
+    /// What joins the nodes.
+    pub(super) fn link(&self) -> Link {
+        Link {
+            alpha_ns: self.alpha_us * 1000,
+            bits_per_second: self.bandwidth_mbit * 1_000_000,
+            packets: Link::ETHERNET,
+        }
+    }
+
+    /// What was assumed, for JSON.
+    pub(super) fn object(&self, sizes: &ModelSizes) -> Value {
+        json!({"model": sizes.name, "profile": self.profile.name, "alpha_us": self.alpha_us,
+            "bandwidth_mbit": self.bandwidth_mbit, "collective": self.collective.to_string(),
+            "exchange": self.exchange.to_string(), "kv": self.kv.to_string(), "prompt": self.prompt})
+    }
+
+    /// What was assumed, for people.
+    pub(super) fn line(&self, sizes: &ModelSizes) -> String {
+        format!(
+            "{} on {}, {} us, {} Mb/s, collective {}, exchange {}, kv {}, prompt {}",
+            sizes.name,
+            self.profile.name,
+            self.alpha_us,
+            self.bandwidth_mbit,
+            self.collective,
+            self.exchange,
+            self.kv,
+            self.prompt
+        )
+    }
+}
+
+/// What a machine with so much memory has for a shard.
+pub(super) fn free(memory: u64) -> u64 {
+    memory.saturating_sub(SYSTEM_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_written_with_its_unit() {
+        assert_eq!((bytes("8G"), bytes("512m")), (Ok(8 << 30), Ok(512 << 20)));
+        for text in ["8", "G", "", "-1G", "0G", "99999999999G", "8GB", "8 G"] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
+        assert_eq!((free(8 << 30), free(1)), (7680 << 20, 0));
+    }
+}

@@ -1,0 +1,269 @@
+//! `console plan`: which layout for which nodes, by what the simulation predicts. Nodes are probed, or described by options.
+use clap::Args;
+use serde_json::{Value, json};
+use shared::{
+    latency::ratio,
+    protocol::bench::{Bench, BenchNode},
+    simulate::NodeProfile,
+    telemetry::BenchFound,
+    topology::{
+        Layout,
+        cost::{Demand, PlanNode, PlanStage},
+        memory::PANEL_ROWS,
+        planner::{self, Candidate, Goal},
+        sizes::ModelSizes,
+        spec::NODES_MAX,
+    },
+    units::Bytes,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Failure,
+    hypothetical::{self, Hypothetical},
+    interrupts::Interrupts,
+    output, sizing,
+};
+use crate::client::{
+    assign::{SLOTS_DEFAULT, report},
+    bench::bench,
+    session::Session,
+    with_port,
+};
+
+/// Rows of the table where nobody asked for all.
+const ROWS: usize = 8;
+
+/// Options of `console plan`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Plan {
+    /// Nodes as ADDRESS[:PORT]: each is asked for its memory and measured with the model [default: nodes that need not exist]
+    #[arg(value_name = "NODE", value_delimiter = ',', env = "BRAMBLE_NODES")]
+    nodes: Vec<String>,
+    #[command(flatten)]
+    hypothetical: Hypothetical,
+    /// Plan for so many nodes that need not exist [default without nodes: 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=NODES_MAX as i64))]
+    count: Option<u16>,
+    /// Memory of each such node
+    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = hypothetical::bytes)]
+    memory: u64,
+    /// balanced (the fewest nodes that fit, then ranks while they help, then replicas), ttft, tpot or throughput
+    #[arg(long, default_value = "balanced", value_parser = <Goal as std::str::FromStr>::from_str)]
+    goal: Goal,
+    /// Longest sequence in tokens
+    #[arg(long, value_name = "TOKENS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    context: u32,
+    /// Print all layouts, and those that do not fit
+    #[arg(long)]
+    all: bool,
+    /// Print the table of models, memory and numbers of nodes instead
+    #[arg(long)]
+    sizing: bool,
+}
+
+impl Plan {
+    pub(super) fn json(&self) -> bool {
+        self.hypothetical.json
+    }
+
+    /// What is wanted of a layout.
+    pub(super) fn demand(&self) -> Demand {
+        Demand {
+            context: self.context,
+            slots: SLOTS_DEFAULT,
+            kv: self.hypothetical.kv,
+            exchange: self.hypothetical.exchange,
+            choice: self.hypothetical.collective,
+            link: self.hypothetical.link(),
+            prompt: self.hypothetical.prompt.min(self.context),
+        }
+    }
+
+    /// The machine of nodes that need not exist.
+    pub(super) fn profile(&self) -> &NodeProfile {
+        &self.hypothetical.profile
+    }
+
+    /// `count` such nodes with `memory` bytes each.
+    pub(super) fn described(&self, count: usize, memory: u64) -> Vec<PlanNode> {
+        let node = |index: usize| PlanNode {
+            name: format!("{}-{}", self.hypothetical.profile.name, index + 1),
+            profile: self.hypothetical.profile.clone(),
+            memory: hypothetical::free(memory),
+            panel_rows: PANEL_ROWS,
+        };
+        (0..count).map(node).collect()
+    }
+}
+
+/// Plans for the nodes and prints what would be best.
+pub(super) async fn run(options: Plan) -> Result<u8, Failure> {
+    if options.sizing {
+        return sizing::run(&options);
+    }
+    let sizes = options.hypothetical.sizes()?;
+    let is_live = options.count.is_none() && !options.nodes.is_empty();
+    let nodes = if is_live {
+        Interrupts::listen()?.end(probe_all(&options, &sizes)).await?
+    } else {
+        options.described(usize::from(options.count.unwrap_or(8)), options.memory)
+    };
+    let plan = planner::plan(&sizes, &nodes, &options.demand(), options.goal);
+    if options.hypothetical.json {
+        output::line(&object(&options, &sizes, &nodes, &plan).to_string());
+    } else {
+        print(&options, &sizes, &nodes, &plan);
+    }
+    match (plan.ranked.is_empty(), plan.dropped.last()) {
+        (true, Some(dropped)) => {
+            let message = format!("nothing fits; {}: {}", dropped.layout, dropped.reason);
+            Err(Failure::Usage {
+                message,
+                next: "use more nodes, more memory, a smaller model or context, or --kv q8_0",
+            })
+        }
+        _ => Ok(0),
+    }
+}
+
+/// Asks each node for its memory and measures it with the model, one after the other.
+async fn probe_all(options: &Plan, sizes: &ModelSizes) -> Result<Vec<PlanNode>, Failure> {
+    let mut nodes = Vec::new();
+    for node in &options.nodes {
+        nodes.push(probe(&with_port(node), options, sizes).await?);
+    }
+    Ok(nodes)
+}
+
+async fn probe(address: &str, options: &Plan, sizes: &ModelSizes) -> Result<PlanNode, Failure> {
+    let session = Session::open(address).await?;
+    let report = report(&session).await?;
+    let name = report.name.clone();
+    let model = std::path::Path::new(&options.hypothetical.model).file_name();
+    let model = model.map_or_else(|| options.hypothetical.model.clone(), |name| name.to_string_lossy().into_owned());
+    let wanted = Bench::Node(BenchNode {
+        model,
+        threads: None,
+        prefill: vec![128],
+        context: vec![0],
+        tokens: 16,
+        repeats: 1,
+        kv: options.hypothetical.kv,
+        read_mib: None,
+    });
+    let found = bench(&session, wanted, &|_| {}, &CancellationToken::new()).await?;
+    let BenchFound::Node(found) = found else {
+        return Err(anyhow::anyhow!("node {name} measured matrix products instead of the model").into());
+    };
+    // What no bench measures is as on the machine with the same instructions.
+    let base = if report.kernels == "neon" { NodeProfile::pi4() } else { NodeProfile::pi5() };
+    let profile = NodeProfile::measured(&name, &found, sizes, &base);
+    let memory = report.health.memory.map_or(0, |memory| memory.available.0);
+    Ok(PlanNode { name, profile, memory, panel_rows: PANEL_ROWS })
+}
+
+/// Names of a replica's nodes, a stage behind another.
+fn members(stages: &[PlanStage], nodes: &[PlanNode]) -> String {
+    let names = |stage: &PlanStage| {
+        let names: Vec<&str> = stage.ranks.iter().map(|rank| nodes[rank.node].name.as_str()).collect();
+        names.join(",")
+    };
+    stages.iter().map(names).collect::<Vec<_>>().join(",")
+}
+
+/// What an assignment takes beside the layout: shares and layers, where they are not the usual ones.
+fn arguments(candidate: &Candidate, nodes: &[PlanNode]) -> String {
+    let all: Vec<String> = candidate.replicas.iter().map(|stages| members(stages, nodes)).collect();
+    let mut text = format!("--nodes {} --topology {}", all.join(","), candidate.layout);
+    let stages = || candidate.replicas.iter().flatten();
+    let weights: Vec<u32> = stages().flat_map(|stage| &stage.ranks).map(|rank| rank.weight).collect();
+    if weights.iter().any(|weight| *weight != weights[0]) {
+        let weights: Vec<String> = weights.iter().map(u32::to_string).collect();
+        text.push_str(&format!(" --weights {}", weights.join(",")));
+    }
+    let first = candidate.replicas.first().map_or(&[][..], Vec::as_slice);
+    if first.len() > 1 {
+        let layers: Vec<String> = first.iter().map(|stage| stage.layers.len().to_string()).collect();
+        text.push_str(&format!(" --layers {}", layers.join(",")));
+    }
+    text
+}
+
+fn print(options: &Plan, sizes: &ModelSizes, nodes: &[PlanNode], plan: &planner::Plan) {
+    output::line(&format!("{}, context {}", options.hypothetical.line(sizes), options.context));
+    output::line("topology     nodes  tok/s  all tok/s  TTFT       GiB/node  network");
+    let rows = if options.all { plan.ranked.len() } else { ROWS };
+    for candidate in plan.ranked.iter().take(rows) {
+        let prediction = &candidate.prediction;
+        output::line(&format!(
+            "{:<11}  {:>5}  {:>5.2}  {:>9.2}  {:<9}  {:>8.2}  {:>5.0} %",
+            candidate.layout,
+            candidate.layout.node_count(),
+            ratio(1e9, prediction.tpot.0 as f64),
+            prediction.throughput,
+            prediction.ttft,
+            candidate.memory_max().0 as f64 / (1_u64 << 30) as f64,
+            100.0 * prediction.network[1],
+        ));
+    }
+    if let Some(best) = plan.ranked.first() {
+        output::line(&output::clean(&format!("best for {}: {}", options.goal, arguments(best, nodes))));
+    }
+    for dropped in plan.dropped.iter().filter(|_| options.all) {
+        output::line(&output::clean(&format!("{:<11}  {}", dropped.layout, dropped.reason)));
+    }
+    plan.warnings.iter().for_each(|warning| output::line(&output::clean(&format!("warning: {warning}"))));
+}
+
+fn object(options: &Plan, sizes: &ModelSizes, nodes: &[PlanNode], plan: &planner::Plan) -> Value {
+    let stage = |stage: &PlanStage, memory: &[u64]| {
+        let ranks: Vec<Value> = stage
+            .ranks
+            .iter()
+            .zip(memory)
+            .map(|(rank, bytes)| json!({"node": nodes[rank.node].name, "weight": rank.weight, "bytes": bytes}))
+            .collect();
+        json!({"layers": [stage.layers.start, stage.layers.end], "ranks": ranks})
+    };
+    let replica = |(stages, memory): (&Vec<PlanStage>, &Vec<u64>)| -> Vec<Value> {
+        let parts = memory.chunks(stages.first().map_or(1, |stage| stage.ranks.len().max(1)));
+        stages.iter().zip(parts).map(|(each, memory)| stage(each, memory)).collect()
+    };
+    let candidate = |candidate: &Candidate| {
+        let prediction = &candidate.prediction;
+        let replicas: Vec<Vec<Value>> = candidate.replicas.iter().zip(&candidate.memory).map(replica).collect();
+        json!({"topology": candidate.layout.to_string(), "nodes": candidate.layout.node_count(),
+            "ttft_ms": prediction.ttft.milliseconds(), "tpot_ms": prediction.tpot.milliseconds(),
+            "tokens_per_second": ratio(1e9, prediction.tpot.0 as f64), "throughput": prediction.throughput,
+            "network_fraction": {"prefill": prediction.network[0], "decode": prediction.network[1]},
+            "memory_max": candidate.memory_max().0, "replicas": replicas, "assign": arguments(candidate, nodes)})
+    };
+    let node = |node: &PlanNode| {
+        json!({"name": node.name, "memory": node.memory, "profile": node.profile.name,
+            "read_bytes_per_second": node.profile.read_bytes_per_second, "decode_share": node.profile.decode_share,
+            "macs_per_second": node.profile.macs_per_second})
+    };
+    let mut object = options.hypothetical.object(sizes);
+    object["goal"] = json!(options.goal.to_string());
+    object["context"] = json!(options.context);
+    object["nodes"] = nodes.iter().map(node).collect();
+    object["ranked"] = plan.ranked.iter().map(candidate).collect();
+    object["dropped"] = plan
+        .dropped
+        .iter()
+        .map(|dropped| json!({"topology": dropped.layout.to_string(), "reason": dropped.reason.to_string()}))
+        .collect();
+    object["warnings"] = json!(plan.warnings);
+    object
+}
+
+/// The fastest layout of one replica on all of these nodes: its name, most bytes of a node, tokens a second.
+pub(super) fn fastest(sizes: &ModelSizes, nodes: &[PlanNode], demand: &Demand) -> Option<(Layout, Bytes, f64)> {
+    let order: Vec<usize> = (0..nodes.len()).collect();
+    let layout = |stages: usize| Layout { replicas: 1, stages: stages as u16, ranks: (nodes.len() / stages) as u16 };
+    let layouts = (1..=nodes.len()).filter(|stages| nodes.len().is_multiple_of(*stages)).map(layout);
+    let candidates = layouts.filter_map(|layout| planner::candidate(sizes, nodes, &order, demand, layout).ok());
+    let best = candidates.min_by_key(|candidate| candidate.prediction.tpot)?;
+    Some((best.layout, best.memory_max(), ratio(1e9, best.prediction.tpot.0 as f64)))
+}

@@ -1,0 +1,21 @@
+//! A cluster in virtual time: nodes with one core that talks and one network card each, in whole nanoseconds. The same input gives
+//! the same nanosecond on every machine. No clocks, no threads, no sockets; nothing here is measured.
+pub mod collective;
+pub mod jitter;
+pub mod network;
+#[cfg(test)]
+mod network_tests;
+pub mod profile;
+pub mod replica;
+pub mod run;
+#[cfg(test)]
+mod run_tests;
+pub mod watch;
+
+pub use collective::Tensor;
+pub use jitter::{Jitter, Noise};
+pub use network::{Action, Closing, Link, Network, NodeSpeed, Stuck};
+pub use profile::NodeProfile;
+pub use replica::{Replica, Setup, SimulateError, Step};
+pub use run::{Outcome, Request, answer, knee, throughput};
+pub use watch::{Watched, watch};

@@ -1,0 +1,383 @@
+//! The discrete-event core. A message takes the sender's core, queues for the sender's network card, travels, queues for the
+//! receiver's card and takes the receiver's core when somebody waits for it: so a star costs `2a + 2(N-1)m/B` and a direct exchange
+//! `a + (N-1)m/B`. Times are in nanoseconds since the start, sizes in bytes. Messages from one node to another keep their order.
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+};
+
+use super::jitter::{Jitter, Noise};
+use crate::{
+    ids::{LayerIndex, Rank},
+    telemetry::{PhaseTotals, RankTotals, SyncKind, SyncRecord},
+    topology::spec::NODES_MAX,
+    units::Nanoseconds,
+};
+
+/// What joins two nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Half of a small message's round trip from program to program, in nanoseconds: with what it costs both cores.
+    pub alpha_ns: u64,
+    /// Bits a second that a network card sends, and at the same time receives.
+    pub bits_per_second: u64,
+    /// Most bytes of a packet's payload, and what the wire carries besides; `None`: bytes are all that is carried.
+    pub packets: Option<(u64, u64)>,
+}
+
+impl Link {
+    /// TCP with timestamps over Ethernet: 1448 bytes in a frame of 1538, preamble and gap included. A link of 1 Gb/s then
+    /// carries 941 Mb/s, as iperf shows it on a Raspberry Pi.
+    pub const ETHERNET: Option<(u64, u64)> = Some((1448, 90));
+
+    /// Nanoseconds that a network card is busy with so many bytes.
+    pub fn busy_ns(&self, bytes: u64) -> u64 {
+        let wire = bytes + self.packets.map_or(0, |(most, more)| bytes.div_ceil(most.max(1)).max(1) * more);
+        let bits = self.bits_per_second.max(1);
+        match wire.checked_mul(8_000_000_000) {
+            Some(product) => product.div_ceil(bits),
+            None => (u128::from(wire) * 8_000_000_000).div_ceil(u128::from(bits)) as u64,
+        }
+    }
+}
+
+/// What a node's core costs messages, and how fast the node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeSpeed {
+    /// Nanoseconds of the core to send a message.
+    pub send_ns: u64,
+    /// Nanoseconds of the core to receive one.
+    pub receive_ns: u64,
+    /// Computing takes this many thousandths of what actions say: 1000 as they say, 1200 a fifth longer.
+    pub slowness: u64,
+}
+
+/// What a node waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// An all-reduce, which is recorded.
+    AllReduce(LayerIndex, SyncKind),
+    /// A message besides.
+    Message,
+    /// Another stage of the pipeline.
+    Bubble,
+}
+
+/// What a node does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// A step of so many tokens begins.
+    Step {
+        /// Whether prompt tokens are in it.
+        is_prefill: bool,
+        /// Its tokens.
+        tokens: u32,
+    },
+    /// Computes for so many nanoseconds.
+    Compute(u64),
+    /// Computing ends, a collective begins: the time since the last one ended is the node's own.
+    Enter,
+    /// Sends a message.
+    Send {
+        /// The node that it goes to.
+        to: u16,
+        /// Its bytes, header included.
+        bytes: u64,
+        /// Nanoseconds to write it (rounding a partial sum), beside the message itself.
+        work_ns: u64,
+    },
+    /// Waits for one message of each node.
+    Receive {
+        /// The nodes, as bits.
+        from: u64,
+        /// Nanoseconds to use each (adding it to a sum), beside the message itself.
+        work_ns: u64,
+    },
+    /// The collective is over: what came since it began is waiting and wire, or the pipeline's bubble.
+    Close(Closing),
+    /// A step is over; the time is noted under this number.
+    Mark(u32),
+}
+
+/// Nodes wait for messages that nobody sends: the actions do not fit together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("node {node} waits for nodes {missing:#b}, which send nothing more")]
+pub struct Stuck {
+    /// The first of them.
+    pub node: usize,
+    /// Whom it waits for, as bits.
+    pub missing: u64,
+}
+
+/// What happens while nodes act.
+pub trait Observer {
+    /// An all-reduce of a layer ended on a node.
+    fn sync(&mut self, _node: usize, _record: &SyncRecord) {}
+    /// A node came to a mark at this time.
+    fn mark(&mut self, _node: usize, _mark: u32, _at: u64) {}
+}
+
+impl Observer for () {}
+
+/// A message that waits to be read.
+#[derive(Clone, Copy, Debug)]
+struct Arrived {
+    at: u64,
+    compute: u64,
+}
+
+/// The first byte of a message reaches a network card. Ordered by time, then by the order of sending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Reach {
+    at: u64,
+    number: u64,
+    from: u16,
+    to: u16,
+    bytes: u64,
+    /// The last byte cannot come before.
+    not_before: u64,
+    compute: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Node {
+    speed: NodeSpeed,
+    jitter: Jitter,
+    clock: u64,
+    out_free: u64,
+    in_free: u64,
+    action: usize,
+    missing: u64,
+    span: Span,
+    is_prefill: bool,
+    tokens: u32,
+    totals: RankTotals,
+}
+
+/// A collective so far, as the daemon's accounting sees it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Span {
+    left: u64,
+    compute: u64,
+    entered: u64,
+    slowest: (u64, u16),
+    last: (u64, u16),
+    late: (u64, u16),
+}
+
+/// Nodes with links between all pairs.
+#[derive(Clone, Debug)]
+pub struct Network {
+    link: Link,
+    nodes: Vec<Node>,
+    /// `[to, from]`
+    inbox: Vec<VecDeque<Arrived>>,
+    flying: BinaryHeap<Reverse<Reach>>,
+    sent: u64,
+}
+
+impl Network {
+    /// Nodes that have done nothing yet.
+    ///
+    /// # Panics
+    /// More than `NODES_MAX` nodes.
+    pub fn new(link: Link, speeds: &[NodeSpeed], noise: &Noise, seed: u64) -> Self {
+        assert!(speeds.len() <= NODES_MAX, "a node is a bit of a u64");
+        let node = |(index, speed): (usize, &NodeSpeed)| Node {
+            speed: *speed,
+            jitter: Jitter::new(noise.clone(), seed, index),
+            clock: 0,
+            out_free: 0,
+            in_free: 0,
+            action: 0,
+            missing: 0,
+            span: Span::default(),
+            is_prefill: false,
+            tokens: 0,
+            totals: RankTotals::default(),
+        };
+        let nodes: Vec<Node> = speeds.iter().enumerate().map(node).collect();
+        let inbox = vec![VecDeque::new(); nodes.len() * nodes.len()];
+        Self { link, nodes, inbox, flying: BinaryHeap::new(), sent: 0 }
+    }
+
+    /// Each node does its actions, from where the last run left it.
+    ///
+    /// # Errors
+    /// A node waits for what nobody sends.
+    pub fn run(&mut self, actions: &[Vec<Action>], observer: &mut dyn Observer) -> Result<(), Stuck> {
+        assert_eq!(actions.len(), self.nodes.len(), "every node has its actions");
+        for (node, actions) in actions.iter().enumerate() {
+            self.nodes[node].action = 0;
+            self.advance(node, actions, observer);
+        }
+        while let Some(Reverse(reach)) = self.flying.pop() {
+            let to = usize::from(reach.to);
+            let node = &mut self.nodes[to];
+            let done = (reach.at.max(node.in_free) + self.link.busy_ns(reach.bytes)).max(reach.not_before);
+            node.in_free = done;
+            self.inbox[to * actions.len() + usize::from(reach.from)]
+                .push_back(Arrived { at: done, compute: reach.compute });
+            if node.missing & 1 << reach.from != 0 {
+                self.advance(to, &actions[to], observer);
+            }
+        }
+        match self.nodes.iter().position(|node| node.missing != 0) {
+            Some(node) => Err(Stuck { node, missing: self.nodes[node].missing }),
+            None => Ok(()),
+        }
+    }
+
+    /// A node's time.
+    pub fn clock(&self, node: usize) -> u64 {
+        self.nodes[node].clock
+    }
+
+    /// The latest node's time.
+    pub fn latest(&self) -> u64 {
+        self.nodes.iter().map(|node| node.clock).max().unwrap_or(0)
+    }
+
+    /// Where a node's time went, and what it sent.
+    pub fn totals(&self, node: usize) -> &RankTotals {
+        &self.nodes[node].totals
+    }
+
+    /// Acts until the end or until something has to come first.
+    fn advance(&mut self, index: usize, actions: &[Action], observer: &mut dyn Observer) {
+        while let Some(action) = actions.get(self.nodes[index].action) {
+            let node = &mut self.nodes[index];
+            match *action {
+                Action::Step { is_prefill, tokens } => {
+                    (node.is_prefill, node.tokens) = (is_prefill, tokens);
+                    let phase = node.phase();
+                    phase.steps += 1;
+                    phase.tokens += u64::from(tokens);
+                }
+                Action::Compute(usual) => {
+                    let slow = usual.saturating_mul(node.speed.slowness) / 1000;
+                    node.clock += node.jitter.stretch(slow);
+                }
+                Action::Enter => node.enter(index),
+                Action::Send { to, bytes, work_ns } => self.send(index, to, bytes, work_ns),
+                Action::Receive { from, work_ns } => {
+                    if !self.receive(index, from, work_ns) {
+                        return;
+                    }
+                }
+                Action::Close(closing) => node.close(index, closing, observer),
+                Action::Mark(mark) => observer.mark(index, mark, node.clock),
+            }
+            self.nodes[index].action += 1;
+        }
+    }
+
+    fn send(&mut self, index: usize, to: u16, bytes: u64, work_ns: u64) {
+        let Link { alpha_ns, .. } = self.link;
+        let receive_ns = self.nodes[usize::from(to)].speed.receive_ns;
+        let node = &mut self.nodes[index];
+        node.clock += work_ns + node.speed.send_ns;
+        let begin = node.clock.max(node.out_free);
+        node.out_free = begin + self.link.busy_ns(bytes);
+        // What a small message costs both cores is in alpha already.
+        let travel = node.jitter.stretch(alpha_ns.saturating_sub(node.speed.send_ns + receive_ns));
+        let compute = node.span.compute;
+        let not_before = node.out_free + travel;
+        let phase = node.phase();
+        phase.bytes_sent += bytes;
+        phase.messages_sent += 1;
+        self.sent += 1;
+        let reach = Reach { at: begin + travel, number: self.sent, from: index as u16, to, bytes, not_before, compute };
+        self.flying.push(Reverse(reach));
+    }
+
+    /// Takes what has come, in the order in which it came; whether that is all.
+    fn receive(&mut self, index: usize, from: u64, work_ns: u64) -> bool {
+        let world = self.nodes.len();
+        let node = &mut self.nodes[index];
+        if node.missing == 0 {
+            node.missing = from & !(1 << index);
+            node.span.last = (node.clock, index as u16);
+        }
+        loop {
+            let mut wanted = node.missing;
+            let mut first = None;
+            while wanted != 0 {
+                let peer = wanted.trailing_zeros() as usize;
+                wanted &= wanted - 1;
+                let at = self.inbox[index * world + peer].front().map(|arrived| (arrived.at, peer));
+                first = match (first, at) {
+                    (Some(first), Some(at)) => Some(at.min(first)),
+                    (first, at) => first.or(at),
+                };
+            }
+            let Some((_, peer)) = first else { return node.missing == 0 };
+            let arrived = self.inbox[index * world + peer].pop_front().expect("it was in front");
+            node.take(arrived, peer as u16, work_ns);
+        }
+    }
+}
+
+impl Node {
+    fn phase(&mut self) -> &mut PhaseTotals {
+        if self.is_prefill { &mut self.totals.prefill } else { &mut self.totals.decode }
+    }
+
+    fn enter(&mut self, index: usize) {
+        let own = index as u16;
+        let compute = self.clock - self.span.left;
+        self.span = Span {
+            left: self.span.left,
+            compute,
+            entered: self.clock,
+            slowest: (0, own),
+            last: (self.clock, own),
+            late: (0, own),
+        };
+    }
+
+    /// Reads a message; notes how long it was the only one missing, and the longest of such times.
+    fn take(&mut self, arrived: Arrived, from: u16, work_ns: u64) {
+        self.missing &= !(1 << from);
+        let seen = self.clock.max(arrived.at);
+        if self.missing == 0 && arrived.at > self.clock {
+            let late = seen - self.span.last.0;
+            self.span.late = self.span.late.max((late, from));
+        }
+        self.clock = seen + self.speed.receive_ns + work_ns;
+        self.span.last = (self.clock, from);
+        self.span.slowest = self.span.slowest.max((arrived.compute, from));
+    }
+
+    /// As the daemon's accounting: waiting is the slowest peer's computing beyond the own, wire is the rest.
+    fn close(&mut self, index: usize, closing: Closing, observer: &mut dyn Observer) {
+        let Span { compute, entered, slowest, late, .. } = self.span;
+        self.span.left = self.clock;
+        let exchange = self.clock - entered;
+        if closing == Closing::Bubble {
+            let phase = self.phase();
+            phase.compute.0 += compute;
+            phase.bubble.0 += exchange;
+            return;
+        }
+        let wait = slowest.0.saturating_sub(compute).min(exchange);
+        let wire = exchange - wait;
+        let phase = self.phase();
+        phase.compute.0 += compute;
+        phase.wait.0 += wait;
+        phase.wire.0 += wire;
+        let Closing::AllReduce(layer, kind) = closing else { return };
+        let record = SyncRecord {
+            layer,
+            kind,
+            tokens: self.tokens,
+            compute: Nanoseconds(compute),
+            wait: Nanoseconds(wait),
+            wire: Nanoseconds(wire),
+            slowest: Rank(if wait > 0 { slowest.1 } else { index as u16 }),
+            last: Rank(late.1),
+            late: Nanoseconds(late.0),
+        };
+        observer.sync(index, &record);
+    }
+}

@@ -1,0 +1,174 @@
+//! What a node does in what time: known machines, each number with its source, and machines that were measured.
+//! [F] read in a public source, [C] computed from such, [G] an estimate that a measurement on the machine should replace.
+use super::network::NodeSpeed;
+use crate::{
+    latency::ratio,
+    telemetry::bench::{Decode, NodeBench},
+    topology::{memory::Work, sizes::ModelSizes},
+};
+
+/// A machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeProfile {
+    /// What people call it.
+    pub name: String,
+    /// Bytes a second that all threads read from memory and do nothing else.
+    pub read_bytes_per_second: f64,
+    /// Share of it that decoding reaches, 0 to 1.
+    pub decode_share: f64,
+    /// Multiply-adds a second of a batch with the weights of all threads.
+    pub macs_per_second: f64,
+    /// Multiply-adds a second of attention over the KV cache.
+    pub attention_macs_per_second: f64,
+    /// Time of a layer and token besides, on one rank: norms, rotation, quantising, threads that meet. Nanoseconds.
+    pub layer_ns: u64,
+    /// Of it for each further token of a batch.
+    pub layer_token_ns: u64,
+    /// Time of a step besides: its plan on the head, text and events. Nanoseconds.
+    pub step_ns: u64,
+    /// Time of the sampler for each logit of this rank: two exponentials. Nanoseconds.
+    pub logit_ns: u64,
+    /// Values a second that one core rounds to the exchange format, or reads from it and adds.
+    pub exchange_values_per_second: f64,
+    /// What sending and what receiving a message costs the core. Nanoseconds.
+    pub message_ns: [u64; 2],
+    /// How much slower than this it computes: thousandths, 1000 for not at all.
+    pub slowness: u64,
+}
+
+impl NodeProfile {
+    /// Raspberry Pi 5: four Cortex-A76 at 2.4 GHz.
+    pub fn pi5() -> Self {
+        Self {
+            name: "pi5".into(),
+            // [F] Triad with four threads, about 13.4 GB/s of theoretical 17.1.
+            read_bytes_per_second: 13.4e9,
+            // [F] Llama 3.2 3B in Q4_K_M decodes at 6.07 tokens/s on a CM5, which is 12.2 GB/s: 91 % of the triad.
+            decode_share: 0.91,
+            // [C] llama.cpp prefills that model at 15.1 tokens/s without repacking (3.21e9 weights: 48.5e9 a second), and
+            // repacking buys 1.9 to 2.65 times, 2.2 in the middle. Bramble's kernels cost as many instructions a
+            // multiply-add as llama.cpp's repacked ones on this core: 0.123 and 0.125 in Q4_0.
+            macs_per_second: 107e9,
+            // [G] Half of what two pipes of four f32 lanes do (76.8e9): halves are converted before they are multiplied.
+            attention_macs_per_second: 38e9,
+            // [G] Seven runs of the pool, 2 us each (a cache line goes to three cores and back), and 4 passes over a hidden
+            // state of 4096 at 1 ns for 4 values.
+            layer_ns: 18_000,
+            layer_token_ns: 4_000,
+            step_ns: 50_000,
+            // [G] An f64 exponential of the C library takes about 12 ns on this core.
+            logit_ns: 25,
+            // [G] 40 vector instructions for a block of 32 at two a cycle.
+            exchange_values_per_second: 2.5e9,
+            // [C] A message costs 5 to 20 us on a Pi; the lower end is that of the faster one.
+            message_ns: [5_000, 5_000],
+            slowness: 1000,
+        }
+    }
+
+    /// Raspberry Pi 4: four Cortex-A72 at 1.5 GHz, no dot products.
+    pub fn pi4() -> Self {
+        Self {
+            name: "pi4".into(),
+            // [F] About 3.2 GB/s usable of theoretical 12.8.
+            read_bytes_per_second: 3.2e9,
+            // [F] That figure is what decoding programs reach; nothing is taken off again.
+            decode_share: 1.0,
+            // [C] As on the Pi 5 (1.37 instructions a cycle, from 107e9 * 0.123 / 9.6e9) with 0.387 instructions a
+            // multiply-add and 6e9 cycles a second.
+            macs_per_second: 21e9,
+            // [G] Half of what one pipe of four f32 lanes does (24e9).
+            attention_macs_per_second: 12e9,
+            // [G] Two and a half times the Pi 5's, by clock and instructions a cycle.
+            layer_ns: 45_000,
+            layer_token_ns: 10_000,
+            step_ns: 125_000,
+            logit_ns: 60,
+            exchange_values_per_second: 1e9,
+            // [C] The upper end of the range.
+            message_ns: [20_000, 20_000],
+            slowness: 1000,
+        }
+    }
+
+    /// A built-in profile.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub fn named(name: &str) -> Result<Self, String> {
+        let all = [Self::pi4(), Self::pi5()];
+        let found = all.into_iter().find(|profile| profile.name == name);
+        found.ok_or_else(|| format!("{name:?} is no profile of a machine; take pi4 or pi5"))
+    }
+
+    /// A machine whose bench with this model is known. What a bench does not measure is as on `base`; of the measured times it
+    /// is taken off where the simulation adds it again.
+    pub fn measured(name: &str, bench: &NodeBench, sizes: &ModelSizes, base: &Self) -> Self {
+        let layers = sizes.shape.block_count as f64;
+        let read = bench.bandwidth.last().map_or(base.read_bytes_per_second, |all| all.bytes_per_second);
+        let besides = (layers * base.layer_ns as f64
+            + base.step_ns as f64
+            + (sizes.shape.vocabulary_length as u64 * base.logit_ns) as f64)
+            / 1e9;
+        // Short measurements on machines of another kind: at most half of a token is taken off.
+        let share = |decode: &Decode| {
+            let time = ratio(1.0, decode.tokens_per_second);
+            ratio(ratio(decode.bytes as f64, (time - besides).max(time / 2.0)), read)
+        };
+        let decode_share = bench.decode.first().map(share).filter(|share| *share > 0.0);
+        let macs = bench.prefill.last().map(|prefill| prefill.gmacs * 1e9).filter(|macs| *macs > 0.0);
+        Self {
+            name: name.into(),
+            read_bytes_per_second: if read > 0.0 { read } else { base.read_bytes_per_second },
+            decode_share: decode_share.map_or(base.decode_share, |share| share.min(1.0)),
+            macs_per_second: macs.unwrap_or(base.macs_per_second),
+            ..base.clone()
+        }
+    }
+
+    /// As the network sees it.
+    pub fn speed(&self) -> NodeSpeed {
+        let [send_ns, receive_ns] = self.message_ns;
+        NodeSpeed { send_ns, receive_ns, slowness: self.slowness }
+    }
+
+    /// Nanoseconds of matrix products with `tokens` tokens: as long as reading or multiplying takes, the longer of both.
+    pub fn work_ns(&self, work: Work, tokens: u32) -> u64 {
+        let reading = work.bytes as f64 / (self.read_bytes_per_second * self.decode_share);
+        let multiplying = work.macs as f64 * f64::from(tokens) / self.macs_per_second;
+        nanoseconds(reading.max(multiplying))
+    }
+
+    /// Nanoseconds of attention: `bytes` of keys and values, `macs` multiply-adds.
+    pub fn attention_ns(&self, bytes: f64, macs: f64) -> u64 {
+        let reading = bytes / (self.read_bytes_per_second * self.decode_share);
+        nanoseconds(reading.max(macs / self.attention_macs_per_second))
+    }
+
+    /// Nanoseconds to round or add so many values.
+    pub fn exchange_ns(&self, values: usize) -> u64 {
+        nanoseconds(values as f64 / self.exchange_values_per_second)
+    }
+}
+
+/// Whole nanoseconds of a time that is computed once, before any event.
+fn nanoseconds(seconds: f64) -> u64 {
+    (seconds * 1e9).round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_bound_by_reading_and_a_batch_by_multiplying() {
+        let pi = NodeProfile::pi5();
+        // 4.36 GB of weights of an 8B model, 7.5e9 multiply-adds.
+        let work = Work { bytes: 4_360_000_000, macs: 7_500_000_000 };
+        let one = pi.work_ns(work, 1) as f64 / 1e9;
+        assert!((one - 4.36 / 12.2).abs() < 0.002, "{one}");
+        let batch = pi.work_ns(work, 128) as f64 / 1e9;
+        assert!((batch - 128.0 * 7.5 / 107.0).abs() < 0.01, "{batch}");
+        assert!(NodeProfile::named("pi5").is_ok() && NodeProfile::named("pi6").is_err());
+    }
+}

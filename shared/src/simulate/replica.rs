@@ -1,0 +1,333 @@
+//! A replica of a model on simulated nodes, and a step of it as actions of each rank: plan, layers with two all-reduces each,
+//! hand-over between stages, candidates, the drawn token. The same messages as the daemon's, in the same order.
+use std::{cell::RefCell, collections::BTreeMap, ops::Range};
+
+use super::{
+    collective::{self, Tensor},
+    network::{Action, Closing, Link, NodeSpeed, Stuck},
+    profile::NodeProfile,
+};
+use crate::{
+    ids::LayerIndex,
+    protocol::frame::HEADER_BYTES,
+    schedule::{Algorithm, Choice},
+    telemetry::SyncKind,
+    topology::{
+        CutError, Exchange, KvFormat, ShardPlan, cut_stages,
+        memory::{self, Holding},
+        sizes::ModelSizes,
+        spec::NODES_MAX,
+    },
+};
+
+/// Most tokens of a step, as the daemon's engine has it.
+pub const CHUNK: u32 = 128;
+/// Bytes of a plan for each token, and besides: varints of slot, position, token and flags.
+const PLAN_BYTES: [u64; 2] = [8, 16];
+/// Bytes of each prompt token in the plan that opens its sequence.
+const PROMPT_TOKEN_BYTES: u64 = 3;
+/// Bytes of a rank's candidates: 16 with id and two logits, maxima and sums; and where its time went.
+const CANDIDATES_BYTES: [u64; 2] = [224, 64];
+/// Bytes of a drawn token.
+const DRAWN_BYTES: u64 = 32;
+
+/// The machine and the relative share of each rank of a stage.
+pub type Machines = Vec<(NodeProfile, u32)>;
+
+/// What a simulated replica is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setup {
+    /// Layers and ranks of each stage; all have as many ranks.
+    pub stages: Vec<(Range<usize>, Machines)>,
+    /// Between all nodes.
+    pub link: Link,
+    /// Format of partial sums.
+    pub exchange: Exchange,
+    /// Which all-reduce.
+    pub choice: Choice,
+    /// Format of the KV cache.
+    pub kv: KvFormat,
+}
+
+impl Setup {
+    /// `ranks` equal machines that share every layer of a model.
+    pub fn equal(profile: &NodeProfile, ranks: usize, block_count: usize, link: Link) -> Self {
+        Self {
+            stages: vec![(0..block_count, vec![(profile.clone(), 1); ranks])],
+            link,
+            exchange: Exchange::Q80,
+            choice: Choice::Auto,
+            kv: KvFormat::F16,
+        }
+    }
+}
+
+/// Why a replica cannot be simulated.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SimulateError {
+    /// The model cannot be cut for so many ranks.
+    #[error(transparent)]
+    Cut(#[from] CutError),
+    /// Stages that do not follow one another, have no rank, or not as many as the others, or too many nodes.
+    #[error("{0}; give each stage consecutive layers and as many ranks, at most {NODES_MAX} nodes in all")]
+    Stages(&'static str),
+    /// Schedules that do not fit together.
+    #[error("the simulation does not go on: {0}; report it with the command line")]
+    Stuck(#[from] Stuck),
+}
+
+/// One step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Whether it carries prompt tokens.
+    pub is_prefill: bool,
+    /// Its tokens.
+    pub tokens: u32,
+    /// Positions before each sequence's first token in it.
+    pub context: u32,
+    /// Sequences that the tokens belong to.
+    pub sequences: u32,
+    /// Tokens that are sampled after it.
+    pub wants_logits: u32,
+    /// Prompt tokens that its plan opens a sequence with.
+    pub opens: u32,
+}
+
+impl Step {
+    /// One token of each of some sequences.
+    pub fn decode(sequences: u32, context: u32) -> Self {
+        Self { is_prefill: false, tokens: sequences, context, sequences, wants_logits: sequences, opens: 0 }
+    }
+
+    /// Chunks of a prompt.
+    pub fn prefill(prompt: u32) -> impl Iterator<Item = Self> {
+        (0..prompt).step_by(CHUNK as usize).map(move |context| {
+            let tokens = CHUNK.min(prompt - context);
+            let is_last = context + tokens == prompt;
+            let opens = if context == 0 { prompt } else { 0 };
+            Self { is_prefill: true, tokens, context, sequences: 1, wants_logits: u32::from(is_last), opens }
+        })
+    }
+}
+
+/// A rank's part of a replica.
+#[derive(Clone, Debug)]
+struct Seat {
+    profile: NodeProfile,
+    plan: ShardPlan,
+    stage: usize,
+    /// Within the stage.
+    rank: usize,
+}
+
+/// A replica that can be asked for the actions of steps.
+#[derive(Clone, Debug)]
+pub struct Replica<'a> {
+    sizes: &'a ModelSizes,
+    setup: &'a Setup,
+    seats: Vec<Seat>,
+    /// Ranks of a stage.
+    world: usize,
+    /// The all-reduce of each stage by tokens, once it was asked for.
+    chosen: RefCell<BTreeMap<(usize, u32), Algorithm>>,
+}
+
+impl<'a> Replica<'a> {
+    /// A replica of a model.
+    ///
+    /// # Errors
+    /// The model cannot be cut so, or the stages are not those of one.
+    pub fn new(sizes: &'a ModelSizes, setup: &'a Setup) -> Result<Self, SimulateError> {
+        let world = setup.stages.first().map_or(0, |(_, ranks)| ranks.len());
+        if world == 0 || setup.stages.len() * world > NODES_MAX {
+            return Err(SimulateError::Stages("no rank, or too many nodes"));
+        }
+        let mut expected = 0;
+        let mut cuts = Vec::new();
+        for (layers, ranks) in &setup.stages {
+            if layers.start != expected || layers.is_empty() || ranks.len() != world {
+                return Err(SimulateError::Stages("a stage does not follow the one before, or differs in its ranks"));
+            }
+            expected = layers.end;
+            cuts.push((layers.clone(), ranks.iter().map(|(_, weight)| *weight).collect()));
+        }
+        let plans = cut_stages(&sizes.shape, &cuts)?;
+        let profiles = setup.stages.iter().flat_map(|(_, ranks)| ranks).map(|(profile, _)| profile.clone());
+        let seat = |(index, (profile, plan)): (usize, (NodeProfile, ShardPlan))| Seat {
+            profile,
+            plan,
+            stage: index / world,
+            rank: index % world,
+        };
+        let seats = profiles.zip(plans).enumerate().map(seat).collect();
+        Ok(Self { sizes, setup, seats, world, chosen: RefCell::new(BTreeMap::new()) })
+    }
+
+    /// The nodes as the network sees them.
+    pub fn speeds(&self) -> Vec<NodeSpeed> {
+        self.seats.iter().map(|seat| seat.profile.speed()).collect()
+    }
+
+    /// What joins them.
+    pub fn link(&self) -> Link {
+        self.setup.link
+    }
+
+    /// Stages.
+    pub fn stages(&self) -> usize {
+        self.setup.stages.len()
+    }
+
+    /// Ranks of all stages.
+    pub fn ranks(&self) -> usize {
+        self.seats.len()
+    }
+
+    /// What each rank holds.
+    pub fn holdings(&self) -> impl Iterator<Item = Holding<'_>> {
+        self.seats.iter().map(|seat| self.holding(seat))
+    }
+
+    fn holding<'s>(&'s self, seat: &'s Seat) -> Holding<'s> {
+        Holding { sizes: self.sizes, plan: &seat.plan }
+    }
+
+    /// The all-reduce of a stage for steps of so many tokens.
+    ///
+    /// # Errors
+    /// Schedules that do not fit together.
+    pub fn algorithm(&self, stage: usize, tokens: u32) -> Result<Algorithm, SimulateError> {
+        let known = self.chosen.borrow().get(&(stage, tokens)).copied();
+        if let Some(algorithm) = known {
+            return Ok(algorithm);
+        }
+        let profiles: Vec<NodeProfile> =
+            self.setup.stages[stage].1.iter().map(|(profile, _)| profile.clone()).collect();
+        let algorithm = collective::choose(self.setup.choice, self.setup.link, &profiles, self.tensor(tokens))?;
+        self.chosen.borrow_mut().insert((stage, tokens), algorithm);
+        Ok(algorithm)
+    }
+
+    fn tensor(&self, tokens: u32) -> Tensor {
+        Tensor { tokens, columns: self.sizes.shape.embedding_length, exchange: self.setup.exchange }
+    }
+
+    /// Appends a step to the actions of each rank. The tokens that it ends in are not awaited: see [`Self::land`].
+    ///
+    /// # Errors
+    /// Schedules that do not fit together.
+    pub fn step(&self, step: Step, actions: &mut [Vec<Action>]) -> Result<(), SimulateError> {
+        for (index, seat) in self.seats.iter().enumerate() {
+            self.rank_step(index, seat, step, &mut actions[index])?;
+        }
+        Ok(())
+    }
+
+    /// The head takes in the tokens of the oldest step that ends in some, and marks the time.
+    pub fn land(&self, mark: u32, head: &mut Vec<Action>) {
+        if self.stages() > 1 {
+            head.extend([Action::Enter, receive(self.sampler()), Action::Close(Closing::Bubble)]);
+        }
+        head.push(Action::Mark(mark));
+    }
+
+    /// The first rank of the last stage.
+    fn sampler(&self) -> usize {
+        (self.stages() - 1) * self.world
+    }
+
+    fn rank_step(&self, index: usize, seat: &Seat, step: Step, out: &mut Vec<Action>) -> Result<(), SimulateError> {
+        self.plan(index, seat, step, out);
+        if seat.stage > 0 {
+            out.extend([Action::Enter, receive(index - self.world), Action::Close(Closing::Bubble)]);
+        }
+        let algorithm = self.algorithm(seat.stage, step.tokens)?;
+        let place = (seat.rank, self.world, seat.stage * self.world);
+        let reduce = collective::actions(algorithm, place, self.tensor(step.tokens), &seat.profile);
+        for layer in seat.plan.layers.clone() {
+            for kind in [SyncKind::Attention, SyncKind::FeedForward] {
+                out.push(Action::Compute(self.compute(seat, layer, kind, step)));
+                if self.world > 1 {
+                    out.push(Action::Enter);
+                    out.extend(&reduce);
+                    out.push(Action::Close(Closing::AllReduce(LayerIndex(layer as u32), kind)));
+                }
+            }
+        }
+        if seat.stage + 1 < self.stages() {
+            let bytes = HEADER_BYTES as u64 + u64::from(step.tokens) * 4 * self.sizes.shape.embedding_length as u64;
+            out.extend([Action::Enter, send(index + self.world, bytes), Action::Close(Closing::Bubble)]);
+        } else if step.wants_logits > 0 {
+            self.sample(index, seat, step, out);
+        }
+        Ok(())
+    }
+
+    /// The head's plan reaches the ranks of its stage and the leaders of the others, which hand it to their ranks.
+    fn plan(&self, index: usize, seat: &Seat, step: Step, out: &mut Vec<Action>) {
+        let Step { is_prefill, tokens, opens, .. } = step;
+        let [each, besides] = PLAN_BYTES;
+        let bytes = HEADER_BYTES as u64 + besides + each * u64::from(tokens) + PROMPT_TOKEN_BYTES * u64::from(opens);
+        let begins = Action::Step { is_prefill, tokens };
+        let leader = seat.stage * self.world;
+        if index == 0 {
+            out.extend([begins, Action::Compute(seat.profile.step_ns)]);
+        } else {
+            let from = if index == leader { 0 } else { leader };
+            let closing = if self.stages() > 1 { Closing::Bubble } else { Closing::Message };
+            out.extend([Action::Enter, receive(from), Action::Close(closing), begins]);
+        }
+        if index == leader {
+            out.extend((leader + 1..leader + self.world).map(|to| send(to, bytes)));
+        }
+        if index == 0 {
+            out.extend((1..self.stages()).map(|stage| send(stage * self.world, bytes)));
+        }
+    }
+
+    /// Logits of the own rows, candidates to the sampler, the drawn tokens to the head.
+    fn sample(&self, index: usize, seat: &Seat, step: Step, out: &mut Vec<Action>) {
+        let logits = seat.plan.vocabulary.len() as u64 * u64::from(step.wants_logits);
+        let work = seat.profile.work_ns(self.holding(seat).output(), step.wants_logits);
+        out.extend([Action::Compute(work + logits * seat.profile.logit_ns), Action::Enter]);
+        let [each, besides] = CANDIDATES_BYTES;
+        let head = HEADER_BYTES as u64 + besides;
+        let sampler = self.sampler();
+        if index != sampler {
+            out.push(send(sampler, head + each * u64::from(step.wants_logits)));
+        } else if self.world > 1 {
+            let others = (sampler + 1..sampler + self.world).fold(0, |set, rank| set | 1 << rank);
+            out.push(Action::Receive { from: others, work_ns: 0 });
+        }
+        out.push(Action::Close(Closing::Message));
+        if index == sampler && self.stages() > 1 {
+            let bytes =
+                HEADER_BYTES as u64 + besides * self.ranks() as u64 + DRAWN_BYTES * u64::from(step.wants_logits);
+            out.push(send(0, bytes));
+        }
+    }
+
+    /// Half a layer: matrices, for the attention also keys and values, and what is besides.
+    fn compute(&self, seat: &Seat, layer: usize, kind: SyncKind, step: Step) -> u64 {
+        let (holding, profile, shape) = (self.holding(seat), &seat.profile, &self.sizes.shape);
+        let besides = (profile.layer_ns + profile.layer_token_ns * u64::from(step.tokens.saturating_sub(1))) / 2;
+        if kind == SyncKind::FeedForward {
+            return besides + profile.work_ns(holding.feed_forward(layer, step.tokens), step.tokens);
+        }
+        let each = f64::from(step.tokens) / f64::from(step.sequences.max(1));
+        let seen = f64::from(step.context) + (each + 1.0) / 2.0;
+        let position = memory::kv_position_bytes(self.setup.kv, &seat.plan, shape.head_length) as f64;
+        // A chunk's queries share what is read of the cache; scores and sums are two multiply-adds a value.
+        let bytes = f64::from(step.sequences) * (f64::from(step.context) + each) * position;
+        let macs = f64::from(step.tokens) * seen * (2 * seat.plan.heads.len() * shape.head_length) as f64;
+        besides + profile.work_ns(holding.attention(layer), step.tokens) + profile.attention_ns(bytes, macs)
+    }
+}
+
+fn send(to: usize, bytes: u64) -> Action {
+    Action::Send { to: to as u16, bytes, work_ns: 0 }
+}
+
+fn receive(from: usize) -> Action {
+    Action::Receive { from: 1 << from, work_ns: 0 }
+}

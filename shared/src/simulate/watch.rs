@@ -1,0 +1,60 @@
+//! Very many tokens of a simulated replica, and whom the straggler's rule names meanwhile.
+use super::{
+    network::{Network, Observer},
+    replica::{Replica, SimulateError},
+    run::{Request, token},
+};
+use crate::{
+    telemetry::{LatenessSums, SyncRecord, straggler},
+    units::Nanoseconds,
+};
+
+/// Tokens over which lateness is summed before the rule is asked.
+pub const WINDOW_TOKENS: u32 = 64;
+
+/// Whom the rule named.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Watched {
+    /// Ranks by how many windows named them.
+    pub named: Vec<u64>,
+    /// Windows.
+    pub windows: u64,
+    /// The highest share of the others' time that any rank cost them in a window.
+    pub latest_share: f64,
+    /// Time of a token, on average.
+    pub tpot: Nanoseconds,
+}
+
+struct Sums(LatenessSums);
+
+impl Observer for Sums {
+    fn sync(&mut self, node: usize, record: &SyncRecord) {
+        self.0.add(node, record);
+    }
+}
+
+/// Decodes `request.tokens` tokens at the context of `request.prompt` and asks the rule after each window.
+///
+/// # Errors
+/// Schedules that do not fit together.
+pub fn watch(replica: &Replica<'_>, request: &Request) -> Result<Watched, SimulateError> {
+    let actions = token(replica, request.prompt)?;
+    let mut network = Network::new(replica.link(), &replica.speeds(), &request.noise, request.seed);
+    let mut sums = Sums(LatenessSums::new(replica.ranks()));
+    let mut watched = Watched { named: vec![0; replica.ranks()], windows: 0, latest_share: 0.0, tpot: Nanoseconds(0) };
+    for token in 1..=request.tokens {
+        network.run(&actions, &mut sums).map_err(SimulateError::Stuck)?;
+        if token % WINDOW_TOKENS != 0 {
+            continue;
+        }
+        let shares = sums.0.shares();
+        watched.latest_share = shares.iter().copied().fold(watched.latest_share, f64::max);
+        watched.windows += 1;
+        if let Some(rank) = straggler(&shares) {
+            watched.named[rank] += 1;
+        }
+        sums.0.clear();
+    }
+    watched.tpot = Nanoseconds(network.clock(0) / u64::from(request.tokens.max(1)));
+    Ok(watched)
+}

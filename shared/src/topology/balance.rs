@@ -1,0 +1,159 @@
+//! Shares of ranks by speed, as far as memory allows, and layers of stages so that none takes longer than it must. Pure.
+use std::ops::Range;
+
+use super::{
+    ShardPlan,
+    cost::{self, Demand, PlanNode, PlanRank, PlanStage},
+    cut,
+    memory::{Holding, PANEL_ROWS, WORKING_BYTES, kv_bytes},
+    shard::cut_stage,
+    sizes::ModelSizes,
+    spec::KV_BLOCK_LENGTH,
+    split_layers_where,
+};
+use crate::units::Bytes;
+
+/// Shares of the slowest of equal nodes: enough that a tenth more or less can be said.
+const WEIGHT: f64 = 100.0;
+/// Times that shares are moved from nodes that are full to others.
+const MOVES: usize = 12;
+
+/// Why a layout does not fit.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum NoFit {
+    /// A node has not enough memory.
+    #[error(
+        "node {node} would need {needed}, it has {available} free; give it fewer layers or a smaller share, or use more nodes"
+    )]
+    Memory {
+        /// The node.
+        node: String,
+        /// What its shard would take.
+        needed: Bytes,
+        /// What it has.
+        available: Bytes,
+    },
+    /// No division of the layers fits.
+    #[error(
+        "the nodes of the stages have {available} free together, {needed} are needed; use more nodes, or a smaller model or context"
+    )]
+    Stages {
+        /// What all stages would take.
+        needed: Bytes,
+        /// What their nodes have.
+        available: Bytes,
+    },
+    /// More stages than layers.
+    #[error("{stages} stages for {layers} layers; use fewer stages")]
+    Layers {
+        /// Stages.
+        stages: usize,
+        /// Layers.
+        layers: usize,
+    },
+    /// The model cannot be cut for so many ranks.
+    #[error("{0}")]
+    Cut(String),
+}
+
+/// Bytes a second that a node reads while decoding: what its share goes by.
+pub fn speed(node: &PlanNode) -> f64 {
+    let profile = &node.profile;
+    profile.read_bytes_per_second * profile.decode_share * 1000.0 / profile.slowness.max(1) as f64
+}
+
+/// Stages of a replica on nodes in this order, and what each rank needs.
+///
+/// # Errors
+/// It does not fit.
+pub fn stages(
+    sizes: &ModelSizes,
+    nodes: &[PlanNode],
+    order: &[usize],
+    demand: &Demand,
+    (stages, ranks): (usize, usize),
+) -> Result<(Vec<PlanStage>, Vec<u64>), NoFit> {
+    let groups: Vec<&[usize]> = order.chunks(ranks).collect();
+    let layers = divide(sizes, nodes, &groups, demand, stages)?;
+    let mut plan = Vec::new();
+    let mut memory = Vec::new();
+    for (group, layers) in groups.iter().zip(layers) {
+        let (ranks, needed) = shares(sizes, nodes, group, &layers, demand)?;
+        plan.push(PlanStage { layers, ranks });
+        memory.extend(needed);
+    }
+    Ok((plan, memory))
+}
+
+/// Layers for each group of nodes so that the slowest stage is as fast as can be, and each fits. The output counts with the last.
+fn divide(
+    sizes: &ModelSizes,
+    nodes: &[PlanNode],
+    groups: &[&[usize]],
+    demand: &Demand,
+    stages: usize,
+) -> Result<Vec<Range<usize>>, NoFit> {
+    let count = sizes.shape.block_count;
+    if stages > count {
+        return Err(NoFit::Layers { stages, layers: count });
+    }
+    let whole = cut(&sizes.shape, &[1]).map_err(|error| NoFit::Cut(error.to_string()))?;
+    let held = |layers: Range<usize>| {
+        let plan = ShardPlan { layers, ..whole[0].clone() };
+        Holding { sizes, plan: &plan }.shard_bytes(PANEL_ROWS)
+    };
+    let blocks = (demand.context as usize).div_ceil(KV_BLOCK_LENGTH) + usize::from(demand.slots.max(1)) - 1;
+    let kv = kv_bytes(demand.kv, 1, blocks, sizes.shape.head_count_kv, sizes.shape.head_length);
+    let all = Holding { sizes, plan: &whole[0] };
+    let reads: Vec<u64> =
+        (0..count).map(|layer| all.attention(layer).bytes + all.feed_forward(layer, 1).bytes).collect();
+    let holds: Vec<u64> = (0..count).map(|layer| held(layer..layer + 1) + kv).collect();
+    let free =
+        |group: &&[usize]| group.iter().map(|node| nodes[*node].memory.saturating_sub(WORKING_BYTES)).sum::<u64>();
+    let frees: Vec<u64> = groups.iter().map(free).collect();
+    let speeds: Vec<u64> =
+        groups.iter().map(|group| group.iter().map(|node| speed(&nodes[*node])).sum::<f64>() as u64).collect();
+    let fits = |stage: usize, layers: Range<usize>| holds[layers].iter().sum::<u64>() <= frees[stage];
+    let split = split_layers_where(&reads, all.output().bytes, &speeds, fits);
+    let split =
+        split.ok_or(NoFit::Stages { needed: Bytes(holds.iter().sum()), available: Bytes(frees.iter().sum()) })?;
+    Ok(split.into_iter().map(|layers| layers.start as usize..layers.end as usize).collect())
+}
+
+/// Shares by speed; a node that would be too full gets less, the others more.
+fn shares(
+    sizes: &ModelSizes,
+    nodes: &[PlanNode],
+    group: &[usize],
+    layers: &Range<usize>,
+    demand: &Demand,
+) -> Result<(Vec<PlanRank>, Vec<u64>), NoFit> {
+    let slowest = group.iter().map(|node| speed(&nodes[*node])).fold(f64::INFINITY, f64::min);
+    let mut weights: Vec<f64> = group.iter().map(|node| speed(&nodes[*node]) / slowest).collect();
+    let mut moves = 0;
+    loop {
+        let whole: Vec<u32> = weights.iter().map(|weight| (weight * WEIGHT).round().clamp(1.0, 1e6) as u32).collect();
+        let is_equal = whole.iter().all(|weight| *weight == whole[0]);
+        let whole = if is_equal { vec![1; whole.len()] } else { whole };
+        let plans = cut_stage(&sizes.shape, layers, &whole).map_err(|error| NoFit::Cut(error.to_string()))?;
+        let need = |(plan, node): (&ShardPlan, &usize)| {
+            cost::needed(&Holding { sizes, plan }, nodes[*node].panel_rows, demand)
+        };
+        let needed: Vec<u64> = plans.iter().zip(group).map(need).collect();
+        let over = |rank: &usize| needed[*rank] as f64 / nodes[group[*rank]].memory.max(1) as f64;
+        let fullest = (0..group.len()).max_by(|one, two| over(one).total_cmp(&over(two)));
+        let Some(fullest) = fullest.filter(|rank| needed[*rank] > nodes[group[*rank]].memory) else {
+            let ranks = group.iter().zip(whole).map(|(node, weight)| PlanRank { node: *node, weight }).collect();
+            return Ok((ranks, needed));
+        };
+        moves += 1;
+        if moves > MOVES || group.len() == 1 {
+            let node = &nodes[group[fullest]];
+            let (needed, available) = (Bytes(needed[fullest]), Bytes(node.memory));
+            return Err(NoFit::Memory { node: node.name.clone(), needed, available });
+        }
+        let fixed = WORKING_BYTES.min(nodes[group[fullest]].memory) as f64;
+        let fits = (nodes[group[fullest]].memory as f64 - fixed) / (needed[fullest] as f64 - fixed).max(1.0);
+        weights[fullest] *= (fits * 0.98).clamp(0.02, 0.98);
+    }
+}

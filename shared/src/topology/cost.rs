@@ -1,0 +1,135 @@
+//! What a layout on given nodes would do: time to first token, time per token, throughput, and what each node would have to hold.
+//! Times come from the simulation, bytes from the arithmetic of the daemon's preflight. Pure.
+use std::ops::Range;
+
+use super::{
+    Exchange, KvFormat,
+    memory::{Holding, WORKING_BYTES, kv_bytes},
+    sizes::ModelSizes,
+    spec::KV_BLOCK_LENGTH,
+};
+use crate::{
+    schedule::Choice,
+    simulate::{Link, NodeProfile, Replica, Request, Setup, SimulateError, answer, throughput},
+    units::Nanoseconds,
+};
+
+/// A node that a plan may use.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlanNode {
+    /// Its name.
+    pub name: String,
+    /// What it does in what time.
+    pub profile: NodeProfile,
+    /// Bytes that a shard, its KV cache and what computing takes may have.
+    pub memory: u64,
+    /// Rows of a panel of its kernels.
+    pub panel_rows: usize,
+}
+
+/// What is wanted of a layout.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Demand {
+    /// Longest sequence in tokens.
+    pub context: u32,
+    /// Sequences at the same time in one replica.
+    pub slots: u16,
+    /// Format of the KV cache.
+    pub kv: KvFormat,
+    /// Format of partial sums.
+    pub exchange: Exchange,
+    /// Which all-reduce.
+    pub choice: Choice,
+    /// Between all nodes.
+    pub link: Link,
+    /// Tokens of the prompt that times are predicted for.
+    pub prompt: u32,
+}
+
+/// A node's place in a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanRank {
+    /// Index among the nodes.
+    pub node: usize,
+    /// Its share of each layer of its stage.
+    pub weight: u32,
+}
+
+/// A stage of a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanStage {
+    /// Its layers.
+    pub layers: Range<usize>,
+    /// Who shares them; the first of the first stage is the head.
+    pub ranks: Vec<PlanRank>,
+}
+
+/// What a replica would do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prediction {
+    /// Time to the first token behind the prompt.
+    pub ttft: Nanoseconds,
+    /// Time of each token behind it.
+    pub tpot: Nanoseconds,
+    /// Tokens a second of all sequences together.
+    pub throughput: f64,
+    /// Share of waiting and wire in prefill and decode.
+    pub network: [f64; 2],
+}
+
+fn setup(stages: &[PlanStage], nodes: &[PlanNode], demand: &Demand) -> Setup {
+    let rank = |rank: &PlanRank| (nodes[rank.node].profile.clone(), rank.weight);
+    let stage = |stage: &PlanStage| (stage.layers.clone(), stage.ranks.iter().map(rank).collect());
+    Setup {
+        stages: stages.iter().map(stage).collect(),
+        link: demand.link,
+        exchange: demand.exchange,
+        choice: demand.choice,
+        kv: demand.kv,
+    }
+}
+
+/// Bytes that each rank of a replica needs, in the order of its stages and ranks.
+///
+/// # Errors
+/// The model cannot be cut so.
+pub fn memory(
+    sizes: &ModelSizes,
+    stages: &[PlanStage],
+    nodes: &[PlanNode],
+    demand: &Demand,
+) -> Result<Vec<u64>, SimulateError> {
+    let setup = setup(stages, nodes, demand);
+    let replica = Replica::new(sizes, &setup)?;
+    let ranks = stages.iter().flat_map(|stage| &stage.ranks);
+    let needed = |(holding, rank): (Holding<'_>, &PlanRank)| needed(&holding, nodes[rank.node].panel_rows, demand);
+    Ok(replica.holdings().zip(ranks).map(needed).collect())
+}
+
+/// Bytes of a rank's shard, its KV cache and what computing takes: what the daemon's preflight asks for.
+pub fn needed(holding: &Holding<'_>, panel_rows: usize, demand: &Demand) -> u64 {
+    let blocks = (demand.context as usize).div_ceil(KV_BLOCK_LENGTH) + usize::from(demand.slots.max(1)) - 1;
+    let (heads_kv, head_length) = (holding.plan.heads_kv.len(), holding.sizes.shape.head_length);
+    holding.shard_bytes(panel_rows)
+        + kv_bytes(demand.kv, holding.plan.layers.len(), blocks, heads_kv, head_length)
+        + WORKING_BYTES
+}
+
+/// What a replica would do with one prompt, and with as many answers at the same time as it has slots.
+///
+/// # Errors
+/// The model cannot be cut so.
+pub fn predict(
+    sizes: &ModelSizes,
+    stages: &[PlanStage],
+    nodes: &[PlanNode],
+    demand: &Demand,
+) -> Result<Prediction, SimulateError> {
+    /// Tokens behind the first; they differ by their context alone.
+    const TOKENS: u32 = 2;
+    let setup = setup(stages, nodes, demand);
+    let replica = Replica::new(sizes, &setup)?;
+    let outcome = answer(&replica, &Request::quiet(demand.prompt, TOKENS))?;
+    let throughput = throughput(&replica, u32::from(demand.slots), demand.prompt)?;
+    Ok(Prediction { ttft: outcome.ttft, tpot: outcome.tpot, throughput, network: outcome.network_fractions() })
+}

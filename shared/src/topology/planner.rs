@@ -1,0 +1,250 @@
+//! Which layout for which nodes: all `dpR-ppS-tpN` that they can form, with shares by speed and memory and stages balanced by
+//! cost; what does not fit is dropped with its reason, the rest is ranked by goal. Pure.
+use std::{fmt, str::FromStr};
+
+use super::{
+    Layout,
+    balance::{self, NoFit},
+    cost::{self, Demand, PlanNode, PlanStage, Prediction},
+    sizes::ModelSizes,
+    spec::NODES_MAX,
+};
+use crate::{latency::ratio, units::Bytes};
+
+/// A node that makes a token less than this share faster is better used for another replica.
+const GAIN_MIN: f64 = 0.03;
+/// More nodes are tried in these numbers of stages and ranks only.
+const ALL_COUNTS: usize = 16;
+const LARGE_COUNTS: [usize; 6] = [20, 24, 32, 40, 48, 64];
+
+/// What a plan is ranked by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Goal {
+    /// The fewest nodes that fit, then more ranks while each makes a token faster, then replicas.
+    #[default]
+    Balanced,
+    /// Time to the first token.
+    Ttft,
+    /// Time of each further token.
+    Tpot,
+    /// Tokens a second of all sequences.
+    Throughput,
+}
+
+impl FromStr for Goal {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let goals = [Self::Balanced, Self::Ttft, Self::Tpot, Self::Throughput];
+        let found = goals.into_iter().find(|goal| goal.to_string() == text);
+        found.ok_or_else(|| format!("{text:?} is no goal; take balanced, ttft, tpot or throughput"))
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Balanced => "balanced",
+            Self::Ttft => "ttft",
+            Self::Tpot => "tpot",
+            Self::Throughput => "throughput",
+        })
+    }
+}
+
+/// A layout that fits, on the nodes that it would use.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// Replicas, stages, ranks.
+    pub layout: Layout,
+    /// Stages of each replica.
+    pub replicas: Vec<Vec<PlanStage>>,
+    /// Bytes that each rank needs, by replica.
+    pub memory: Vec<Vec<u64>>,
+    /// Of the slowest replica; the throughput is that of all.
+    pub prediction: Prediction,
+}
+
+impl Candidate {
+    /// The most that a node needs.
+    pub fn memory_max(&self) -> Bytes {
+        Bytes(self.memory.iter().flatten().copied().max().unwrap_or(0))
+    }
+}
+
+/// A layout that does not.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dropped {
+    /// Replicas, stages, ranks.
+    pub layout: Layout,
+    /// Why.
+    pub reason: NoFit,
+}
+
+/// What is to be done with some nodes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// Best first.
+    pub ranked: Vec<Candidate>,
+    /// What does not fit, in the order of node counts.
+    pub dropped: Vec<Dropped>,
+    /// What an operator should know.
+    pub warnings: Vec<String>,
+}
+
+/// Plans a model on nodes.
+pub fn plan(sizes: &ModelSizes, nodes: &[PlanNode], demand: &Demand, goal: Goal) -> Plan {
+    let mut plan = Plan::default();
+    // The fastest first: fewer nodes means the best of them. Equal ones stay in the order in which they were named.
+    let mut order: Vec<usize> = (0..nodes.len().min(NODES_MAX)).collect();
+    order.sort_by(|one, two| balance::speed(&nodes[*two]).total_cmp(&balance::speed(&nodes[*one])).then(one.cmp(two)));
+    for layout in layouts(order.len()) {
+        match candidate(sizes, nodes, &order, demand, layout) {
+            Ok(candidate) => plan.ranked.push(candidate),
+            Err(reason) => plan.dropped.push(Dropped { layout, reason }),
+        }
+    }
+    rank(&mut plan.ranked, goal);
+    plan.warnings = warnings(&plan.ranked, nodes, &order);
+    plan
+}
+
+/// A layout on nodes in a given order, for what an operator asks for by name.
+///
+/// # Errors
+/// It does not fit, or the model cannot be cut so.
+pub fn candidate(
+    sizes: &ModelSizes,
+    nodes: &[PlanNode],
+    order: &[usize],
+    demand: &Demand,
+    layout: Layout,
+) -> Result<Candidate, NoFit> {
+    let (replicas, stages, ranks) =
+        (usize::from(layout.replicas), usize::from(layout.stages), usize::from(layout.ranks));
+    let mut candidate = Candidate {
+        layout,
+        replicas: Vec::new(),
+        memory: Vec::new(),
+        prediction: Prediction {
+            ttft: Default::default(),
+            tpot: Default::default(),
+            throughput: 0.0,
+            network: [0.0; 2],
+        },
+    };
+    for replica in 0..replicas {
+        // Dealt in turn, so that replicas are as fast as one another; neighbours in speed share a stage.
+        let dealt: Vec<usize> = order.iter().copied().skip(replica).step_by(replicas).take(stages * ranks).collect();
+        let (stages, memory) = balance::stages(sizes, nodes, &dealt, demand, (stages, ranks))?;
+        let is_as_before = candidate.replicas.last().is_some_and(|before| is_same(before, &stages, nodes));
+        let prediction = if is_as_before {
+            Prediction { throughput: candidate.prediction.throughput / replica as f64, ..candidate.prediction.clone() }
+        } else {
+            cost::predict(sizes, &stages, nodes, demand).map_err(|error| NoFit::Cut(error.to_string()))?
+        };
+        let sum = &mut candidate.prediction;
+        let throughput = sum.throughput + prediction.throughput;
+        *sum = if prediction.tpot > sum.tpot { prediction } else { sum.clone() };
+        sum.throughput = throughput;
+        candidate.replicas.push(stages);
+        candidate.memory.push(memory);
+    }
+    Ok(candidate)
+}
+
+/// Whether two replicas are the same but for the names of their nodes.
+fn is_same(one: &[PlanStage], two: &[PlanStage], nodes: &[PlanNode]) -> bool {
+    one.iter().zip(two).all(|(one, two)| {
+        let ranks = one.ranks.iter().zip(&two.ranks);
+        let is_same = |(one, two): (&cost::PlanRank, &cost::PlanRank)| {
+            one.weight == two.weight && nodes[one.node].profile == nodes[two.node].profile
+        };
+        one.layers == two.layers && one.ranks.len() == two.ranks.len() && ranks.into_iter().all(is_same)
+    })
+}
+
+/// All layouts of at most so many nodes, those of few nodes first.
+fn layouts(nodes: usize) -> Vec<Layout> {
+    let counts = || (1..=nodes).filter(|count| *count <= ALL_COUNTS || LARGE_COUNTS.contains(count));
+    let mut layouts = Vec::new();
+    for (stages, ranks) in counts().flat_map(|stages| counts().map(move |ranks| (stages, ranks))) {
+        for replicas in 1..=nodes / (stages * ranks).max(1) {
+            let [replicas, stages, ranks] = [replicas, stages, ranks].map(|count| count as u16);
+            layouts.push(Layout { replicas, stages, ranks });
+        }
+    }
+    layouts.sort_by_key(|layout| (layout.node_count(), layout.replicas, layout.stages));
+    layouts
+}
+
+fn rank(ranked: &mut [Candidate], goal: Goal) {
+    let key = |candidate: &Candidate| match goal {
+        Goal::Ttft => candidate.prediction.ttft.0 as f64,
+        Goal::Throughput => -candidate.prediction.throughput,
+        Goal::Tpot | Goal::Balanced => candidate.prediction.tpot.0 as f64,
+    };
+    ranked
+        .sort_by(|one, two| key(one).total_cmp(&key(two)).then(one.layout.node_count().cmp(&two.layout.node_count())));
+    if goal == Goal::Balanced
+        && let Some(best) = balanced(ranked)
+    {
+        ranked[..=best].rotate_right(1);
+    }
+}
+
+/// The fewest nodes that fit, then more while each step makes a token faster by [`GAIN_MIN`], then as many replicas as there are.
+fn balanced(ranked: &[Candidate]) -> Option<usize> {
+    let singles = || ranked.iter().filter(|candidate| candidate.layout.replicas == 1);
+    let mut counts: Vec<usize> = singles().map(|candidate| candidate.layout.node_count()).collect();
+    counts.sort_unstable();
+    counts.dedup();
+    let fastest = |count: usize| {
+        let of_count = singles().filter(|candidate| candidate.layout.node_count() == count);
+        of_count.min_by_key(|candidate| candidate.prediction.tpot)
+    };
+    let mut best = fastest(*counts.first()?)?;
+    for candidate in counts[1..].iter().filter_map(|count| fastest(*count)) {
+        if (candidate.prediction.tpot.0 as f64) < (1.0 - GAIN_MIN) * best.prediction.tpot.0 as f64 {
+            best = candidate;
+        }
+    }
+    let is_of_it = |candidate: &&Candidate| {
+        (candidate.layout.stages, candidate.layout.ranks) == (best.layout.stages, best.layout.ranks)
+    };
+    let most = ranked.iter().filter(is_of_it).max_by_key(|candidate| candidate.layout.replicas)?;
+    ranked.iter().position(|candidate| candidate == most)
+}
+
+/// Nodes that make a single answer slower.
+fn warnings(ranked: &[Candidate], nodes: &[PlanNode], order: &[usize]) -> Vec<String> {
+    let fastest = |count: usize| {
+        let singles = ranked.iter().filter(|candidate| candidate.layout.replicas == 1);
+        singles
+            .filter(|candidate| candidate.layout.node_count() == count)
+            .min_by_key(|candidate| candidate.prediction.tpot)
+    };
+    let rate = |candidate: &Candidate| ratio(1e9, candidate.prediction.tpot.0 as f64);
+    let all: Vec<&Candidate> = (1..=order.len()).filter_map(fastest).collect();
+    let Some(best) = all.iter().min_by_key(|candidate| candidate.prediction.tpot) else { return Vec::new() };
+    let slower = |candidate: &&&Candidate| {
+        candidate.layout.node_count() > best.layout.node_count() && candidate.prediction.tpot > best.prediction.tpot
+    };
+    let Some(last) = all.iter().rev().find(slower) else { return Vec::new() };
+    let [few, many] = [best, last].map(|candidate| candidate.layout.node_count());
+    let names: Vec<&str> = order[few..many].iter().map(|node| nodes[*node].name.as_str()).collect();
+    vec![format!(
+        "{} {} one answer slower: {} tokens/s with {few} nodes ({}), {} with {many} ({}); leave them out, or use them for another replica",
+        names.join(", "),
+        if names.len() == 1 { "makes" } else { "make" },
+        figure(rate(best)),
+        best.layout,
+        figure(rate(last)),
+        last.layout,
+    )]
+}
+
+/// Two places behind the point.
+fn figure(value: f64) -> String {
+    format!("{value:.2}")
+}

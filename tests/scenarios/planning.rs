@@ -1,0 +1,36 @@
+//! The planner's arithmetic against the daemon's: bytes of every rank's shard, without loading any.
+use daemon::{kernels::Kernels, model::weights::shard_bytes};
+use harness::tiny_model::TinyModel;
+use shared::{
+    gguf::{Architecture, BlockFormat, GgufFile, Shape},
+    topology::{cut_stages, memory::Holding, sizes::ModelSizes},
+};
+
+#[track_caller]
+fn check(model: &TinyModel, stages: &[(std::ops::Range<usize>, Vec<u32>)]) {
+    let file = GgufFile::from_bytes(vec![model.bytes()]).expect("the model is good");
+    let shape = Shape::read(&file).expect("the model is good");
+    let sizes = ModelSizes::of_file(&file, &shape);
+    let plans = cut_stages(&shape, stages).expect("it can be cut");
+    for kernels in [&Kernels::SCALAR, Kernels::choose(None).expect("this machine has kernels")] {
+        for (rank, plan) in plans.iter().enumerate() {
+            let asked = shard_bytes(&file, &shape, plan, kernels).expect("every tensor is there");
+            let planned = Holding { sizes: &sizes, plan }.shard_bytes(kernels.panel_rows);
+            assert_eq!(planned, asked, "rank {rank} of {stages:?}, {}", model.architecture.name());
+        }
+    }
+}
+
+#[test]
+fn the_planner_expects_the_bytes_that_the_preflight_asks_for() {
+    for architecture in Architecture::ALL {
+        for format in [BlockFormat::F16, BlockFormat::Q8_0, BlockFormat::Q4K] {
+            let model =
+                TinyModel { finer_format: Some(BlockFormat::Q6K), ..TinyModel::new(architecture).with_format(format) };
+            check(&model, &[(0..2, vec![1])]);
+            check(&model, &[(0..2, vec![3, 2, 1])]);
+            check(&model, &[(0..1, vec![1, 1]), (1..2, vec![2, 1])]);
+        }
+    }
+    check(&TinyModel { rope_factors: true, tied: false, ..TinyModel::new(Architecture::Llama) }, &[(0..2, vec![1, 1])]);
+}
