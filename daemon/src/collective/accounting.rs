@@ -2,7 +2,7 @@
 //! Records go into a ring of atomics that any thread may read; the engine's thread alone writes.
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering, fence},
     },
     time::Instant,
@@ -10,6 +10,7 @@ use std::{
 
 use shared::{
     ids::{LayerIndex, Rank},
+    schedule::Table,
     telemetry::{PhaseTotals, RankTotals, SyncKind, SyncRecord},
     units::Nanoseconds,
 };
@@ -58,6 +59,12 @@ impl Accounting {
         let phase = self.phase();
         phase.steps += 1;
         phase.tokens += u64::from(tokens);
+    }
+
+    /// Shows which algorithm the all-reduces use to those who read the records; the first table stays.
+    pub fn publish(&self, table: &Table) {
+        // It is decided once for an assignment.
+        let _ = self.ring.table.set(table.clone());
     }
 
     /// Forgets the time since the last collective: nobody computed or waited for a peer in it.
@@ -128,6 +135,7 @@ impl Accounting {
 pub struct SyncRing {
     slots: Box<[RingSlot]>,
     written: AtomicU64,
+    table: OnceLock<Table>,
 }
 
 #[derive(Debug, Default)]
@@ -140,7 +148,7 @@ struct RingSlot {
 impl Default for SyncRing {
     fn default() -> Self {
         let slots = (0..RING_LENGTH).map(|_| RingSlot::default()).collect();
-        Self { slots, written: AtomicU64::new(0) }
+        Self { slots, written: AtomicU64::new(0), table: OnceLock::new() }
     }
 }
 
@@ -155,6 +163,11 @@ impl SyncRing {
         }
         slot.stamp.store(2 * number + 2, Ordering::Release);
         self.written.store(number + 1, Ordering::Release);
+    }
+
+    /// Which algorithm the all-reduces use, once that is decided.
+    pub fn table(&self) -> Option<&Table> {
+        self.table.get()
     }
 
     /// Calls `visit` for each record since `cursor` that is still there, and moves the cursor to the end.
