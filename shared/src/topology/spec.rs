@@ -383,6 +383,7 @@ mod tests {
             identity: ModelIdentity([1; 32]),
             kv: KvFormat::F16,
             exchange: Exchange::F32,
+            collective: Choice::Auto,
             context_length: 128,
             slots: 1,
         }
