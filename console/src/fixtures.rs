@@ -366,6 +366,7 @@ pub(crate) fn finished() -> Finished {
         wait: Nanoseconds(25_000_000),
         wire: Nanoseconds(15_000_000),
         bubble: Nanoseconds(0),
+        threads: Nanoseconds(0),
         bytes_sent: 1 << 20,
         messages_sent: 1 << 10,
     };

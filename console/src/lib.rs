@@ -9,6 +9,7 @@ pub mod keymap;
 pub mod run;
 pub mod state;
 pub mod terminal;
+pub mod topology_file;
 pub mod update;
 pub mod view;
 pub mod wanted;

@@ -2,7 +2,7 @@
 """One cluster of two kinds of machines: a daemon of this one and one for arm64 under qemu-user share a model over loopback and give the
 ids of one node of each kind. Shows correctness, never speed.
 
-usage: tests/aarch64/cluster.py BRAMBLED_FOR_ARM64 [--cpu cortex-a72] [--topologies tp2] [--model FILE] [--tokens N]
+usage: tests/aarch64/cluster.py BRAMBLED_FOR_ARM64 [--cpu cortex-a72] [--topologies tp2,pp2] [--model FILE] [--tokens N]
 """
 import argparse
 import os
@@ -19,7 +19,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", metavar="BRAMBLED_FOR_ARM64")
     parser.add_argument("--cpu", default="cortex-a72")
-    parser.add_argument("--topologies", default="tp2")
+    parser.add_argument("--topologies", default="tp2,pp2")
     parser.add_argument("--model", default=os.path.join(bramble.ROOT, "packaging", "demo", "bard-q8_0.gguf"))
     parser.add_argument("--tokens", type=int, default=24)
     arguments = parser.parse_args()

@@ -36,8 +36,13 @@ fn calls(pool: &Pool) -> usize {
 }
 
 /// Allocations of the tokens after the warm-up on each rank.
-fn decode(world: usize, exchange: Exchange, choice: Choice, format: BlockFormat) -> Vec<usize> {
-    let model = TinyModel::new(Architecture::Llama).with_format(format);
+fn decode(
+    world: usize,
+    exchange: Exchange,
+    choice: Choice,
+    (architecture, format): (Architecture, BlockFormat),
+) -> Vec<usize> {
+    let model = TinyModel::new(architecture).with_format(format);
     let file = Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is good"));
     let shape = Shape::read(&file).expect("the model is good");
     let plans = cut(&shape, &vec![1; world]).expect("the model can be cut");
@@ -84,9 +89,12 @@ fn decode(world: usize, exchange: Exchange, choice: Choice, format: BlockFormat)
 fn a_decoded_token_allocates_nothing_on_one_rank_and_on_two() {
     assert!(TOKENS as usize <= BLOCKS * KV_BLOCK_LENGTH);
     for format in [BlockFormat::Q4K, BlockFormat::Q8_0, BlockFormat::F16] {
-        assert_eq!(decode(1, Exchange::F32, Choice::Auto, format), [0], "{}", format.name());
-        for exchange in [Exchange::F32, Exchange::F16, Exchange::Q80] {
-            assert_eq!(decode(2, exchange, Choice::Auto, format), [0, 0], "{} {exchange:?}", format.name());
+        for architecture in [Architecture::Llama, Architecture::Qwen3Moe] {
+            let what = format!("{} {}", architecture.name(), format.name());
+            assert_eq!(decode(1, Exchange::F32, Choice::Auto, (architecture, format)), [0], "{what}");
+            for exchange in [Exchange::F32, Exchange::F16, Exchange::Q80] {
+                assert_eq!(decode(2, exchange, Choice::Auto, (architecture, format)), [0, 0], "{what} {exchange:?}");
+            }
         }
     }
 }
@@ -95,7 +103,8 @@ fn a_decoded_token_allocates_nothing_on_one_rank_and_on_two() {
 fn no_collective_allocates_for_a_token() {
     for algorithm in Algorithm::ALL {
         for exchange in [Exchange::F32, Exchange::Q80] {
-            let found = decode(3, exchange, Choice::Forced(algorithm), BlockFormat::Q8_0);
+            let model = (Architecture::Llama, BlockFormat::Q8_0);
+            let found = decode(3, exchange, Choice::Forced(algorithm), model);
             assert_eq!(found, [0, 0, 0], "{algorithm} {exchange}");
         }
     }

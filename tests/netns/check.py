@@ -2,7 +2,7 @@
 """Daemons in network namespaces with links of 1 Gb/s: every topology gives the ids of one node, and what its nodes send over their links
 is what the formula of the exchange says.
 
-usage: tests/netns/check.py [--topologies tp2,tp4] [--rate 1gbit] [--delay-ms D] [--model FILE] [--tokens N]
+usage: tests/netns/check.py [--topologies tp2,tp4,..] [--rate 1gbit] [--delay-ms D] [--model FILE] [--tokens N]
 
 Bytes are those that each interface counts, less the headers of Ethernet, IP and TCP (66 bytes a packet; a packet here is what the
 kernel hands to the link, up to 64 kB). Wanted: at most 1.02 of the formula and 4 kB a token, and not less than 0.9 of it.
@@ -48,7 +48,8 @@ def check(network, daemons, model, topology, expected, arguments):
     used, enter, name = daemons[:count], network.enter(), os.path.basename(model)
 
     def run(prompt, tokens):
-        more = ["--topology", topology, "--logprobs", "2"]
+        more = ["--topology", topology, "--logprobs", "2", "--exchange", "f32"]
+        more += ["--collective", arguments.collective] if arguments.collective else []
         return bramble.generate(used, name, prompt, tokens, *more, enter=enter)
 
     # The assignment is apart: links are measured and shards are told of in it.
@@ -87,7 +88,7 @@ def compare_bytes(topology, sent, shape, rows, requests, collective):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--topologies", default="tp2,tp4")
+    parser.add_argument("--topologies", default="tp2,tp4,pp2,pp2-tp2")
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--delay-ms", type=float, default=0)
     parser.add_argument("--model", default=os.path.join(bramble.ROOT, "packaging", "demo", "bard-q8_0.gguf"))

@@ -37,15 +37,16 @@ def holder():
 
 
 class Network:
-    """`nodes` namespaces with one link each to the switch, a namespace as well, in which consoles run."""
+    """`nodes` namespaces with one link each to the switch, a namespace as well, in which consoles run. `slow_start`: whether a connection
+    that was idle begins slowly again, as kernels have it; a message of 150 kB then takes three round trips more."""
 
-    def __init__(self, nodes, rate="1gbit", delay_ms=0.0):
+    def __init__(self, nodes, rate="1gbit", delay_ms=0.0, slow_start=True):
         reason = missing()
         if reason:
             sys.exit(f"no network namespaces: {reason}")
         if not 1 <= nodes <= 64:
             sys.exit(f"{nodes} nodes: 1 to 64 can be made")
-        self.rate, self.delay_ms, self.userspace = rate, delay_ms, None
+        self.rate, self.delay_ms, self.slow_start, self.userspace = rate, delay_ms, slow_start, None
         self.switch = holder()
         self.nodes = [holder() for _ in range(nodes)]
 
@@ -68,6 +69,8 @@ class Network:
                 # As cubic, which Raspberry Pi OS has, where nothing is lost; cubic itself may not be chosen here. With bbr, the
                 # default of some machines, 8 kB through 50 ms each way took 129 ms instead of 101: it spreads frames.
                 self.do(node, "sysctl", "-q", "-w", "net.ipv4.tcp_congestion_control=reno")
+                if not self.slow_start:
+                    self.do(node, "sysctl", "-q", "-w", "net.ipv4.tcp_slow_start_after_idle=0")
                 self.do(node, "ip", "link", "set", "lo", "up")
             if self.delay_ms > 0:
                 self.through_userspace()

@@ -173,7 +173,7 @@ def ours(daemons, model, arguments):
 def measure(peer, model, counts, cores, arguments):
     """All rounds: by ranks what both did in each."""
     found = {count: [] for count in counts}
-    settings = "silent_ms = 30000\nstall_ms = 60000\n"
+    settings = bramble.QUIET
     with bramble.Cluster(FOLDER) as cluster:
         for index, address in enumerate(bramble.loopback(max(counts))):
             cluster.add(f"pi{index + 1}", address, enter=["taskset", "-c", str(cores[index % len(cores)])], settings=settings)

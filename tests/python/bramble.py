@@ -1,9 +1,11 @@
 """Real daemons and consoles for the measuring scripts. A daemon ends with the script that started it, however that ends: its
 standard input is a pipe of the script."""
+import atexit
 import json
 import os
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -14,6 +16,9 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 RELEASE = os.path.join(ROOT, "target", "release")
 # Seconds for anything that is waited for.
 PATIENCE = 300
+# Settings of daemons whose speed is measured: a busy machine is no lost node, and no shard is written to the disk beside the first
+# requests, which halved the speed of a node with one core.
+QUIET = "silent_ms = 30000\nstall_ms = 60000\npacked_shards = false\n"
 
 
 def program(name):
@@ -82,13 +87,22 @@ def median(values):
 
 
 def favour():
-    """Tells the kernel to prefer this session to others of the machine, where it groups by session; needs root."""
+    """Tells the kernel to prefer this session to others of the machine while the script runs, where it groups by session; needs root."""
+    path = "/proc/self/autogroup"
+
+    def write(nice):
+        with open(path, "w") as file:
+            file.write(nice)
+
     try:
-        with open("/proc/self/autogroup", "w") as file:
-            file.write("-20")
-        return True
+        with open(path) as file:
+            before = file.read().split()[-1]
+        write("-20")
     except OSError:
         return False
+    # The session may be that of a shell, which goes on.
+    atexit.register(write, before)
+    return True
 
 
 def end_on_signals():
@@ -100,10 +114,11 @@ def end_on_signals():
 
 
 class Daemon:
-    """One brambled. `enter`: what its command is run by, for example taskset or nsenter (which become the daemon)."""
+    """One brambled. `enter`: what its command is run by, for example taskset or nsenter (which become the daemon); `run`: another
+    program; `more`: further arguments."""
 
-    def __init__(self, name, address, state, models, enter=(), settings="", run=()):
-        self.name, self.address, self.enter, self.run = name, address, list(enter), list(run)
+    def __init__(self, name, address, state, models, enter=(), settings="", run=(), more=()):
+        self.name, self.address, self.enter, self.run, self.more = name, address, list(enter), list(run), list(more)
         self.state, self.log = os.path.join(state, name), os.path.join(state, name + ".log")
         self.config, self.models, self.process = os.path.join(state, name + ".toml"), models, None
         os.makedirs(self.state, exist_ok=True)
@@ -112,7 +127,7 @@ class Daemon:
 
     def start(self):
         command = [*self.enter, *(self.run or [program("brambled")]), "--listen", self.address, "--name", self.name, "--exit-with-parent"]
-        command += ["--config", self.config, "--state", self.state, "--models", self.models]
+        command += ["--config", self.config, "--state", self.state, "--models", self.models, *self.more]
         with open(self.log, "a") as log:
             begin = log.tell()
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log)
@@ -168,8 +183,16 @@ class Cluster:
 
 
 def loopback(count):
-    """Free loopback addresses of a network of their own, by the process id."""
-    return [f"127.{64 + os.getpid() // 250 % 120}.{1 + os.getpid() % 250}.{index + 1}:9999" for index in range(count)]
+    """Free loopback addresses of a network of their own."""
+    for number in range(os.getpid(), os.getpid() + 1000):
+        hosts = [f"127.{64 + number // 250 % 120}.{1 + number % 250}.{index + 1}" for index in range(count)]
+        try:
+            for host in hosts:
+                socket.create_server((host, 9999)).close()
+        except OSError:
+            continue
+        return [f"{host}:9999" for host in hosts]
+    sys.exit("no loopback network is free")
 
 
 class Failed(Exception):

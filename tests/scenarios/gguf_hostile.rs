@@ -215,7 +215,7 @@ fn a_senseless_hyper_parameter_is_refused_with_its_key_and_value() {
 #[test]
 fn what_bramble_does_not_compute_is_refused_by_name() {
     let other = llama().replace("general.architecture", Value::Text(b"gemma3".into()));
-    refused(other.finish(), &["gemma3", "llama, qwen2 and qwen3"]);
+    refused(other.finish(), &["gemma3", "llama, qwen2, qwen3 and qwen3moe"]);
     for kind in ["yarn", "longrope"] {
         let scaled = llama().text("llama.rope.scaling.type", kind);
         refused(scaled.finish(), &["llama.rope.scaling.type", kind, "not supported"]);
@@ -238,6 +238,40 @@ fn what_bramble_does_not_compute_is_refused_by_name() {
     let named = llama().replace("general.architecture", Value::Text(hidden.into()));
     let message = open_bytes(vec![named.finish()]).expect_err("no such architecture").to_string();
     assert!(!message.contains('\x1b') && message.len() < 300, "{message:?}");
+}
+
+#[test]
+fn a_mixture_of_experts_that_does_not_fit_together_is_refused_with_what_does_not() {
+    let moe = || TinyModel::new(Architecture::Qwen3Moe).writer();
+    for key in ["expert_count", "expert_used_count", "expert_feed_forward_length"] {
+        let key = format!("qwen3moe.{key}");
+        refused(moe().without(&key).finish(), &[&key, "is missing"]);
+        for value in [0, u32::MAX] {
+            refused(moe().replace(&key, Value::U32(value)).finish(), &[&key, "allowed are 1 to"]);
+        }
+    }
+    let used = "qwen3moe.expert_used_count";
+    refused(moe().replace(used, Value::U32(9)).finish(), &[used, "is 9", "8 experts"]);
+    refused(moe().replace(used, Value::F32(2.0)).finish(), &[used, "an integer"]);
+    // Of the experts' tensors, the router is the first that does not fit.
+    let router = "blk.0.ffn_gate_inp.weight";
+    refused(moe().replace("qwen3moe.expert_count", Value::U32(7)).finish(), &[router, "[128, 8]", "[128, 7]"]);
+    let narrow = moe().replace("qwen3moe.expert_feed_forward_length", Value::U32(128));
+    refused(narrow.finish(), &["blk.0.ffn_gate_exps.weight", "[128, 256, 8]", "[128, 128, 8]"]);
+    let half = moe().without_tensor(router).tensor(router, &[128, 8], BlockFormat::F16, vec![0; 2048]);
+    refused(half.finish(), &[router, "is F16", "must be F32"]);
+    let dense = moe().tensor("blk.0.ffn_up.weight", &[128, 256], BlockFormat::F32, vec![0; 131_072]);
+    refused(dense.finish(), &["blk.0.ffn_up.weight", "not part of the qwen3moe architecture"]);
+    let shared = moe().tensor("blk.0.ffn_up_shexp.weight", &[128], BlockFormat::F32, vec![0; 512]);
+    refused(shared.finish(), &["blk.0.ffn_up_shexp.weight", "not part of the qwen3moe architecture"]);
+    let sigmoid = moe().u32("qwen3moe.expert_gating_func", 2);
+    refused(sigmoid.finish(), &["qwen3moe.expert_gating_func", "softmax"]);
+    let scaled = moe().f32("qwen3moe.expert_weights_scale", 2.5);
+    refused(scaled.finish(), &["qwen3moe.expert_weights_scale", "2.5"]);
+    let usual = moe().u32("qwen3moe.expert_gating_func", 1).f32("qwen3moe.expert_weights_scale", 1.0);
+    open_bytes(vec![usual.finish()]).expect("softmax without a scale is what is computed");
+    let experts = llama().tensor("blk.0.ffn_gate_inp.weight", &[128, 8], BlockFormat::F32, vec![0; 4096]);
+    refused(experts.finish(), &["blk.0.ffn_gate_inp.weight", "not part of the llama architecture"]);
 }
 
 #[test]
@@ -266,11 +300,18 @@ fn every_tensor_of_another_size_is_named() {
         let writer = model.writer();
         let file = GgufFile::from_bytes(vec![writer.finish()]).expect("a whole model");
         for tensor in file.tensors() {
-            let dimensions = [tensor.dimensions[0] + 32, tensor.dimensions[1]];
-            let bytes = vec![0; (dimensions[0] * dimensions[1] * 4) as usize];
-            let other = writer.clone().without_tensor(tensor.name);
-            let other = other.tensor(tensor.name, &dimensions, BlockFormat::F32, bytes);
-            refused(other.finish(), &[tensor.name, &format!("[{}, ", dimensions[0])]);
+            for (index, length) in tensor.dimensions.iter().enumerate() {
+                // Rows of the embedding are the vocabulary, which may be longer than its list.
+                if (tensor.name, index) == ("token_embd.weight", 1) {
+                    continue;
+                }
+                let mut dimensions = tensor.dimensions;
+                dimensions[index] = length + 32;
+                let bytes = vec![0; dimensions.iter().product::<u64>() as usize * 4];
+                let other = writer.clone().without_tensor(tensor.name);
+                let other = other.tensor(tensor.name, &dimensions, BlockFormat::F32, bytes);
+                refused(other.finish(), &[tensor.name, &format!("{}", length + 32)]);
+            }
         }
     }
 }
@@ -285,5 +326,5 @@ fn norms_and_tokens_must_fit_the_model() {
     refused(more.finish(), &["tokenizer.ggml.tokens", "301 tokens", "300 rows"]);
     let cubic = llama().without_tensor("output_norm.weight");
     let cubic = cubic.tensor("output_norm.weight", &[128, 1, 1, 2], BlockFormat::F32, vec![0; 1024]);
-    refused(cubic.finish(), &["output_norm.weight", "[128, 2]"]);
+    refused(cubic.finish(), &["output_norm.weight", "[128, 1, 1, 2]", "[128, 1]"]);
 }

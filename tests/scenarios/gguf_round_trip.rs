@@ -6,7 +6,7 @@ use harness::gguf_writer::{GgufWriter, Value};
 use harness::quantise::quantise;
 use harness::random::Random;
 use harness::tiny_model::TinyModel;
-use shared::gguf::{Architecture, BlockFormat, GgufError, GgufFile, Shape};
+use shared::gguf::{Architecture, BlockFormat, Experts, GgufError, GgufFile, Shape};
 
 fn every_value(version: u32) -> GgufWriter {
     let nested = Value::Array(9, vec![Value::Array(5, vec![Value::I32(-7), Value::I32(8)]), Value::Array(8, vec![])]);
@@ -206,6 +206,7 @@ fn tiny_models_of_every_architecture_and_format_have_the_shape_they_were_made_wi
                 context_length: 256,
                 embedding_length: 256,
                 feed_forward_length: 256,
+                experts: architecture.has_experts().then_some(Experts { count: 8, used_count: 3 }),
                 head_count: 4,
                 head_count_kv: 2,
                 head_length: 48,
@@ -219,7 +220,8 @@ fn tiny_models_of_every_architecture_and_format_have_the_shape_they_were_made_wi
             };
             assert_eq!(shape, wanted);
             let used = |name: &str| file.tensor(name).map(|tensor| tensor.format);
-            assert_eq!(used("blk.1.ffn_up.weight"), Some(format));
+            let up = if architecture.has_experts() { "blk.1.ffn_up_exps.weight" } else { "blk.1.ffn_up.weight" };
+            assert_eq!(used(up), Some(format));
             // 4 heads of 48 are no super-block.
             let fallback = match format {
                 BlockFormat::Q2K | BlockFormat::Q3K | BlockFormat::Iq4Xs => BlockFormat::Iq4Nl,

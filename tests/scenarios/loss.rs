@@ -1,6 +1,10 @@
 //! Nodes that die, hang, drain and come back while a request runs.
-use harness::programs::{Cluster, DEEP, Ended, deep_models, finish, wait_until};
+use harness::{
+    faults::strike_all,
+    programs::{Cluster, DEEP, Ended, deep_models, finish, wait_until},
+};
 use nix::sys::signal::Signal;
+use shared::topology::Layout;
 
 /// Starts a long generation on all nodes, does something while it runs, and returns how it ended.
 fn disturb(cluster: &mut Cluster, max_tokens: &str, disturbance: impl FnOnce(&mut Cluster)) -> Ended {
@@ -111,4 +115,13 @@ fn a_drain_that_takes_too_long_fails_the_request_by_name_and_exits_with_0() {
     let ended = disturb(&mut cluster, "4000", |cluster| cluster.signal(0, Signal::SIGTERM));
     ended.assert_error(5, "drain_ended", &["pi1"]);
     assert_eq!(cluster.wait(0), Some(0));
+}
+
+#[test]
+fn ten_random_faults_in_a_row_leave_no_hang_and_no_wrong_token() {
+    let seed = 3;
+    println!("seed {seed}");
+    let endings = strike_all(Layout::tensor_parallel(3), 10, seed, &mut |line| println!("{line}"));
+    println!("{endings}");
+    assert!(endings.right() < 10, "some of the faults are felt");
 }

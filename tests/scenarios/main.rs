@@ -8,6 +8,8 @@ mod bench;
 mod dashboard;
 // The demo: daemons, one text or the dashboard, nothing left behind.
 mod demo;
+// Mixtures of experts on n ranks against the oracle and against one.
+mod experts;
 // A text from one daemon or several.
 mod generate;
 // GGUF files with every defect are refused by name.

@@ -142,3 +142,38 @@ fn daemons_write_the_same_with_every_collective_and_show_which_they_use() {
     assert_eq!(rows.len(), 8);
     assert!(rows.iter().any(|row| row["timed"].as_array().is_some_and(|timed| timed.len() == 3)), "{rows:?}");
 }
+
+#[test]
+fn a_topology_file_is_checked_assigned_and_printed_again() {
+    let cluster = Cluster::of(4);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("cluster.toml");
+    let path = path.to_str().expect("its name is text");
+    let nodes = &cluster.addresses;
+    let write = |more: &str| {
+        let stage = |a: &str, b: &str, rest: &str| format!("[[stage]]\nnodes = [\"{a}\", \"{b}\"]\n{rest}\n");
+        let stages = [stage(&nodes[2], &nodes[0], "weights = [3, 1]"), stage(&nodes[1], &nodes[3], more)];
+        std::fs::write(path, format!("model = \"bard-q8_0.gguf\"\n{}", stages.concat())).expect("the folder is ours");
+    };
+    write("");
+    let checked = cluster.console(&["topology", "check", path, "--json"]).json();
+    let layers: Vec<u64> = checked["members"]
+        .as_array()
+        .expect("members")
+        .iter()
+        .map(|m| m["layers"][1].as_u64().expect("a layer"))
+        .collect();
+    assert_eq!((layers, checked["members"][0]["share"].as_f64()), (vec![3, 3, 6, 6], Some(0.75)));
+    assert!(cluster.status(0)["topology"].is_null(), "nothing was loaded");
+    let assigned = cluster.console(&["topology", "assign", path, "--json"]).json();
+    assert_eq!((assigned["topology"].as_str(), assigned["reused"].as_bool()), (Some("pp2-tp2"), Some(false)));
+    let shown = cluster.console(&["topology", "show", "--nodes", &cluster.nodes()]);
+    assert_eq!(shown.code, Some(0), "{}", shown.err);
+    std::fs::write(path, &shown.out).expect("the folder is ours");
+    let again = cluster.console(&["topology", "assign", path, "--json"]).json();
+    assert_eq!((again["epoch"].clone(), again["reused"].as_bool()), (assigned["epoch"].clone(), Some(true)));
+    write("layers = 3");
+    let refused = cluster.console(&["topology", "check", path]);
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.err.contains("only 1 of 2 stages"), "{}", refused.err);
+}

@@ -4,7 +4,7 @@ the exchange left out, four ranks on two cores, two stages of a pipeline. All in
 
     cargo build --release --locked --workspace && tests/speed/ranks.py [--rounds 5] [--formats q4_0,q4_k_m] [--json]
 
-What this build of console does not know (a topology, --omit-exchange) is said to be SKIPPED. Nothing else should run meanwhile. As root
+What this build does not know (a topology, brambled's --omit-exchange) is said to be SKIPPED. Nothing else should run meanwhile. As root
 the script asks the kernel to prefer it.
 """
 import argparse
@@ -54,16 +54,16 @@ def bandwidth(readers):
 
 
 class SetUp:
-    """A way to run the model: how many of the daemons, and what console is told."""
+    """A way to run the model: on which daemons, and what console is told."""
 
-    def __init__(self, name, count, *more):
-        self.name, self.count, self.more, self.found = name, count, list(more), {}
+    def __init__(self, name, daemons, *more):
+        self.name, self.daemons, self.more = name, daemons, list(more)
 
-    def measure(self, daemons, model, arguments):
+    def measure(self, model, arguments):
         """One round: rates in tokens per second."""
 
         def run(prompt, tokens):
-            answer = bramble.generate(daemons[: self.count], os.path.basename(model), "a" * prompt, tokens, *self.more, context=context)
+            answer = bramble.generate(self.daemons, os.path.basename(model), "a" * prompt, tokens, *self.more, context=context)
             if len(answer["token_ids"]) < tokens // 2:
                 sys.exit(f"{self.name}: the text ended after {len(answer['token_ids'])} of {tokens} tokens")
             return answer["timings"]
@@ -88,24 +88,32 @@ def refused(error):
     return found["message"] if found["code"] == "topology_invalid" else None
 
 
-def set_ups():
-    """Everything that this build may know."""
-    found = [SetUp("one", 1), SetUp("tp2", 2), SetUp("tp4", 4), SetUp("pp2", 2, "--topology", "pp2")]
-    about = subprocess.run([bramble.program("console"), "generate", "--help"], capture_output=True, text=True, check=True).stdout
-    if OMIT in about:
-        return [*found, SetUp("tp2 without exchange", 2, OMIT)]
-    print(f"SKIPPED tp2 without exchange: console has no {OMIT}", file=sys.stderr)
+def set_ups(cluster, cores):
+    """Everything that this build may know, on daemons of one core each."""
+    addresses, names = bramble.loopback(6), (f"pi{index + 1}" for index in range(6))
+    settings = bramble.QUIET
+
+    def daemon(index, *more):
+        return cluster.add(next(names), addresses[index], enter=["taskset", "-c", str(cores[index % 2])], settings=settings, more=more)
+
+    four = [daemon(index) for index in range(4)]
+    found = [SetUp("one", four[:1]), SetUp("tp2", four[:2]), SetUp("tp4", four), SetUp("pp2", four[:2], "--topology", "pp2")]
+    # Its help does not name it.
+    if subprocess.run([bramble.program("brambled"), OMIT, "--version"], capture_output=True).returncode == 0:
+        found.insert(2, SetUp("tp2 without exchange", [daemon(index, OMIT) for index in (4, 5)]))
+    else:
+        print(f"SKIPPED tp2 without exchange: brambled has no {OMIT}", file=sys.stderr)
     return found
 
 
-def rounds(cluster, readers, model, arguments):
+def rounds(kept, readers, model, arguments):
     """All rounds: per set-up a list of what was found, and the bandwidths."""
-    kept, found, read = set_ups(), {}, []
+    found, read = {}, []
     for number in range(arguments.rounds):
         read.append(bandwidth(readers))
         for one in list(kept):
             try:
-                found.setdefault(one.name, []).append(one.measure(cluster.daemons, model, arguments))
+                found.setdefault(one.name, []).append(one.measure(model, arguments))
             except bramble.Failed as error:
                 reason = refused(error)
                 if reason is None or number > 0:
@@ -144,12 +152,9 @@ def measure(form, arguments):
     if len(cores) < 2:
         sys.exit("two cores are needed, this process may use one")
     readers = [Reader(core) for core in cores]
-    settings = "silent_ms = 30000\nstall_ms = 60000\n"
     try:
         with bramble.Cluster(FOLDER) as cluster:
-            for index, address in enumerate(bramble.loopback(4)):
-                cluster.add(f"pi{index + 1}", address, enter=["taskset", "-c", str(cores[index % 2])], settings=settings)
-            found, read = rounds(cluster, readers, model, arguments)
+            found, read = rounds(set_ups(cluster, cores), readers, model, arguments)
     finally:
         for reader in readers:
             reader.stop()

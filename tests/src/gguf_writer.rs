@@ -1,6 +1,12 @@
 //! Writes GGUF files for tests: every metadata type, both versions, single files and splits. It checks nothing, so that
 //! it can also write what the reader must refuse.
 
+use std::{
+    fmt,
+    io::{self, Write},
+    sync::Arc,
+};
+
 use shared::gguf::BlockFormat;
 
 /// Alignment where `alignment` was not called.
@@ -83,9 +89,34 @@ struct WrittenTensor {
     name: String,
     dimensions: Vec<u64>,
     type_number: u32,
-    bytes: Vec<u8>,
+    contents: Contents,
     /// Instead of the place where the bytes are put.
     offset: Option<u64>,
+}
+
+/// Writes the bytes of a tensor.
+type Make = dyn Fn(&mut dyn Write) -> io::Result<()>;
+
+/// The bytes of a tensor, or what makes them when they are written.
+#[derive(Clone)]
+enum Contents {
+    Bytes(Vec<u8>),
+    Made { length: usize, write: Arc<Make> },
+}
+
+impl fmt::Debug for Contents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.len())
+    }
+}
+
+impl Contents {
+    fn len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Made { length, .. } => *length,
+        }
+    }
 }
 
 impl GgufWriter {
@@ -162,14 +193,26 @@ impl GgufWriter {
     }
 
     /// As `tensor` with any ggml type number.
-    pub fn tensor_of_type(mut self, name: &str, dimensions: &[u64], type_number: u32, bytes: Vec<u8>) -> Self {
-        self.tensors.push(WrittenTensor {
-            name: name.to_owned(),
-            dimensions: dimensions.to_vec(),
-            type_number,
-            bytes,
-            offset: None,
-        });
+    pub fn tensor_of_type(self, name: &str, dimensions: &[u64], type_number: u32, bytes: Vec<u8>) -> Self {
+        self.push(name, dimensions, type_number, Contents::Bytes(bytes))
+    }
+
+    /// Adds a tensor that is made when it is written: `write` writes as many bytes as its dimensions ask for.
+    pub fn made_tensor(
+        self,
+        name: &str,
+        dimensions: &[u64],
+        format: BlockFormat,
+        write: impl Fn(&mut dyn Write) -> io::Result<()> + 'static,
+    ) -> Self {
+        let weights = dimensions.iter().product::<u64>() as usize;
+        let length = format.row_bytes(weights).expect("rows end with a block");
+        self.push(name, dimensions, format.ggml_type(), Contents::Made { length, write: Arc::new(write) })
+    }
+
+    fn push(mut self, name: &str, dimensions: &[u64], type_number: u32, contents: Contents) -> Self {
+        let (name, dimensions) = (name.to_owned(), dimensions.to_vec());
+        self.tensors.push(WrittenTensor { name, dimensions, type_number, contents, offset: None });
         self
     }
 
@@ -188,7 +231,15 @@ impl GgufWriter {
 
     /// The bytes of one file.
     pub fn finish(&self) -> Vec<u8> {
-        self.write(&self.metadata, &self.tensors)
+        in_memory(|out| self.write_to(out))
+    }
+
+    /// Writes one file, without ever holding more than a part of it.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.write(&self.metadata, &self.tensors, out)
     }
 
     /// The bytes of `count` splits: all metadata in the first, the tensors shared out in order.
@@ -204,12 +255,12 @@ impl GgufWriter {
                 metadata.push(("split.count".into(), Value::U16(count as u16)));
                 metadata.push(("split.tensors.count".into(), Value::I32(total as i32)));
                 let tensors = &self.tensors[total * part / count..total * (part + 1) / count];
-                self.write(&metadata, tensors)
+                in_memory(|out| self.write(&metadata, tensors, out))
             })
             .collect()
     }
 
-    fn write(&self, metadata: &[(String, Value)], tensors: &[WrittenTensor]) -> Vec<u8> {
+    fn write(&self, metadata: &[(String, Value)], tensors: &[WrittenTensor], file: &mut dyn Write) -> io::Result<()> {
         let mut out = b"GGUF".to_vec();
         out.extend(self.version.to_le_bytes());
         out.extend((tensors.len() as u64).to_le_bytes());
@@ -226,14 +277,27 @@ impl GgufWriter {
             tensor.dimensions.iter().for_each(|d| out.extend(d.to_le_bytes()));
             out.extend(tensor.type_number.to_le_bytes());
             out.extend(tensor.offset.unwrap_or(offset).to_le_bytes());
-            offset += tensor.bytes.len().next_multiple_of(self.alignment) as u64;
+            offset += tensor.contents.len().next_multiple_of(self.alignment) as u64;
         }
+        let mut length = out.len();
+        file.write_all(&out)?;
         for tensor in tensors {
-            out.resize(out.len().next_multiple_of(self.alignment), 0);
-            out.extend(&tensor.bytes);
+            let begin = length.next_multiple_of(self.alignment);
+            file.write_all(&vec![0; begin - length])?;
+            match &tensor.contents {
+                Contents::Bytes(bytes) => file.write_all(bytes)?,
+                Contents::Made { write, .. } => write(file)?,
+            }
+            length = begin + tensor.contents.len();
         }
-        out
+        Ok(())
     }
+}
+
+fn in_memory(write: impl Fn(&mut dyn Write) -> io::Result<()>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write(&mut bytes).expect("memory takes all bytes");
+    bytes
 }
 
 fn write_text(out: &mut Vec<u8>, text: &[u8]) {

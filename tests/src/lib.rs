@@ -1,8 +1,10 @@
 //! What the scenarios share: writers of GGUF files and small models, weights in every format, seeded numbers.
 pub mod dequantise;
+pub mod faults;
 pub mod gguf_writer;
 pub mod oracle;
 pub mod programs;
+pub mod proxy;
 pub mod quantise;
 pub mod random;
 pub mod ranks;

@@ -1,6 +1,6 @@
 //! An independent forward pass in f64, straight from the papers: slow, one token at a time, whole matrices, no cache
 //! format, no cut. Shares the GGUF reader and its shape with the product, and no arithmetic.
-use shared::gguf::{Architecture, GgufFile, Shape};
+use shared::gguf::{Architecture, Experts, GgufFile, Shape};
 
 use crate::dequantise::dequantise;
 
@@ -8,6 +8,15 @@ use crate::dequantise::dequantise;
 pub struct Oracle<'a> {
     file: &'a GgufFile,
     shape: Shape,
+}
+
+/// The experts that a token went through in a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Route {
+    /// Their indices, the most probable first.
+    pub experts: Vec<usize>,
+    /// How far the logit of the last of them is above that of the first that was not chosen.
+    pub margin: f64,
 }
 
 struct Matrix {
@@ -35,10 +44,17 @@ impl<'a> Oracle<'a> {
     }
 
     fn matrix(&self, name: &str) -> Option<Matrix> {
+        self.part(name, 0)
+    }
+
+    /// One of the matrices of a tensor.
+    fn part(&self, name: &str, index: usize) -> Option<Matrix> {
         let tensor = self.file.tensor(name)?;
         let bytes = self.file.tensor_bytes(&tensor).expect("the tensor can be read");
-        let values = dequantise(tensor.format, &bytes).into_iter().map(f64::from).collect();
-        Some(Matrix { rows: tensor.rows(), columns: tensor.columns(), values })
+        let length = bytes.len() / tensor.dimensions[2] as usize;
+        let bytes = &bytes[index * length..][..length];
+        let values = dequantise(tensor.format, bytes).into_iter().map(f64::from).collect();
+        Some(Matrix { rows: tensor.dimensions[1] as usize, columns: tensor.columns(), values })
     }
 
     fn vector(&self, name: &str) -> Option<Vec<f64>> {
@@ -75,7 +91,7 @@ impl<'a> Oracle<'a> {
                 let angle = position as f64 * frequency / f64::from(shape.rope_scale_linear);
                 let (a, b) = match shape.architecture {
                     Architecture::Llama => (2 * pair, 2 * pair + 1),
-                    Architecture::Qwen2 | Architecture::Qwen3 => (pair, pair + pairs),
+                    Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => (pair, pair + pairs),
                 };
                 let (x, y) = (head[a], head[b]);
                 head[a] = x * angle.cos() - y * angle.sin();
@@ -88,19 +104,24 @@ impl<'a> Oracle<'a> {
 
     /// Logits after each token `[token, vocabulary]`.
     pub fn logits(&self, tokens: &[u32]) -> Vec<Vec<f32>> {
+        self.routed_logits(tokens).0
+    }
+
+    /// As `logits`, with the routes `[layer, token]` of a model with experts.
+    pub fn routed_logits(&self, tokens: &[u32]) -> (Vec<Vec<f32>>, Vec<Vec<Route>>) {
         let shape = &self.shape;
         let embedding = self.matrix("token_embd.weight").expect("the embedding is there");
         let row = |token: &u32| embedding.values[*token as usize * embedding.columns..][..embedding.columns].to_vec();
         let mut hidden: Vec<Vec<f64>> = tokens.iter().map(row).collect();
-        for layer in 0..shape.block_count {
-            self.layer(layer, &mut hidden);
-        }
+        let mut routes = vec![Vec::new(); shape.block_count];
+        routes.iter_mut().enumerate().for_each(|(layer, routes)| self.layer(layer, &mut hidden, routes));
         let output = self.matrix("output.weight").unwrap_or(embedding);
         let logits = |hidden: &Vec<f64>| output.times(&self.norm(hidden, "output_norm.weight"));
-        hidden.iter().map(|hidden| logits(hidden).into_iter().map(|logit| logit as f32).collect()).collect()
+        let row = |hidden| logits(hidden).into_iter().map(|logit| logit as f32).collect();
+        (hidden.iter().map(row).collect(), routes)
     }
 
-    fn layer(&self, layer: usize, hidden: &mut [Vec<f64>]) {
+    fn layer(&self, layer: usize, hidden: &mut [Vec<f64>], routes: &mut Vec<Route>) {
         let shape = &self.shape;
         let (mut keys, mut values): (Vec<Vec<f64>>, Vec<Vec<f64>>) = (Vec::new(), Vec::new());
         for (position, hidden) in hidden.iter_mut().enumerate() {
@@ -127,13 +148,44 @@ impl<'a> Oracle<'a> {
             let out = self.project(layer, "attn_output", &attended);
             hidden.iter_mut().zip(out).for_each(|(hidden, out)| *hidden += out);
             let x = self.norm(hidden, &format!("blk.{layer}.ffn_norm.weight"));
-            let gate = self.project(layer, "ffn_gate", &x);
-            let up = self.project(layer, "ffn_up", &x);
-            let inner: Vec<f64> = gate.iter().zip(up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect();
-            let out = self.project(layer, "ffn_down", &inner);
-            hidden.iter_mut().zip(out).for_each(|(hidden, out)| *hidden += out);
+            let chosen = match shape.experts {
+                None => vec![(1.0, gated(&x, |name, x| self.project(layer, name, x)))],
+                Some(experts) => self.mixture(layer, experts, &x, routes),
+            };
+            for (weight, out) in chosen {
+                hidden.iter_mut().zip(out).for_each(|(hidden, out)| *hidden += weight * out);
+            }
         }
     }
+
+    /// The weights and outputs of the experts that a token goes through (Qwen3-MoE with `norm_topk_prob`).
+    fn mixture(&self, layer: usize, experts: Experts, x: &[f64], routes: &mut Vec<Route>) -> Vec<(f64, Vec<f64>)> {
+        let logits = self.project(layer, "ffn_gate_inp", x);
+        let total: f64 = logits.iter().map(|logit| logit.exp()).sum();
+        let probabilities: Vec<f64> = logits.iter().map(|logit| logit.exp() / total).collect();
+        let mut order: Vec<usize> = (0..experts.count).collect();
+        order.sort_by(|a, b| probabilities[*b].total_cmp(&probabilities[*a]));
+        let (chosen, others) = order.split_at(experts.used_count);
+        let sum: f64 = chosen.iter().map(|expert| probabilities[*expert]).sum();
+        let last = logits[*chosen.last().expect("an expert is chosen")];
+        let margin = others.first().map_or(f64::INFINITY, |next| last - logits[*next]);
+        routes.push(Route { experts: chosen.to_vec(), margin });
+        let of_expert = |expert: &usize| {
+            let project = |name: &str, x: &[f64]| {
+                let name = format!("blk.{layer}.{name}_exps.weight");
+                self.part(&name, *expert).expect("the weight is there").times(x)
+            };
+            (probabilities[*expert] / sum, gated(x, project))
+        };
+        chosen.iter().map(of_expert).collect()
+    }
+}
+
+/// A gated feed-forward network whose products `project` computes.
+fn gated(x: &[f64], project: impl Fn(&str, &[f64]) -> Vec<f64>) -> Vec<f64> {
+    let (gate, up) = (project("ffn_gate", x), project("ffn_up", x));
+    let inner: Vec<f64> = gate.iter().zip(up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect();
+    project("ffn_down", &inner)
 }
 
 /// Mean Kullback-Leibler divergence of the softmax of `found` from that of `exact`, per token.

@@ -1,7 +1,7 @@
 //! Small models with seeded random weights for every architecture and format, as GGUF bytes.
 //! A weight depends only on the seed and the name of its tensor: two models that differ in format differ by rounding.
 
-use shared::gguf::{Architecture, BlockFormat};
+use shared::gguf::{Architecture, BlockFormat, Experts};
 
 use crate::gguf_writer::GgufWriter;
 use crate::quantise::quantise;
@@ -40,8 +40,10 @@ pub struct TinyModel {
     pub context_length: usize,
     /// Elements of a hidden state.
     pub embedding_length: usize,
-    /// Columns of the feed-forward network.
+    /// Columns of the feed-forward network, or of an expert.
     pub feed_forward_length: usize,
+    /// Experts of a layer, and those that a token goes through; only of architectures that have them.
+    pub experts: Experts,
     /// Query heads.
     pub head_count: usize,
     /// Key and value heads.
@@ -81,6 +83,7 @@ impl TinyModel {
             context_length: 256,
             embedding_length: 128,
             feed_forward_length: 256,
+            experts: Experts { count: 8, used_count: 3 },
             head_count: 4,
             head_count_kv: 2,
             head_length: 32,
@@ -138,6 +141,9 @@ impl TinyModel {
     fn hyper_parameters(&self, writer: GgufWriter) -> GgufWriter {
         let name = self.architecture.name();
         let key = |part: &str| format!("{name}.{part}");
+        let Experts { count, used_count } = self.experts;
+        let has_experts = self.architecture.has_experts();
+        let feed_forward_length = self.feed_forward_length * if has_experts { used_count } else { 1 };
         let mut writer = writer
             .text("general.architecture", name)
             .text("general.type", "model")
@@ -145,7 +151,7 @@ impl TinyModel {
             .u32(&key("block_count"), self.block_count as u32)
             .u32(&key("context_length"), self.context_length as u32)
             .u32(&key("embedding_length"), self.embedding_length as u32)
-            .u32(&key("feed_forward_length"), self.feed_forward_length as u32)
+            .u32(&key("feed_forward_length"), feed_forward_length as u32)
             .u32(&key("attention.head_count"), self.head_count as u32)
             .u32(&key("attention.head_count_kv"), self.head_count_kv as u32)
             .u32(&key("attention.key_length"), self.head_length as u32)
@@ -153,6 +159,12 @@ impl TinyModel {
             .f32(&key("attention.layer_norm_rms_epsilon"), 1e-5)
             .u32(&key("rope.dimension_count"), self.rope_dimension_count as u32)
             .f32(&key("rope.freq_base"), self.rope_freq_base);
+        if has_experts {
+            writer = writer
+                .u32(&key("expert_count"), count as u32)
+                .u32(&key("expert_used_count"), used_count as u32)
+                .u32(&key("expert_feed_forward_length"), self.feed_forward_length as u32);
+        }
         if self.rope_scale_linear != 1.0 {
             writer = writer
                 .text(&key("rope.scaling.type"), "linear")
@@ -177,20 +189,33 @@ impl TinyModel {
             ("attn_k.weight", attention, embedding, kv),
             ("attn_v.weight", finer.unwrap_or(attention), embedding, kv),
             ("attn_output.weight", attention, q, embedding),
-            ("ffn_gate.weight", gate, embedding, hidden),
-            ("ffn_up.weight", gate, embedding, hidden),
-            ("ffn_down.weight", finer.unwrap_or(self.feed_forward_down_format), hidden, embedding),
         ] {
-            // A row of n such weights times n numbers of variance 1 has variance 1.
-            let scale = 1.0 / (columns as f32).sqrt();
-            writer = self.matrix(writer, &name(part), format, [columns, rows], scale);
+            writer = self.matrix(writer, &name(part), format, [columns, rows], unit_scale(columns));
+        }
+        let down = finer.unwrap_or(self.feed_forward_down_format);
+        let (experts, end) = match self.architecture.has_experts() {
+            true => (self.experts.count, "_exps.weight"),
+            false => (1, ".weight"),
+        };
+        for (part, format, columns, rows) in [
+            ("ffn_gate", gate, embedding, hidden),
+            ("ffn_up", gate, embedding, hidden),
+            ("ffn_down", down, hidden, embedding),
+        ] {
+            let (part, dimensions) = (name(&format!("{part}{end}")), [columns, rows, experts]);
+            writer = self.stack(writer, &part, format, dimensions, unit_scale(columns));
+        }
+        if self.architecture.has_experts() {
+            // Logits far apart, as trained routers make them: the experts of a token do not weigh the same.
+            let (part, scale) = (name("ffn_gate_inp.weight"), 2.0 * unit_scale(embedding));
+            writer = self.matrix(writer, &part, BlockFormat::F32, [embedding, experts], scale);
         }
         if self.attention_biases {
             for (part, rows) in [("attn_q.bias", q), ("attn_k.bias", kv), ("attn_v.bias", kv)] {
                 writer = self.vector(writer, &name(part), rows, 0.0);
             }
         }
-        if self.architecture == Architecture::Qwen3 {
+        if self.architecture.has_head_norms() {
             for part in ["attn_q_norm.weight", "attn_k_norm.weight"] {
                 writer = self.vector(writer, &name(part), self.head_length, 1.0);
             }
@@ -206,9 +231,30 @@ impl TinyModel {
         [columns, rows]: [usize; 2],
         scale: f32,
     ) -> GgufWriter {
+        self.stack(writer, name, format, [columns, rows, 1], scale)
+    }
+
+    /// Matrices of one tensor, each with weights of its own.
+    fn stack(
+        &self,
+        writer: GgufWriter,
+        name: &str,
+        format: BlockFormat,
+        [columns, rows, count]: [usize; 3],
+        scale: f32,
+    ) -> GgufWriter {
         let format = fitting(format, columns);
-        let weights = Random::named(self.seed, name).normals(columns * rows, scale);
-        writer.tensor(name, &[columns as u64, rows as u64], format, quantise(format, &weights))
+        let dimensions = [columns, rows, count].map(|length| length as u64);
+        let dimensions = &dimensions[..if count > 1 { 3 } else { 2 }];
+        let (seed, tensor) = (self.seed, name.to_owned());
+        writer.made_tensor(name, dimensions, format, move |out| {
+            for matrix in 0..count {
+                let name = if matrix == 0 { tensor.clone() } else { format!("{tensor}#{matrix}") };
+                let mut random = Random::named(seed, &name);
+                (0..rows).try_for_each(|_| out.write_all(&quantise(format, &random.normals(columns, scale))))?;
+            }
+            Ok(())
+        })
     }
 
     /// An F32 vector of numbers near `mean`.
@@ -227,6 +273,11 @@ impl TinyModel {
         let bytes = quantise(BlockFormat::F32, &factors);
         writer.tensor("rope_freqs.weight", &[length as u64], BlockFormat::F32, bytes)
     }
+}
+
+/// A row of n such weights times n numbers of variance 1 has variance 1.
+fn unit_scale(columns: usize) -> f32 {
+    1.0 / (columns as f32).sqrt()
 }
 
 /// Whether a layer is among the first or last eighth, or the third of each three in between (llama.cpp, llama-quant.cpp).

@@ -278,6 +278,7 @@ fn timings(times: &RequestTimes, totals: &PhaseTotals) -> Value {
 fn phase(totals: &PhaseTotals) -> Value {
     json!({
         "compute_ms": totals.compute.milliseconds(),
+        "threads_ms": totals.threads.milliseconds(),
         "wait_ms": totals.wait.milliseconds(),
         "wire_ms": totals.wire.milliseconds(),
         "bubble_ms": totals.bubble.milliseconds(),

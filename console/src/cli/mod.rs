@@ -16,6 +16,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 mod tokenize;
+mod topology;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -63,6 +64,9 @@ enum Command {
     Status(options::Status),
     /// Show the tokens of a text
     Tokenize(options::Tokenize),
+    /// Show what runs as a topology file, check such a file against the nodes, or assign it
+    #[command(subcommand)]
+    Topology(options::Topology),
 }
 
 impl Arguments {
@@ -76,6 +80,7 @@ impl Arguments {
             Some(Command::Restart(restart)) => restart.json,
             Some(Command::Status(status)) => status.json,
             Some(Command::Tokenize(tokenize)) => tokenize.json,
+            Some(Command::Topology(topology)) => topology.json(),
             None => false,
         }
     }
@@ -124,6 +129,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Some(Command::Restart(restart)) => restart::run(restart).await,
         Some(Command::Status(status)) => status::run(&status).await,
         Some(Command::Tokenize(tokenize)) => tokenize::run(&tokenize),
+        Some(Command::Topology(topology)) => topology::run(topology).await,
         None => dashboard::run(arguments.dashboard).await,
     }
 }

@@ -399,3 +399,42 @@ pub(super) struct Tokenize {
     #[arg(long)]
     pub(super) json: bool,
 }
+
+/// `console topology`.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Topology {
+    /// Print the running topology as a file that `assign` takes
+    Show {
+        /// Which nodes.
+        #[command(flatten)]
+        nodes: Nodes,
+        /// Print an object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say what a topology file would give every node, without loading anything
+    Check(TopologyFile),
+    /// Assign what a topology file says
+    Assign(TopologyFile),
+}
+
+/// A topology file.
+#[derive(Clone, Debug, Args)]
+pub(super) struct TopologyFile {
+    /// The file (TOML): model, and a [[stage]] with nodes, weights and layers for each stage
+    #[arg(value_name = "FILE")]
+    pub(super) file: PathBuf,
+    /// Print an object
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl Topology {
+    /// Whether an object is wanted.
+    pub(super) fn json(&self) -> bool {
+        match self {
+            Self::Show { json, .. } => *json,
+            Self::Check(file) | Self::Assign(file) => file.json,
+        }
+    }
+}

@@ -23,10 +23,11 @@ pub(super) fn lines(finished: &Finished, topology: &Topology, replica: u16, embe
         ),
         String::new(),
         format!(
-            "{:<8} {:<10} {:>9} {:>9} {:>9} {:>9} {:>8} {:>11} {:>11} {:>10} {:>10}",
+            "{:<8} {:<10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>11} {:>11} {:>10} {:>10}",
             "phase",
             "node",
             "compute",
+            "threads",
             "waiting",
             "wire",
             "bubble",
@@ -50,7 +51,8 @@ pub(super) fn lines(finished: &Finished, topology: &Topology, replica: u16, embe
     lines.push(String::new());
     lines.push(
         "bytes and messages: sent by the rank, headers, plans and candidates included; formula: all-reduces and hand-overs; \
-         bubble: waiting for another stage"
+         bubble: waiting for another stage; \
+         threads: waking the rank's own threads and waiting for the last of them"
             .into(),
     );
     lines
@@ -71,8 +73,9 @@ fn formula(topology: &Topology, (index, member): (usize, &Member), embedding_len
 
 fn row(phase: &str, node: &str, totals: &PhaseTotals, formula: &Cost) -> String {
     format!(
-        "{phase:<8} {node:<10} {:>9} {:>9} {:>9} {:>9} {:>7.1}% {:>11} {:>11} {:>10.1} {:>10}",
+        "{phase:<8} {node:<10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7.1}% {:>11} {:>11} {:>10.1} {:>10}",
         totals.compute,
+        totals.threads,
         totals.wait,
         totals.wire,
         totals.bubble,

@@ -218,6 +218,7 @@ fn the_object_of_a_generation_has_exactly_the_fields_of_the_contract() {
         "decode_tokens_per_second",
         "network_fraction",
         "prefill_tokens_per_second",
+        "threads_ms",
         "tpot_ms",
         "ttft_ms",
         "wait_ms",

@@ -44,6 +44,21 @@ pub struct Assigned {
     pub reused: bool,
 }
 
+/// The topology that an assignment would make of what is wanted, and the model that it is for. Nothing is loaded.
+///
+/// # Errors
+/// A node does not answer, has no such model, or the topology cannot be.
+pub async fn propose(sessions: &[Arc<Session>], wanted: &Wanted) -> Result<(Topology, ModelCard), Fault> {
+    let card = identify(&sessions[0], &wanted.model).await?;
+    let machines = sessions.iter().map(|session| (&session.identity, session.address.as_str()));
+    let topology = compose(&machines.collect::<Vec<_>>(), wanted, &card);
+    let topology = topology.and_then(|topology| topology.check().map(|()| topology)).map_err(|error| {
+        let node = error_node(&sessions[0]);
+        Fault::new(node, FaultKind::TopologyInvalid { reason: error.to_string() })
+    })?;
+    Ok((topology, card))
+}
+
 /// Makes the wanted topology run on the nodes of the sessions (in the order replica, stage, rank), or finds it running.
 ///
 /// # Errors
@@ -54,13 +69,7 @@ pub async fn assign(
     tell: &(dyn Fn(AssignEvent) + Sync),
 ) -> Result<Assigned, Fault> {
     let reports = reports(sessions).await?;
-    let card = identify(&sessions[0], &wanted.model).await?;
-    let machines = sessions.iter().map(|session| (&session.identity, session.address.as_str()));
-    let topology = compose(&machines.collect::<Vec<_>>(), wanted, &card);
-    let topology = topology.and_then(|topology| topology.check().map(|()| topology)).map_err(|error| {
-        let node = error_node(&sessions[0]);
-        Fault::new(node, FaultKind::TopologyInvalid { reason: error.to_string() })
-    })?;
+    let (topology, _) = propose(sessions, wanted).await?;
     if let Some(epoch) = running(&reports, &topology) {
         tracing::info!(%epoch, "topology {} runs already", topology.layout);
         return Ok(Assigned { epoch, topology, reused: true });

@@ -301,6 +301,7 @@ pub(crate) fn finished(reason: FinishReason) -> Finished {
         wait: ms(5),
         wire: ms(3),
         bubble: Nanoseconds(0),
+        threads: Nanoseconds(0),
         bytes_sent: 24_576,
         messages_sent: 24,
     };

@@ -62,7 +62,7 @@ pub(super) fn run(arguments: &NodeArguments, kernels: &'static Kernels) -> anyho
     forget_peak();
     reporter.begin("load from the disk");
     let (shape, shard, cold) = load_cold(path, kernels)?;
-    let weight_bytes = shard.byte_length();
+    let weight_bytes = shard.token_bytes();
     let bench = Bench::new(arguments, kernels, options.clone(), &work, shard)?;
     let (prefill, decode, rows, ids) = bench.work(arguments, &work, &shape, &mut reporter);
     let resident_peak = resident_peak();
@@ -125,9 +125,7 @@ impl Work {
 /// Multiply-adds of a token in the weight matrices of all layers.
 fn macs(shard: &Shard) -> u64 {
     let of_layer = |layer: &crate::model::weights::Layer| {
-        let matrices =
-            [&layer.query, &layer.key, &layer.value, &layer.attention_output, &layer.gate, &layer.up, &layer.down];
-        matrices.iter().map(|matrix| matrix.rows as u64 * matrix.columns as u64).sum::<u64>()
+        layer.matrices().map(|(matrix, used)| (matrix.rows * matrix.columns * used) as u64).sum::<u64>()
     };
     shard.layers.iter().map(of_layer).sum()
 }
@@ -169,7 +167,7 @@ impl Bench {
         reporter: &mut Reporter,
     ) -> (Vec<Prefill>, Vec<Decode>, Vec<Rows>, Vec<u32>) {
         let macs = macs(self.model.shard());
-        let weight_bytes = self.model.shard().byte_length();
+        let token_bytes = self.model.shard().token_bytes();
         let prefill = work.prefill.iter().map(|tokens| {
             reporter.begin(format_args!("prefill of {tokens} tokens"));
             let seconds = median((0..arguments.repeats).map(|_| self.prefill(*tokens)).collect());
@@ -179,7 +177,7 @@ impl Bench {
         let prefill = prefill.collect();
         let decode = work.context.iter().map(|context| {
             reporter.begin(format_args!("decode at {context} tokens"));
-            let bytes = weight_bytes + kv_bytes(shape, arguments.kv, u64::from(*context + arguments.tokens / 2));
+            let bytes = token_bytes + kv_bytes(shape, arguments.kv, u64::from(*context + arguments.tokens / 2));
             let (mut rates, mut shares) = (Vec::new(), Vec::new());
             let mut limit = self.read_weights();
             for _ in 0..arguments.repeats {

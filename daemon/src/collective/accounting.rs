@@ -8,6 +8,7 @@ use std::{
     time::Instant,
 };
 
+use crate::kernels::PoolClock;
 use shared::{
     ids::{LayerIndex, Rank},
     schedule::Table,
@@ -45,12 +46,40 @@ pub struct Accounting {
     tokens: u32,
     totals: RankTotals,
     ring: Arc<SyncRing>,
+    /// Of the own pool, and what it said last.
+    threads: Option<(Arc<PoolClock>, u64)>,
 }
 
 impl Accounting {
     /// Starts with empty sums.
     pub fn new(own: Rank, ring: Arc<SyncRing>) -> Self {
-        Self { own, left: Instant::now(), is_prefill: false, tokens: 0, totals: RankTotals::default(), ring }
+        Self {
+            own,
+            left: Instant::now(),
+            is_prefill: false,
+            tokens: 0,
+            totals: RankTotals::default(),
+            ring,
+            threads: None,
+        }
+    }
+
+    /// From now on what a pool's caller spends on the other threads is told apart from computing.
+    pub fn watch(&mut self, clock: Arc<PoolClock>) {
+        let now = clock.nanoseconds();
+        self.threads = Some((clock, now));
+    }
+
+    /// Adds time since the last collective: computing, but for what went to the pool's threads.
+    fn add_compute(&mut self, compute: Nanoseconds) {
+        let threads = self.threads.as_mut().map_or(0, |(clock, seen)| {
+            let now = clock.nanoseconds();
+            now - std::mem::replace(seen, now)
+        });
+        let threads = threads.min(compute.0);
+        let phase = self.phase();
+        phase.compute.0 += compute.0 - threads;
+        phase.threads.0 += threads;
     }
 
     /// A step begins: its records count as prefill or decode.
@@ -90,8 +119,8 @@ impl Accounting {
         let exchange = span.arrived.duration_since(span.sent).as_nanos() as u64;
         let wait = span.slowest.0.0.saturating_sub(span.compute.0).min(exchange);
         let wire = exchange - wait;
+        self.add_compute(span.compute);
         let phase = self.phase();
-        phase.compute.0 += span.compute.0;
         phase.wait.0 += wait;
         phase.wire.0 += wire;
         (Nanoseconds(wait), Nanoseconds(wire))
@@ -108,16 +137,15 @@ impl Accounting {
     /// Closes a wait for another stage: all of it is the pipeline's bubble.
     pub fn close_bubble(&mut self, compute: Nanoseconds, sent: Instant, arrived: Instant) {
         self.left = arrived;
-        let phase = self.phase();
-        phase.compute.0 += compute.0;
-        phase.bubble.0 += arrived.duration_since(sent).as_nanos() as u64;
+        self.add_compute(compute);
+        self.phase().bubble.0 += arrived.duration_since(sent).as_nanos() as u64;
     }
 
     /// The end of a step's own computing that no collective closes (a lone rank, the last sampling).
     pub fn close_compute(&mut self) {
         let compute = self.compute_so_far();
         self.left = Instant::now();
-        self.phase().compute.0 += compute.0;
+        self.add_compute(compute);
     }
 
     /// The sums since the last call.

@@ -61,7 +61,8 @@ pub struct Stepper {
 
 impl Stepper {
     /// A rank without sequences.
-    pub fn new(place: Place, model: Model, group: Group, limits: Limits) -> Self {
+    pub fn new(place: Place, model: Model, mut group: Group, limits: Limits) -> Self {
+        group.accounting.watch(model.compute().pool.clock());
         let (sequences, totals) = (Sequences::new(limits), vec![RankTotals::default(); usize::from(place.stage) + 1]);
         Self { place, model, group, sequences, slices: Vec::new(), totals, payload: Vec::new() }
     }

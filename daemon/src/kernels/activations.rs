@@ -6,7 +6,7 @@ pub const BLOCK: usize = 32;
 /// The largest value of a block becomes this.
 pub const LEVELS: f32 = 127.0;
 /// Columns are padded to whole super-blocks with zeros.
-const SUPER_BLOCK: usize = 256;
+pub(super) const SUPER_BLOCK: usize = 256;
 
 /// 32 columns of a token as Q8_0 has them: int8 times a scale that a half holds (llama.cpp's rule, so that results differ from
 /// its own by what sums are rounded to, and not by other quants).

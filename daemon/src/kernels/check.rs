@@ -158,6 +158,24 @@ fn unquantised_rows_of_any_length_are_multiplied_to_their_end() {
 }
 
 #[test]
+fn products_of_floats_have_the_same_bits_in_every_table() {
+    let mut random = Random(12);
+    for format in [BlockFormat::F32, BlockFormat::F16, BlockFormat::BF16] {
+        for columns in [1, 3, 4, 7, 64, 2047] {
+            let rows: Vec<Vec<u8>> = (0..19).map(|_| random.row(format, columns)).collect();
+            let x = random.values(5 * columns);
+            let bits = |table| {
+                let out = product(&compute(table, 2), format, &rows, 0, columns, &x);
+                out.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+            };
+            for table in Kernels::available() {
+                assert_eq!(bits(table), bits(&Kernels::SCALAR), "{} {} {columns}", table.name, format.name());
+            }
+        }
+    }
+}
+
+#[test]
 fn extreme_levels_do_not_saturate() {
     for format in BlockFormat::ALL.into_iter().filter(|format| format.is_quantised()) {
         for byte in [0x80, 0x7f, 0xff, 0x00, 0x88] {

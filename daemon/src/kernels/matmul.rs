@@ -4,16 +4,16 @@ use std::ops::Range;
 use shared::gguf::BlockFormat;
 
 use super::{
-    Activations, Kernels, Panel, Pool,
-    activations::tiles,
-    pool::{Columns, ColumnsMut},
+    Activations, Block, Kernels, Panel, Pool,
+    activations::{Tile, tiles},
+    pool::Columns,
 };
 
 /// About how many bytes of weights a thread takes at a time: short pieces that threads take in turn defeat the prefetchers
 /// (measured on two cores with a 1.1B Q4_0 model: pieces of 16 kB 23.5 tokens/s, 128 kB 41).
-const PIECE_BYTES: usize = 128 << 10;
+pub(super) const PIECE_BYTES: usize = 128 << 10;
 /// Pieces for each thread, so that a slow core does not hold up the rest.
-const PIECES: usize = 4;
+pub(super) const PIECES: usize = 4;
 /// Rows of the largest panel and tokens of the largest tile.
 const PRODUCTS_MAX: usize = 16 * 16;
 
@@ -65,34 +65,60 @@ pub fn matmuls<const N: usize>(
         Columns { out, width: matrix.rows, unit: at_once * height }
     });
     compute.pool.columns(&mut outputs, |index, rows, out| {
-        piece(compute.kernels, matrices[index], rows, x, out);
+        let kernels = compute.kernels;
+        let tile = |tile, is_quantised| match is_quantised {
+            true => Values::Blocks(x.blocks(kernels, tile)),
+            false => Values::Floats(x.floats(kernels, tile)),
+        };
+        products(kernels, matrices[index], rows, x.tokens(), tile, |token, rows, products| {
+            out.row_mut(token, rows).copy_from_slice(products);
+        });
     });
 }
 
 impl MatrixPanels<'_> {
-    fn panel_bytes(&self, height: usize) -> usize {
+    pub(super) fn panel_bytes(&self, height: usize) -> usize {
         self.columns / self.format.block_length() * self.format.block_bytes() * height
     }
 }
 
-/// Some panels with all tokens: a tile of tokens for all of them, then the next.
-fn piece(kernels: &Kernels, matrix: MatrixPanels<'_>, rows: Range<usize>, x: &Activations, out: &mut ColumnsMut<'_>) {
+/// A tile of tokens as kernels read it.
+pub(super) enum Values<'a> {
+    /// `[block, token]`
+    Blocks(&'a [Block]),
+    /// `[column, token]`
+    Floats(&'a [f32]),
+}
+
+/// Some panels with all tokens: a tile of tokens for all of them, then the next. `values(tile, is_quantised)` is a tile's; `each`
+/// takes a token, rows and their products.
+#[inline(always)]
+pub(super) fn products<'a>(
+    kernels: &Kernels,
+    matrix: MatrixPanels<'_>,
+    rows: Range<usize>,
+    tokens: usize,
+    values: impl Fn(Tile, bool) -> Values<'a>,
+    mut each: impl FnMut(usize, Range<usize>, &[f32]),
+) {
     let height = kernels.panel_rows;
     let panel_bytes = matrix.panel_bytes(height);
     let mut products = [0.0; PRODUCTS_MAX];
     let panel = kernels.panels[matrix.format as usize];
-    let shapes = if matrix.format.is_quantised() { kernels.tiles } else { kernels.float_tiles };
-    for tile in tiles(shapes, x.tokens()) {
+    let is_quantised = matrix.format.is_quantised();
+    for tile in tiles(if is_quantised { kernels.tiles } else { kernels.float_tiles }, tokens) {
         let products = &mut products[..tile.shape * height];
+        let values = values(tile, is_quantised);
         for first in rows.clone().step_by(height) {
             let weights = &matrix.bytes[first / height * panel_bytes..][..panel_bytes];
-            match panel {
-                Panel::Quantised(product) => product(weights, tile.shape, x.blocks(kernels, tile), products),
-                Panel::Floats(product) => product(weights, tile.shape, x.floats(kernels, tile), products),
+            match (panel, &values) {
+                (Panel::Quantised(product), Values::Blocks(x)) => product(weights, tile.shape, x, products),
+                (Panel::Floats(product), Values::Floats(x)) => product(weights, tile.shape, x, products),
+                _ => unreachable!("a table's kernels are as its formats are"),
             }
             let last = (first + height).min(rows.end);
             for (token, products) in products.chunks_exact(height).take(tile.tokens).enumerate() {
-                out.row_mut(tile.first + token, first..last).copy_from_slice(&products[..last - first]);
+                each(tile.first + token, first..last, &products[..last - first]);
             }
         }
     }

@@ -8,6 +8,8 @@ mod avx2;
 mod avx512;
 #[cfg(test)]
 mod check;
+mod clock;
+mod grouped;
 mod matmul;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -20,6 +22,8 @@ use shared::gguf::BlockFormat;
 
 pub use activations::{Activations, BLOCK, Block, LEVELS, Wanted};
 pub use attention::{Attention, KvBlock, KvValues};
+pub use clock::PoolClock;
+pub use grouped::{Choice, GroupedActivations, Groups, MatrixStack, RowsOf, gated, weighted_sums};
 pub use matmul::{Compute, MatrixPanels, matmul, matmuls};
 pub use pack::{pack_panel, packed_bytes, unpack_row};
 pub use pool::{Pool, PoolOptions};

@@ -13,6 +13,7 @@ use std::{
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     thread::JoinHandle,
+    time::Instant,
 };
 
 use atomic_wait::{wait, wake_all, wake_one};
@@ -20,6 +21,8 @@ use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
+
+use super::PoolClock;
 
 /// Looks this often before sleeping, where spinning is allowed: about as long as a thread waits for the others inside a layer.
 const SPIN_ROUNDS: u32 = 10_000;
@@ -64,6 +67,7 @@ struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     has_panicked: AtomicBool,
     spin: bool,
+    clock: Arc<PoolClock>,
 }
 
 /// A borrowed job; valid until `remaining` is 0.
@@ -98,7 +102,9 @@ impl Shared {
         self.generation.fetch_add(1, Ordering::SeqCst);
         // A worker that is not counted yet will see the new generation before it sleeps.
         if self.sleepers.load(Ordering::SeqCst) > 0 {
+            let begun = Instant::now();
             wake_all(&raw const self.generation);
+            self.clock.count(begun);
         }
     }
 
@@ -123,6 +129,15 @@ impl Shared {
 
     /// Waits until every thread has counted itself out of the run.
     fn wait_for_all(&self) {
+        if self.remaining.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let begun = Instant::now();
+        self.sleep_until_all();
+        self.clock.count(begun);
+    }
+
+    fn sleep_until_all(&self) {
         if self.spins_until(|| self.remaining.load(Ordering::Acquire) == 0) {
             return;
         }
@@ -152,6 +167,7 @@ impl Pool {
             panic: Mutex::new(None),
             has_panicked: AtomicBool::new(false),
             spin: options.spin,
+            clock: Arc::default(),
         });
         let worker = |thread: usize| {
             let (shared, core) = (Arc::clone(&shared), core_of(&options, thread));
@@ -165,6 +181,11 @@ impl Pool {
     /// Pins the calling thread to the core of thread 0.
     pub fn pin_caller(&self) {
         pin(core_of(&self.options, 0));
+    }
+
+    /// What the caller's thread spends on the others.
+    pub fn clock(&self) -> Arc<PoolClock> {
+        Arc::clone(&self.shared.clock)
     }
 
     /// Threads, the caller included.
@@ -254,6 +275,31 @@ impl Pool {
             let (start, range_of) = (cut.start.get(), range.clone());
             let mut columns = ColumnsMut { start, width: cut.width, rows: cut.rows, range: range_of, out: PhantomData };
             each(index, range, &mut columns);
+        });
+    }
+
+    /// As `columns` with one output whose rows lie in groups that end before the rows `ends`: `each(group, range, columns)` may
+    /// set the columns of its range in the rows of its group, counted from the group's first.
+    ///
+    /// # Panics
+    /// The output does not end with a row, or a group is not in it.
+    pub fn grouped(
+        &self,
+        output: Columns<'_>,
+        ends: &[usize],
+        each: impl Fn(usize, Range<usize>, &mut ColumnsMut<'_>) + Sync,
+    ) {
+        let Columns { out, width, unit } = output;
+        let rows = out.len().checked_div(width).unwrap_or(0);
+        assert!(unit > 0 && out.len() == rows * width, "whole rows, and ranges of at least one column");
+        assert!(ends.is_sorted() && ends.last().is_none_or(|end| *end <= rows), "groups are in the output");
+        let (start, ranges) = (Start(out.as_mut_ptr()), width.div_ceil(unit));
+        self.share(ends.len() * ranges, &|piece| {
+            let (group, begin) = (piece / ranges, piece % ranges * unit);
+            let (first, range) = (ends[..group].last().copied().unwrap_or(0), begin..(begin + unit).min(width));
+            let (start, range_of) = (start.get().wrapping_add(first * width), range.clone());
+            let mut columns = ColumnsMut { start, width, rows: ends[group] - first, range: range_of, out: PhantomData };
+            each(group, range, &mut columns);
         });
     }
 
@@ -394,82 +440,5 @@ fn pin(core: Option<usize>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn pool(threads: usize) -> Pool {
-        Pool::new(PoolOptions { threads, cores: Vec::new(), spin: threads == 2 })
-    }
-
-    #[test]
-    fn every_element_is_written_once_by_any_number_of_threads() {
-        for threads in 1..=4 {
-            let pool = pool(threads);
-            for round in 0..300_usize {
-                let width = 1 + round % 70;
-                let mut out = vec![0.0; 3 * width];
-                let mut outputs = [Columns { out: &mut out, width, unit: 16 }];
-                pool.columns(&mut outputs, |_, range, out| {
-                    for column in range {
-                        (0..3).for_each(|row| out.row_mut(row, column..column + 1)[0] = (row * 1000 + column) as f32);
-                    }
-                });
-                let expected: Vec<f32> = (0..3 * width).map(|i| (i / width * 1000 + i % width) as f32).collect();
-                assert_eq!(out, expected);
-                pool.chunks(&mut out, 7, |index, chunk| chunk.fill(index as f32));
-                assert!(out.iter().enumerate().all(|(i, value)| *value == (i / 7) as f32));
-            }
-        }
-    }
-
-    #[test]
-    fn a_panic_of_any_thread_reaches_the_caller() {
-        for bad in 0..3 {
-            let pool = pool(3);
-            for _ in 0..3 {
-                let result = catch_unwind(AssertUnwindSafe(|| {
-                    pool.run(&|thread| assert!(thread != bad, "thread {thread} fails"));
-                }));
-                let panic = result.expect_err("the panic arrives");
-                assert_eq!(panic.downcast_ref::<String>(), Some(&format!("thread {bad} fails")));
-                let done = AtomicUsize::new(0);
-                pool.run(&|_| _ = done.fetch_add(1, Ordering::Relaxed));
-                assert_eq!(done.into_inner(), 3, "a run after a panic reaches every thread");
-            }
-        }
-    }
-
-    #[test]
-    fn a_run_beside_or_inside_another_is_refused_and_disturbs_nothing() {
-        let pool = pool(2);
-        let inside = catch_unwind(AssertUnwindSafe(|| pool.run(&|_| pool.run(&|_| ()))));
-        inside.expect_err("a run inside a run");
-        let (refused, begun) = (AtomicUsize::new(0), std::sync::Barrier::new(2));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                begun.wait();
-                let beside = catch_unwind(AssertUnwindSafe(|| pool.chunks(&mut [0; 64], 1, |_, _| ())));
-                refused.fetch_add(usize::from(beside.is_err()), Ordering::Relaxed);
-                begun.wait();
-            });
-            // The run lasts until the other thread was refused.
-            let mut counts = [0; 1000];
-            pool.chunks(&mut counts, 1, |index, count| {
-                if index == 0 {
-                    begun.wait();
-                    begun.wait();
-                }
-                count[0] += 1;
-            });
-            assert!(counts.iter().all(|count| *count == 1), "each element is one thread's, once: {counts:?}");
-        });
-        assert_eq!(refused.into_inner(), 1);
-    }
-
-    #[test]
-    #[should_panic(expected = "columns of this part")]
-    fn a_part_cannot_write_beyond_its_columns() {
-        let mut outputs = [Columns { out: &mut [0.0; 64], width: 64, unit: 16 }];
-        pool(1).columns(&mut outputs, |_, range, out| out.row_mut(0, range.end % 64..range.end % 64 + 1)[0] = 1.0);
-    }
-}
+#[path = "pool_tests.rs"]
+mod tests;

@@ -14,6 +14,6 @@ pub enum Rotation {
 pub fn rotation(architecture: Architecture) -> Rotation {
     match architecture {
         Architecture::Llama => Rotation::Neighbours,
-        Architecture::Qwen2 | Architecture::Qwen3 => Rotation::Halves,
+        Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => Rotation::Halves,
     }
 }

@@ -7,6 +7,7 @@ use shared::{
 
 use super::{
     attention::{Heads, Queries, attend},
+    experts::{Routing, experts},
     feed_forward::feed_forward,
     kv_cache::{KvCache, Place},
     rope::Rope,
@@ -60,6 +61,8 @@ pub struct Scratch {
     pub gate: Vec<f32>,
     /// `[token, columns]`
     pub up: Vec<f32>,
+    /// What experts compute with.
+    pub routing: Routing,
     /// `[token, embedding_length]`: what this rank adds to the hidden state.
     pub partial: Vec<f32>,
 }
@@ -240,10 +243,13 @@ impl Model {
         attend(&self.compute, &self.cache, &self.heads, queries, states, attended);
     }
 
-    /// `hidden -> partial`: this rank's columns.
+    /// `hidden -> partial`: this rank's columns, of all or of the chosen experts.
     fn feed_forward(&mut self, batch: Batch<'_>, index: usize) {
         let layer: &Layer = &self.shard.layers[index];
         let epsilon = self.shard.shape.layer_norm_rms_epsilon;
+        if let Some(router) = &layer.router {
+            return experts(&self.compute, (layer, router), &self.hidden, epsilon, &mut self.scratch);
+        }
         norm(&self.compute, &self.hidden, &layer.feed_forward_norm, epsilon, &mut self.scratch.normed);
         feed_forward(&self.compute, layer, batch.tokens.len(), &mut self.scratch);
     }

@@ -2,6 +2,7 @@
 //! Knows the other ranks only through the `Collective` trait; starts no thread and opens no socket.
 pub mod arch;
 pub mod attention;
+pub mod experts;
 pub mod feed_forward;
 pub mod forward;
 pub mod kv_cache;

@@ -19,7 +19,7 @@ const ALIGNMENT: usize = 4096;
 /// Bytes that are read from the file at a time, at least a panel.
 const READ_BYTES: usize = 1 << 20;
 
-/// Rows and columns of a tensor.
+/// Rows and columns of a tensor, the same of each of its matrices.
 #[derive(Clone, Debug)]
 pub struct Slice {
     /// Format of its blocks.
@@ -28,8 +28,12 @@ pub struct Slice {
     pub rows: Range<usize>,
     /// Columns that are ours.
     pub columns: Range<usize>,
+    /// Matrices behind one another: the experts of a layer, or one.
+    pub count: usize,
     /// Bytes of the region.
     pub place: Range<usize>,
+    /// Rows of a whole matrix.
+    matrix_rows: usize,
     split: usize,
     offset: usize,
     row_bytes: usize,
@@ -60,13 +64,13 @@ impl Slice {
         self.blocks().len() * self.format.block_bytes() * self.height
     }
 
-    /// Packs panels into `out`, of which the first is number `first`.
-    fn fill(&self, file: &GgufFile, first: usize, out: &mut [u8]) -> std::io::Result<()> {
+    /// Packs panels of a matrix into `out`, of which the first is number `first`.
+    fn fill(&self, file: &GgufFile, (matrix, first): (usize, usize), out: &mut [u8]) -> std::io::Result<()> {
         let panel_bytes = self.panel_bytes();
         let begin = self.rows.start + first * self.height;
         let end = (begin + out.len() / panel_bytes * self.height).min(self.rows.end);
         let mut rows = vec![0; (end - begin) * self.row_bytes];
-        file.read(self.split, self.offset + begin * self.row_bytes, &mut rows)?;
+        file.read(self.split, self.offset + (matrix * self.matrix_rows + begin) * self.row_bytes, &mut rows)?;
         for (panel, out) in out.chunks_exact_mut(panel_bytes).enumerate() {
             let row = |lane: usize| {
                 let row = panel * self.height + lane;
@@ -104,10 +108,14 @@ impl Slices {
                 slices.vector(file, &tensor(&format!("{name}.bias")), Some(rows));
             }
             slices.columns(file, &tensor("attn_output.weight"), &queries, height)?;
-            for name in ["ffn_gate.weight", "ffn_up.weight"] {
-                slices.rows(file, &tensor(name), &plan.columns, height)?;
+            let [gate, up, down] = feed_forward_names(shape);
+            for name in [gate, up] {
+                slices.rows(file, &tensor(&format!("{name}.weight")), &plan.columns, height)?;
             }
-            slices.columns(file, &tensor("ffn_down.weight"), &plan.columns, height)?;
+            slices.columns(file, &tensor(&format!("{down}.weight")), &plan.columns, height)?;
+            if let Some(experts) = shape.experts {
+                slices.rows(file, &tensor("ffn_gate_inp.weight"), &(0..experts.count), height)?;
+            }
             for name in ["attn_norm.weight", "ffn_norm.weight", "attn_q_norm.weight", "attn_k_norm.weight"] {
                 slices.vector(file, &tensor(name), None);
             }
@@ -127,7 +135,7 @@ impl Slices {
         self.names.get(name).ok_or_else(|| LoadError::Missing(name.into()))
     }
 
-    /// Some rows of a tensor.
+    /// Some rows of a tensor, or of each of its matrices.
     fn rows(&mut self, file: &GgufFile, name: &str, rows: &Range<usize>, height: usize) -> Result<(), LoadError> {
         let tensor = file.tensor(name).ok_or_else(|| LoadError::Missing(name.into()))?;
         self.add(&tensor, rows.clone(), 0..tensor.columns(), height);
@@ -137,7 +145,7 @@ impl Slices {
     /// Some columns of a tensor, cut at multiples of 32. A super-block across a cut is taken whole.
     fn columns(&mut self, file: &GgufFile, name: &str, columns: &Range<usize>, height: usize) -> Result<(), LoadError> {
         let tensor = file.tensor(name).ok_or_else(|| LoadError::Missing(name.into()))?;
-        self.add(&tensor, 0..tensor.rows(), columns.clone(), height);
+        self.add(&tensor, 0..tensor.dimensions[1] as usize, columns.clone(), height);
         Ok(())
     }
 
@@ -151,9 +159,11 @@ impl Slices {
     fn add(&mut self, tensor: &Tensor<'_>, rows: Range<usize>, columns: Range<usize>, height: usize) {
         let begin = self.bytes.next_multiple_of(ALIGNMENT);
         let (format, split, offset, row_bytes) = (tensor.format, tensor.split, tensor.offset, tensor.row_bytes());
-        let mut slice = Slice { format, rows, columns, place: begin..begin, split, offset, row_bytes, height };
+        let [matrix_rows, count] = [1, 2].map(|dimension| tensor.dimensions[dimension] as usize);
+        let place = begin..begin;
+        let mut slice = Slice { format, rows, columns, count, place, matrix_rows, split, offset, row_bytes, height };
         let bytes = packed_bytes(slice.rows.len(), slice.blocks().len() * format.block_bytes(), height);
-        slice.place.end += bytes;
+        slice.place.end += bytes * count;
         self.bytes = slice.place.end;
         self.names.insert(tensor.name.into(), slice);
     }
@@ -178,9 +188,13 @@ impl Slices {
             (rest, at) = (behind, slice.place.end);
             let at_once = (READ_BYTES / (slice.row_bytes * slice.height).max(1)).max(1);
             let panel_bytes = slice.panel_bytes();
-            if panel_bytes > 0 {
+            let matrix_bytes = own.len() / slice.count;
+            if panel_bytes == 0 || matrix_bytes == 0 {
+                continue;
+            }
+            for (matrix, own) in own.chunks_mut(matrix_bytes).enumerate() {
                 let chunks = own.chunks_mut(panel_bytes * at_once).enumerate();
-                parts.extend(chunks.map(|(index, out)| (name, slice, index * at_once, out)));
+                parts.extend(chunks.map(|(index, out)| (name, slice, (matrix, index * at_once), out)));
             }
         }
         let is_given_up = AtomicBool::new(false);
@@ -194,5 +208,13 @@ impl Slices {
             Ok(())
         })?;
         if is_given_up.into_inner() { Err(LoadError::Cancelled) } else { Ok(()) }
+    }
+}
+
+/// Names of the matrices of the feed-forward network, or of its experts: gate, up, down.
+pub(super) fn feed_forward_names(shape: &Shape) -> [&'static str; 3] {
+    match shape.experts {
+        None => ["ffn_gate", "ffn_up", "ffn_down"],
+        Some(_) => ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"],
     }
 }

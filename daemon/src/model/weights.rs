@@ -10,9 +10,9 @@ use shared::{
 use super::{
     packed::{Key, PackedCache},
     region::Region,
-    slices::{Slice, Slices},
+    slices::{Slice, Slices, feed_forward_names},
 };
-use crate::kernels::{Kernels, MatrixPanels, Wanted};
+use crate::kernels::{Kernels, MatrixPanels, MatrixStack, Wanted};
 
 /// Why a shard could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +41,8 @@ pub enum LoadError {
     Cancelled,
 }
 
-/// A weight matrix, or the rows or columns of it that this rank holds: `[rows, columns]`.
+/// A weight matrix, or the rows or columns of it that this rank holds: `[rows, columns]`; or as many of that shape as a layer has
+/// experts.
 #[derive(Debug)]
 pub struct Matrix {
     /// Format of its blocks.
@@ -50,6 +51,8 @@ pub struct Matrix {
     pub rows: usize,
     /// Inputs.
     pub columns: usize,
+    /// Matrices, behind one another.
+    pub count: usize,
     /// Blocks of 32 columns at the start of each row that belong to the rank before.
     skip: usize,
     /// Columns of whole blocks.
@@ -64,6 +67,7 @@ impl Matrix {
             format: slice.format,
             rows: slice.rows.len(),
             columns: slice.columns.len(),
+            count: slice.count,
             skip: slice.skip(),
             padded: slice.blocks().len() * slice.format.block_length(),
             region: Arc::clone(region),
@@ -75,6 +79,12 @@ impl Matrix {
     pub fn view(&self) -> MatrixPanels<'_> {
         let bytes = &self.region.bytes()[self.place.clone()];
         MatrixPanels { format: self.format, bytes, rows: self.rows, columns: self.padded }
+    }
+
+    /// All matrices as kernels take them.
+    pub fn stack(&self) -> MatrixStack<'_> {
+        let MatrixPanels { format, bytes, rows, columns } = self.view();
+        MatrixStack { format, bytes, rows, columns, count: self.count }
     }
 
     /// What activations it is multiplied with.
@@ -114,12 +124,34 @@ pub struct Layer {
     pub attention_output: Matrix,
     /// `[embedding_length]`
     pub feed_forward_norm: Vec<f32>,
-    /// `[columns, embedding_length]`
+    /// What chooses the experts of a token; none: there is one feed-forward network.
+    pub router: Option<Router>,
+    /// `[columns, embedding_length]`, of each expert.
     pub gate: Matrix,
-    /// `[columns, embedding_length]`
+    /// `[columns, embedding_length]`, of each expert.
     pub up: Matrix,
-    /// `[embedding_length, columns]`
+    /// `[embedding_length, columns]`, of each expert.
     pub down: Matrix,
+}
+
+/// Chooses the experts of a token. Every rank has all of it.
+#[derive(Debug)]
+pub struct Router {
+    /// `[expert_count, embedding_length]`, F32.
+    pub matrix: Matrix,
+    /// Experts that a token goes through.
+    pub used_count: usize,
+}
+
+impl Layer {
+    /// The matrices with their columns, and how many of them a token is multiplied with.
+    pub fn matrices(&self) -> impl Iterator<Item = (&Matrix, usize)> {
+        let used = self.router.as_ref().map_or(1, |router| router.used_count);
+        let attention = [&self.query, &self.key, &self.value, &self.attention_output];
+        let router = self.router.as_ref().map(|router| &router.matrix);
+        let all = attention.into_iter().chain(router).map(|matrix| (matrix, 1));
+        all.chain([&self.gate, &self.up, &self.down].map(|matrix| (matrix, used)))
+    }
 }
 
 /// All weights of one rank.
@@ -218,6 +250,10 @@ impl Shard {
         let layer = |layer: usize| {
             let matrix = |name: &str| matrix(&format!("blk.{layer}.{name}.weight"));
             let optional = |name: &str| optional(&format!("blk.{layer}.{name}"));
+            let [gate, up, down] = feed_forward_names(shape);
+            let router = shape
+                .experts
+                .map(|experts| matrix("ffn_gate_inp").map(|matrix| Router { matrix, used_count: experts.used_count }));
             Ok(Layer {
                 attention_norm: vector(&format!("blk.{layer}.attn_norm.weight"))?,
                 query: matrix("attn_q")?,
@@ -227,9 +263,10 @@ impl Shard {
                 head_norms: ["attn_q_norm.weight", "attn_k_norm.weight"].map(optional),
                 attention_output: matrix("attn_output")?,
                 feed_forward_norm: vector(&format!("blk.{layer}.ffn_norm.weight"))?,
-                gate: matrix("ffn_gate")?,
-                up: matrix("ffn_up")?,
-                down: matrix("ffn_down")?,
+                router: router.transpose()?,
+                gate: matrix(gate)?,
+                up: matrix(up)?,
+                down: matrix(down)?,
             })
         };
         let layers = plan.layers.clone().map(layer).collect::<Result<Vec<_>, LoadError>>()?;
@@ -266,6 +303,14 @@ impl Shard {
     /// Bytes of all weights.
     pub fn byte_length(&self) -> u64 {
         self.bytes().len() as u64
+    }
+
+    /// Bytes that a token is multiplied with: of a layer's experts only those that it goes through.
+    pub fn token_bytes(&self) -> u64 {
+        let of_matrix = |(matrix, used): (&Matrix, usize)| {
+            matrix.byte_length() / matrix.count.max(1) as u64 * (matrix.count - used) as u64
+        };
+        self.byte_length() - self.layers.iter().flat_map(Layer::matrices).map(of_matrix).sum::<u64>()
     }
 
     /// The packed weights of all matrices, for measuring.

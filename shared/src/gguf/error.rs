@@ -229,10 +229,10 @@ pub enum GgufError {
     TensorShape {
         /// The tensor.
         tensor: String,
-        /// Columns and the product of the other dimensions.
-        found: [u64; 2],
+        /// Its dimensions, at most 4, in ggml's order.
+        found: Vec<u64>,
         /// As `found`.
-        expected: [u64; 2],
+        expected: Vec<u64>,
     },
     /// A norm, bias or factor tensor that is not F32.
     #[error("tensor {tensor} is {found}, it must be F32; convert the model again")]

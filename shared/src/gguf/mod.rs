@@ -14,5 +14,5 @@ pub use error::GgufError;
 pub use file::GgufFile;
 pub use metadata::{Metadata, Texts};
 pub use read::Index;
-pub use shape::{Architecture, Shape};
+pub use shape::{Architecture, Experts, Shape};
 pub use tensor::Tensor;

@@ -12,8 +12,10 @@ pub const BLOCK_COUNT_MAX: u64 = 1024;
 pub const CONTEXT_LENGTH_MAX: u64 = 1 << 24;
 /// Longest hidden state.
 pub const EMBEDDING_LENGTH_MAX: u64 = 1 << 17;
-/// Most columns of the feed-forward network.
+/// Most columns of the feed-forward network, or of an expert.
 pub const FEED_FORWARD_LENGTH_MAX: u64 = 1 << 20;
+/// Most experts of a layer.
+pub const EXPERT_COUNT_MAX: u64 = 1024;
 /// Most heads of a layer.
 pub const HEAD_COUNT_MAX: u64 = 1024;
 /// Longest head.
@@ -30,12 +32,14 @@ pub enum Architecture {
     Qwen2,
     /// Qwen3: norms of each head of Q and K; halves are rotated (NeoX).
     Qwen3,
+    /// Qwen3 whose feed-forward networks are mixtures of experts.
+    Qwen3Moe,
 }
 
 impl Architecture {
     /// Every architecture.
-    pub const ALL: [Self; 3] = [Self::Llama, Self::Qwen2, Self::Qwen3];
-    const SUPPORTED: &'static str = "llama, qwen2 and qwen3";
+    pub const ALL: [Self; 4] = [Self::Llama, Self::Qwen2, Self::Qwen3, Self::Qwen3Moe];
+    const SUPPORTED: &'static str = "llama, qwen2, qwen3 and qwen3moe";
 
     /// As in `general.architecture`, which is also how its keys start.
     pub const fn name(self) -> &'static str {
@@ -43,7 +47,18 @@ impl Architecture {
             Self::Llama => "llama",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Qwen3Moe => "qwen3moe",
         }
+    }
+
+    /// Whether each head of Q and K has a norm; such models have no biases.
+    pub const fn has_head_norms(self) -> bool {
+        matches!(self, Self::Qwen3 | Self::Qwen3Moe)
+    }
+
+    /// Whether the feed-forward networks are mixtures of experts.
+    pub const fn has_experts(self) -> bool {
+        matches!(self, Self::Qwen3Moe)
     }
 
     fn read(metadata: Metadata) -> Result<Self, GgufError> {
@@ -52,6 +67,15 @@ impl Architecture {
         let found = Self::ALL.into_iter().find(|architecture| architecture.name() == name);
         found.ok_or_else(|| GgufError::Architecture { name: shown(name.as_bytes()), supported: Self::SUPPORTED })
     }
+}
+
+/// The experts of every layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// `expert_count`: experts of a layer.
+    pub count: usize,
+    /// `expert_used_count`: experts that a token goes through, at most `count`.
+    pub used_count: usize,
 }
 
 /// The hyper-parameters of a model whose tensors are all there.
@@ -67,8 +91,10 @@ pub struct Shape {
     pub context_length: usize,
     /// Elements of a hidden state.
     pub embedding_length: usize,
-    /// Columns of the feed-forward network.
+    /// Columns of the feed-forward network, or of each expert (`expert_feed_forward_length`).
     pub feed_forward_length: usize,
+    /// The experts; none: one feed-forward network for every token.
+    pub experts: Option<Experts>,
     /// Query heads of a layer.
     pub head_count: usize,
     /// Key and value heads of a layer; divides `head_count`.
@@ -97,7 +123,9 @@ impl Shape {
         let metadata = file.metadata();
         let architecture = Architecture::read(metadata)?;
         let keys = Keys { metadata, architecture: architecture.name() };
-        keys.refuse_unsupported()?;
+        let has_experts = architecture.has_experts();
+        keys.refuse_unsupported(has_experts)?;
+        let feed_forward_length = if has_experts { "expert_feed_forward_length" } else { "feed_forward_length" };
 
         let embedding_length = keys.length("embedding_length", EMBEDDING_LENGTH_MAX)?;
         let head_count = keys.length("attention.head_count", HEAD_COUNT_MAX)?;
@@ -117,7 +145,8 @@ impl Shape {
             block_count: keys.length("block_count", BLOCK_COUNT_MAX)?,
             context_length: keys.length("context_length", CONTEXT_LENGTH_MAX)?,
             embedding_length,
-            feed_forward_length: keys.length("feed_forward_length", FEED_FORWARD_LENGTH_MAX)?,
+            feed_forward_length: keys.length(feed_forward_length, FEED_FORWARD_LENGTH_MAX)?,
+            experts: has_experts.then(|| keys.experts()).transpose()?,
             head_count,
             head_count_kv,
             head_length,
@@ -137,8 +166,9 @@ impl Shape {
     /// Whether a name is one that some model of this architecture and depth has.
     fn uses(&self, name: &str) -> bool {
         const MODEL: [&str; 4] = ["token_embd.weight", "output.weight", "output_norm.weight", "rope_freqs.weight"];
-        const WEIGHTS: [&str; 9] =
-            ["attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+        const WEIGHTS: [&str; 6] = ["attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output"];
+        const DENSE: [&str; 3] = ["ffn_gate", "ffn_up", "ffn_down"];
+        const EXPERTS: [&str; 4] = ["ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
         let Some((block, part)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
             return MODEL.contains(&name);
         };
@@ -149,8 +179,10 @@ impl Shape {
         }
         match part.split_once('.') {
             Some((part, "weight")) if WEIGHTS.contains(&part) => true,
-            Some(("attn_q" | "attn_k" | "attn_v", "bias")) => self.architecture != Architecture::Qwen3,
-            Some(("attn_q_norm" | "attn_k_norm", "weight")) => self.architecture == Architecture::Qwen3,
+            Some((part, "weight")) if DENSE.contains(&part) => self.experts.is_none(),
+            Some((part, "weight")) if EXPERTS.contains(&part) => self.experts.is_some(),
+            Some(("attn_q" | "attn_k" | "attn_v", "bias")) => !self.architecture.has_head_norms(),
+            Some(("attn_q_norm" | "attn_k_norm", "weight")) => self.architecture.has_head_norms(),
             _ => false,
         }
     }
@@ -190,7 +222,7 @@ impl Keys<'_> {
     }
 
     /// What would be computed wrongly if it were ignored.
-    fn refuse_unsupported(&self) -> Result<(), GgufError> {
+    fn refuse_unsupported(&self, has_experts: bool) -> Result<(), GgufError> {
         if let Some(kind) = self.metadata.text("general.type")?
             && kind != "model"
         {
@@ -200,15 +232,35 @@ impl Keys<'_> {
                 feature: "a file that holds no language model",
             });
         }
-        let experts = self.metadata.unsigned(&self.key("expert_count"))?.unwrap_or(0);
-        if experts > 0 {
-            return Err(GgufError::Unsupported {
-                key: self.key("expert_count"),
-                value: experts.to_string(),
-                feature: "a mixture of experts",
-            });
+        let unsupported =
+            |name: &str, value: String, feature| Err(GgufError::Unsupported { key: self.key(name), value, feature });
+        if !has_experts {
+            return match self.metadata.unsigned(&self.key("expert_count"))?.unwrap_or(0) {
+                0 => Ok(()),
+                count => unsupported("expert_count", count.to_string(), "a mixture of experts in this architecture"),
+            };
+        }
+        // 0 and 1: none was named, softmax (llama.cpp, llama_expert_gating_func_type).
+        let gating = self.metadata.unsigned(&self.key("expert_gating_func"))?.unwrap_or(0);
+        if gating > 1 {
+            return unsupported("expert_gating_func", gating.to_string(), "a router other than softmax");
+        }
+        let scale = self.metadata.float(&self.key("expert_weights_scale"))?.unwrap_or(0.0);
+        if scale != 0.0 && scale != 1.0 {
+            return unsupported("expert_weights_scale", scale.to_string(), "a scale of the experts' weights");
         }
         Ok(())
+    }
+
+    /// How many experts there are and how many a token goes through.
+    fn experts(&self) -> Result<Experts, GgufError> {
+        const USED: &str = "expert_used_count";
+        let count = self.length("expert_count", EXPERT_COUNT_MAX)?;
+        let used_count = self.length(USED, EXPERT_COUNT_MAX)?;
+        if used_count <= count {
+            return Ok(Experts { count, used_count });
+        }
+        Err(self.refuse(USED, used_count, format!("but there are {count} experts")))
     }
 
     fn optional_length(&self, name: &str, max: u64) -> Result<Option<usize>, GgufError> {
@@ -345,42 +397,59 @@ impl TensorCheck<'_> {
                 Architecture::Qwen2 => self.vector(&name(part), rows)?,
                 Architecture::Llama if there => self.vector(&name(part), rows)?,
                 // A bias of Qwen3 is left over and refused as unexpected.
-                Architecture::Llama | Architecture::Qwen3 => {}
+                Architecture::Llama | Architecture::Qwen3 | Architecture::Qwen3Moe => {}
             }
         }
-        if shape.architecture == Architecture::Qwen3 {
+        if shape.architecture.has_head_norms() {
             self.vector(&name("attn_q_norm.weight"), shape.head_length)?;
             self.vector(&name("attn_k_norm.weight"), shape.head_length)?;
         }
         self.vector(&name("ffn_norm.weight"), embedding)?;
-        self.matrix(&name("ffn_gate.weight"), embedding, hidden)?;
-        self.matrix(&name("ffn_up.weight"), embedding, hidden)?;
-        self.matrix(&name("ffn_down.weight"), hidden, embedding)
+        let Some(Experts { count, .. }) = shape.experts else {
+            self.matrix(&name("ffn_gate.weight"), embedding, hidden)?;
+            self.matrix(&name("ffn_up.weight"), embedding, hidden)?;
+            return self.matrix(&name("ffn_down.weight"), hidden, embedding);
+        };
+        self.floats(&name("ffn_gate_inp.weight"), [embedding, count, 1])?;
+        self.tensor(&name("ffn_gate_exps.weight"), [embedding, hidden, count])?;
+        self.tensor(&name("ffn_up_exps.weight"), [embedding, hidden, count])?;
+        self.tensor(&name("ffn_down_exps.weight"), [hidden, embedding, count]).map(drop)
     }
 
     fn vector(&mut self, name: &str, length: usize) -> Result<(), GgufError> {
-        let format = self.tensor(name, length, 1)?;
+        self.floats(name, [length, 1, 1])
+    }
+
+    fn matrix(&mut self, name: &str, columns: usize, rows: usize) -> Result<(), GgufError> {
+        self.tensor(name, [columns, rows, 1]).map(drop)
+    }
+
+    /// One that must be F32.
+    fn floats(&mut self, name: &str, dimensions: [usize; 3]) -> Result<(), GgufError> {
+        let format = self.tensor(name, dimensions)?;
         if format == BlockFormat::F32 {
             return Ok(());
         }
         Err(GgufError::TensorFormat { tensor: name.to_owned(), found: format.name() })
     }
 
-    fn matrix(&mut self, name: &str, columns: usize, rows: usize) -> Result<(), GgufError> {
-        self.tensor(name, columns, rows).map(drop)
-    }
-
-    fn tensor(&mut self, name: &str, columns: usize, rows: usize) -> Result<BlockFormat, GgufError> {
+    fn tensor(&mut self, name: &str, dimensions: [usize; 3]) -> Result<BlockFormat, GgufError> {
         let tensor = self.file.tensor(name).ok_or_else(|| GgufError::MissingTensor {
             tensor: name.to_owned(),
             architecture: self.shape.architecture.name(),
         })?;
-        let found = [tensor.columns() as u64, tensor.rows() as u64];
-        let expected = [columns as u64, rows as u64];
-        if found != expected || tensor.dimensions[2..] != [1, 1] {
+        let [columns, rows, count] = dimensions.map(|length| length as u64);
+        if tensor.dimensions != [columns, rows, count, 1] {
+            let (found, expected) = (shown_dimensions(&tensor.dimensions), shown_dimensions(&[columns, rows, count]));
             return Err(GgufError::TensorShape { tensor: name.to_owned(), found, expected });
         }
         self.found += 1;
         Ok(tensor.format)
     }
+}
+
+/// Dimensions as messages show them: two, and those behind them that are not 1.
+fn shown_dimensions(dimensions: &[u64]) -> Vec<u64> {
+    let count = dimensions.iter().rposition(|length| *length != 1).map_or(0, |last| last + 1);
+    dimensions[..count.max(2)].to_vec()
 }

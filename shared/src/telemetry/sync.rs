@@ -59,6 +59,8 @@ pub struct PhaseTotals {
     pub tokens: u64,
     /// Own computing, sampling included.
     pub compute: Nanoseconds,
+    /// Waking the own threads and waiting for the last of them, between and inside products.
+    pub threads: Nanoseconds,
     /// Waiting for other ranks' computing.
     pub wait: Nanoseconds,
     /// Time on the wire.
@@ -72,9 +74,9 @@ pub struct PhaseTotals {
 }
 
 impl PhaseTotals {
-    /// Compute, waiting, wire and bubble together.
+    /// Compute, threads, waiting, wire and bubble together.
     pub fn total(&self) -> Nanoseconds {
-        Nanoseconds(self.compute.0 + self.wait.0 + self.wire.0 + self.bubble.0)
+        Nanoseconds(self.compute.0 + self.threads.0 + self.wait.0 + self.wire.0 + self.bubble.0)
     }
 
     /// (wait + wire) / total.
@@ -87,6 +89,7 @@ impl PhaseTotals {
         self.steps += other.steps;
         self.tokens += other.tokens;
         self.compute.0 += other.compute.0;
+        self.threads.0 += other.threads.0;
         self.wait.0 += other.wait.0;
         self.wire.0 += other.wire.0;
         self.bubble.0 += other.bubble.0;

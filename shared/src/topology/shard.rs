@@ -45,7 +45,7 @@ pub struct ShardPlan {
     pub heads: Range<usize>,
     /// KV heads that those query heads read; neighbours may hold the same one.
     pub heads_kv: Range<usize>,
-    /// Feed-forward columns, cut at multiples of 32; may be empty.
+    /// Feed-forward columns, or those of every expert, cut at multiples of 32; may be empty.
     pub columns: Range<usize>,
     /// Rows of the output matrix; may be empty, and is on all stages but the last.
     pub vocabulary: Range<usize>,
@@ -142,6 +142,7 @@ mod tests {
             context_length: 128,
             embedding_length: head_count * head_length,
             feed_forward_length,
+            experts: None,
             head_count,
             head_count_kv,
             head_length,

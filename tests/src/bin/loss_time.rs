@@ -1,35 +1,134 @@
-//! How long a console waits until it hears that a node was lost: `loss_time [REPEATS]`. Four daemons, default liveness,
-//! a model of 96 thin layers; kill -9 and SIGSTOP of rank 2 during a generation.
-use std::time::Instant;
+//! How long it takes until everybody knows that a node was lost: `loss_time [--topology tp4] [--repeats 5] [--ranks 0,1]`. kill -9 and
+//! SIGSTOP of each rank at a random moment of a request; until the console ends with its error, until every other node says the
+//! same, and until the next request after the node's return has ended. Liveness as shipped, a model of 96 thin layers.
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
 
-use harness::programs::{Cluster, deep_models, finish};
+use clap::Parser;
+use harness::{
+    faults::{Rig, error_code},
+    programs::finish,
+    random::Random,
+};
 use nix::sys::signal::Signal;
+use shared::topology::Layout;
 
 /// As shipped, written out because the harness would set them long.
 const LIVENESS: &str = "heartbeat_ms = 250\nsilent_ms = 2000\n";
+/// All must know after this.
+const WANTED: Duration = Duration::from_secs(3);
+/// Ends a wait for what does not come.
+const PATIENCE: Duration = Duration::from_secs(60);
 
-fn main() {
-    let repeats: usize = std::env::args().nth(1).and_then(|count| count.parse().ok()).unwrap_or(5).max(1);
-    for (signal, name) in [(Signal::SIGKILL, "kill -9"), (Signal::SIGSTOP, "SIGSTOP")] {
-        let mut times: Vec<u128> = (0..repeats).map(|_| lose(signal)).collect();
-        times.sort_unstable();
-        println!(
-            "{name}: error after {} ms (median of {repeats}), {} ms at most",
-            times[repeats / 2],
-            times[repeats - 1]
-        );
-    }
+/// Kills and stops ranks during requests and times what follows.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Of the cluster, one daemon a node
+    #[arg(long, default_value = "tp4")]
+    topology: Layout,
+    /// Losses of each rank by each signal
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeats: u32,
+    /// Ranks to lose, counted over the stages [default: all]
+    #[arg(long, value_name = "R,..", value_delimiter = ',')]
+    ranks: Vec<usize>,
+    /// Of the moments [default: from the clock]
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
 }
 
-/// Milliseconds from the signal to the end of the console.
-fn lose(signal: Signal) -> u128 {
-    let models = deep_models();
-    let cluster = Cluster::with(4, models.path(), LIVENESS);
-    let child = cluster.start_generation("4000");
-    cluster.signal(2, signal);
+/// Milliseconds from the signal on; the last from the node's return on.
+struct Times {
+    console: u128,
+    nodes: u128,
+    again: u128,
+    code: String,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
+    let seed = arguments.seed.unwrap_or_else(|| now().into());
+    let mut random = Random::new(seed);
+    let mut rig = Rig::new(arguments.topology, LIVENESS);
+    let all: Vec<usize> = (0..rig.node_count()).collect();
+    let ranks = if arguments.ranks.is_empty() { &all } else { &arguments.ranks };
+    if let Some(rank) = ranks.iter().find(|rank| **rank >= all.len()) {
+        eprintln!("{} has no rank {rank}; the last is {}", arguments.topology, all.len() - 1);
+        return ExitCode::from(2);
+    }
+    println!(
+        "{}, {} losses of each rank by each signal, seed {seed}; median and most in ms",
+        arguments.topology, arguments.repeats
+    );
+    println!("{:<18} {:>15} {:>15} {:>15}  errors", "", "console's error", "all nodes know", "next request");
+    let mut is_in_time = true;
+    for rank in ranks {
+        for (signal, name) in [(Signal::SIGKILL, "kill -9"), (Signal::SIGSTOP, "SIGSTOP")] {
+            let found: Vec<Times> =
+                (0..arguments.repeats).map(|_| lose(&mut rig, *rank, signal, &mut random)).collect();
+            let (console, slowest) = summary(&found, |times| times.console);
+            let (nodes, latest) = summary(&found, |times| times.nodes);
+            let (again, _) = summary(&found, |times| times.again);
+            let mut codes: Vec<&str> = found.iter().map(|times| times.code.as_str()).collect();
+            codes.sort_unstable();
+            codes.dedup();
+            let late = slowest.max(latest) > WANTED.as_millis();
+            is_in_time &= !late;
+            let verdict = if late { "  LATE" } else { "" };
+            println!("rank {rank} {name:<11} {console:>15} {nodes:>15} {again:>15}  {}{verdict}", codes.join(", "));
+        }
+    }
+    ExitCode::from(u8::from(!is_in_time))
+}
+
+/// Median and most as text, and the most.
+fn summary(found: &[Times], of: impl Fn(&Times) -> u128) -> (String, u128) {
+    let mut times: Vec<u128> = found.iter().map(of).collect();
+    times.sort_unstable();
+    let most = times.last().copied().unwrap_or(0);
+    (format!("{} {most}", times[times.len() / 2]), most)
+}
+
+/// Loses a rank at a random moment of a request, and brings it back.
+///
+/// # Panics
+/// Somebody does not learn of it, or the next request does not work.
+fn lose(rig: &mut Rig, rank: usize, signal: Signal, random: &mut Random) -> Times {
+    let (_, refused) = rig.works("2");
+    assert_eq!(refused, 0, "the topology works before a loss");
+    let child = rig.start("4000", true);
+    // The prompt takes some of this, so that it is lost in a prefill, too.
+    std::thread::sleep(Duration::from_millis(60 + random.below(800) as u64));
+    rig.cluster.signal(rank, signal);
     let begun = Instant::now();
-    let ended = finish(child);
-    let time = begun.elapsed().as_millis();
-    ended.assert_error(5, "node_lost", &["pi3"]);
-    time
+    let waiting = std::thread::spawn(move || (finish(child), begun.elapsed()));
+    let others = (0..rig.node_count()).filter(|index| *index != rank);
+    others.for_each(|index| assert!(knows(rig, index, begun), "pi{} does not learn of it", index + 1));
+    let nodes = begun.elapsed().as_millis();
+    let (ended, console) = waiting.join().expect("the console is waited for");
+    let code = error_code(&ended);
+    if signal == Signal::SIGKILL {
+        rig.cluster.wait(rank);
+    }
+    rig.mend();
+    if signal == Signal::SIGSTOP && rig.node_count() > 1 {
+        assert!(knows(rig, rank, Instant::now()), "pi{} does not notice that the others went on", rank + 1);
+    }
+    let back = Instant::now();
+    rig.works("2");
+    Times { console: console.as_millis(), nodes, again: back.elapsed().as_millis(), code }
+}
+
+/// Waits until a node names what broke its topology.
+fn knows(rig: &Rig, index: usize, begun: Instant) -> bool {
+    while begun.elapsed() < PATIENCE {
+        if rig.state(index).is_some_and(|(state, fault)| state == "faulted" && !fault.is_empty()) {
+            return true;
+        }
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+    false
 }

@@ -204,7 +204,7 @@ pub(in crate::kernels) trait FloatFormat<L: Lanes> {
 }
 
 /// Sums of columns that are added side by side, so that one addition need not wait for the one before.
-const CHAINS: usize = 4;
+pub(in crate::kernels) const CHAINS: usize = 4;
 
 /// As `panel`, for floats: `x` is `[column, token]`.
 #[inline(always)]

@@ -6,7 +6,7 @@ use shared::gguf::BlockFormat;
 
 use unpack::{Unpack, iq4_nl, iq4_xs, mxfp4, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0};
 
-use super::{Attention, BLOCK, Block, Kernels, KvBlock, KvValues, LEVELS, Panel};
+use super::{Attention, BLOCK, Block, Kernels, KvBlock, KvValues, LEVELS, Panel, panel::CHAINS};
 
 macro_rules! quantised {
     ($format:ident, $unpack:ident) => {
@@ -67,11 +67,18 @@ fn dot(format: BlockFormat, unpack: Unpack, row: &[u8], x: &[Block]) -> f32 {
     sum
 }
 
-/// The product of a row of floats of `N` bytes.
+/// The product of a row of floats of `N` bytes, as `panel::float_panel` does it bit for bit: ranks choose a token's experts by
+/// such products, and must agree whatever their kernels.
 #[inline(always)]
 fn dot_row<const N: usize>(row: &[u8], x: &[f32], read: fn([u8; N]) -> f32) -> f32 {
     let weights = row.as_chunks::<N>().0;
-    lanes(weights.len(), |index| (read(weights[index]), x[index]))
+    let whole = weights.len() / CHAINS * CHAINS;
+    let mut sums = [0.0_f32; CHAINS];
+    for (index, weight) in weights.iter().enumerate() {
+        let sum = &mut sums[if index < whole { index % CHAINS } else { 0 }];
+        *sum = read(*weight).mul_add(x[index], *sum);
+    }
+    (sums[0] + sums[1]) + (sums[2] + sums[3])
 }
 
 /// Weights of whole blocks.

@@ -1,0 +1,186 @@
+//! `console topology`: the running topology as a file, a file against the nodes, a file assigned.
+use std::{io::Read, path::Path, sync::Arc};
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use shared::{
+    ids::MemberIndex,
+    protocol::{
+        error::{Fault, FaultKind},
+        message::ModelCard,
+    },
+    topology::Topology,
+    units::Bytes,
+};
+
+use super::{
+    Failure,
+    generate::{assign_and_tell, open},
+    interrupts::Interrupts,
+    options, output,
+};
+use crate::{
+    client::{
+        assign::{propose, report},
+        cluster::Cluster,
+        session::Session,
+        with_port,
+    },
+    topology_file::{FILE_BYTES_MAX, FileError, TopologyFile},
+    wanted::Wanted,
+};
+
+/// Runs the command.
+pub(super) async fn run(options: options::Topology) -> Result<u8, Failure> {
+    let mut interrupts = Interrupts::listen()?;
+    match options {
+        options::Topology::Show { nodes, json } => interrupts.end(show(&nodes.nodes, json)).await,
+        options::Topology::Check(file) => interrupts.end(check(&file)).await,
+        options::Topology::Assign(file) => interrupts.end(assign(&file)).await,
+    }
+}
+
+async fn show(nodes: &[String], json: bool) -> Result<u8, Failure> {
+    let addresses: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
+    let cluster = Cluster::dial(&addresses).await;
+    let Some((topology, reports)) = cluster.topology() else {
+        // Whoever cannot be reached may hold one: that is another answer than none.
+        cluster.usable()?;
+        let message = "no topology runs on these nodes".to_owned();
+        return Err(Failure::Usage {
+            message,
+            next: "console topology assign FILE, or console generate --topology tpN",
+        });
+    };
+    let file = TopologyFile::of(topology);
+    if json {
+        let serving = cluster.is_serving();
+        let epoch = reports.first().map(|report| report.epoch.0);
+        output::line(
+            &json!({"layout": topology.layout.to_string(), "epoch": epoch, "serving": serving, "file": file})
+                .to_string(),
+        );
+    } else {
+        output::line(&format!("# {} on {} nodes", topology.layout, topology.members.len()));
+        output::text(&output::clean(&file.text()));
+    }
+    Ok(0)
+}
+
+fn read(path: &Path) -> Result<(Vec<String>, Wanted), Failure> {
+    let mut text = String::new();
+    let file = std::fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let read = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text);
+    read.with_context(|| format!("cannot read {}", path.display()))?;
+    let parsed = if text.len() as u64 > FILE_BYTES_MAX {
+        Err(FileError::Value(format!("it is longer than {FILE_BYTES_MAX} bytes")))
+    } else {
+        TopologyFile::parse(&text).and_then(|file| file.wanted())
+    };
+    parsed.map_err(|error| Failure::Usage {
+        message: format!("{}: {error}", path.display()),
+        next: "console topology show prints a file that works",
+    })
+}
+
+async fn check(options: &options::TopologyFile) -> Result<u8, Failure> {
+    let (nodes, wanted) = read(&options.file)?;
+    let sessions = open(&nodes).await?;
+    let (topology, card) = propose(&sessions, &wanted).await?;
+    let mut rows = Vec::with_capacity(sessions.len());
+    for (index, session) in sessions.iter().enumerate() {
+        rows.push(Row::of(&topology, &card, index, session).await?);
+    }
+    if options.json {
+        let rows: Value = rows.iter().map(Row::object).collect();
+        output::line(
+            &json!({"layout": topology.layout.to_string(), "model": topology.model, "members": rows}).to_string(),
+        );
+    } else {
+        output::line(&format!("{} of {}: nothing is loaded", topology.layout, output::clean(&topology.model)));
+        output::line(&format!(
+            "{:<12} {:>7} {:>5} {:>9} {:>6} {:>10} {:>10}",
+            "node", "replica", "stage", "layers", "share", "weights", "free"
+        ));
+        rows.iter().for_each(|row| output::line(&row.line()));
+    }
+    let short = rows.iter().find(|row| row.is_short());
+    short.map_or(Ok(0), |row| {
+        let kind = FaultKind::MemoryShort { needed: row.weights, available: row.free };
+        Err(Fault::new(&row.node, kind).into())
+    })
+}
+
+/// What a member would hold.
+#[derive(Clone, Debug)]
+struct Row {
+    node: String,
+    replica: u16,
+    stage: u16,
+    layers: std::ops::Range<u32>,
+    share: f64,
+    /// Bytes of its weights, by its share of the bytes of its layers and of the output.
+    weights: Bytes,
+    /// What the machine has free beside the shard that it holds now; 0 if unknown.
+    free: Bytes,
+}
+
+impl Row {
+    async fn of(topology: &Topology, card: &ModelCard, index: usize, session: &Arc<Session>) -> Result<Self, Failure> {
+        let member = &topology.members[index];
+        let place = topology.place(MemberIndex(index as u16));
+        let stage = &topology.replica(place.replica)[usize::from(place.group.start)..usize::from(place.group.end)];
+        let sum: u64 = stage.iter().map(|member| u64::from(member.weight)).sum();
+        let share = f64::from(member.weight) / sum as f64;
+        let layers = member.layers.start as usize..member.layers.end as usize;
+        let bytes: u64 = card.layer_bytes.get(layers).unwrap_or_default().iter().map(|bytes| bytes.0).sum();
+        let output = if place.is_last_stage() { card.output_bytes.0 } else { 0 };
+        let report = report(session).await?;
+        let free = report.health.memory.map_or(0, |memory| memory.available.0 + report.shard.0);
+        Ok(Self {
+            node: output::clean(&member.name),
+            replica: place.replica,
+            stage: place.stage,
+            layers: member.layers.clone(),
+            share,
+            weights: Bytes(((bytes + output) as f64 * share) as u64),
+            free: Bytes(free),
+        })
+    }
+
+    fn is_short(&self) -> bool {
+        self.free.0 > 0 && self.weights > self.free
+    }
+
+    fn line(&self) -> String {
+        let layers = format!("{}-{}", self.layers.start, self.layers.end - 1);
+        let free = if self.free.0 > 0 { self.free.to_string() } else { "unknown".into() };
+        format!(
+            "{:<12} {:>7} {:>5} {layers:>9} {:>5.0}% {:>10} {free:>10}",
+            self.node,
+            self.replica,
+            self.stage,
+            100.0 * self.share,
+            self.weights.to_string()
+        )
+    }
+
+    fn object(&self) -> Value {
+        json!({"node": self.node, "replica": self.replica, "stage": self.stage, "layers": [self.layers.start, self.layers.end],
+            "share": self.share, "weight_bytes": self.weights.0, "free_bytes": self.free.0})
+    }
+}
+
+async fn assign(options: &options::TopologyFile) -> Result<u8, Failure> {
+    let (nodes, wanted) = read(&options.file)?;
+    let sessions = open(&nodes).await?;
+    let assigned = assign_and_tell(&sessions, &wanted).await?;
+    let (layout, epoch) = (assigned.topology.layout.to_string(), assigned.epoch.0);
+    if options.json {
+        output::line(&json!({"topology": layout, "epoch": epoch, "reused": assigned.reused}).to_string());
+    } else {
+        let how = if assigned.reused { "runs already" } else { "runs" };
+        output::line(&format!("{layout} {how} with epoch {epoch}"));
+    }
+    Ok(0)
+}

@@ -1,0 +1,255 @@
+//! Faults on a real cluster: a topology that generates the same text again and again while its nodes are killed and stopped and its
+//! wires are reset and held back. Every request must end with the right tokens or with one typed error, and the next one must work.
+use std::{
+    collections::BTreeMap,
+    fmt,
+    process::Child,
+    time::{Duration, Instant},
+};
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use shared::topology::Layout;
+use tempfile::TempDir;
+
+use crate::{
+    programs::{Cluster, DEEP, Ended, console, deep_models, finish, spawn_console},
+    proxy::Proxies,
+    random::Random,
+};
+
+/// Letters of the prompt: some steps of prefill.
+const PROMPT_LETTERS: usize = 200;
+/// Tokens of a request that is disturbed.
+const TOKENS: &str = "60";
+/// A silent peer is lost after this, in the runs of random faults.
+const SILENT_MS: u64 = 600;
+/// A topology must work again within this after its nodes are back.
+const RECOVERY: Duration = Duration::from_secs(20);
+
+/// Daemons that hold a topology, each behind a wire.
+#[derive(Debug)]
+pub struct Rig {
+    /// The daemons.
+    pub cluster: Cluster,
+    proxies: Proxies,
+    layout: Layout,
+    _models: TempDir,
+}
+
+impl Rig {
+    /// As many daemons as the topology has nodes.
+    pub fn new(layout: Layout, settings: &str) -> Self {
+        let models = deep_models();
+        let cluster = Cluster::with(layout.node_count(), models.path(), settings);
+        let proxies = Proxies::to(&cluster.addresses);
+        Self { cluster, proxies, layout, _models: models }
+    }
+
+    /// Nodes of the topology.
+    pub fn node_count(&self) -> usize {
+        self.layout.node_count()
+    }
+
+    /// Starts a generation; the console assigns first where nothing runs.
+    pub fn start(&self, tokens: &str, is_json: bool) -> Child {
+        let (nodes, prompt) = (self.proxies.addresses.join(","), "a".repeat(PROMPT_LETTERS));
+        let topology = self.layout.to_string();
+        let fixed = ["generate", "--nodes", &nodes, "--model", DEEP, "--topology", &topology, "--temperature", "0"];
+        let more = ["--prompt", &prompt, "--max-tokens", tokens];
+        let arguments: Vec<&str> = fixed.into_iter().chain(more).chain(is_json.then_some("--json")).collect();
+        spawn_console(&arguments)
+    }
+
+    /// Every node runs, and every wire carries, again.
+    pub fn mend(&mut self) {
+        for index in 0..self.node_count() {
+            self.proxies.hold(index, false);
+            if self.cluster.is_running(index) {
+                self.cluster.signal(index, Signal::SIGCONT);
+            } else {
+                self.cluster.start(index);
+            }
+        }
+    }
+
+    /// Generates until it works; returns the ids and how many requests were refused before.
+    ///
+    /// # Panics
+    /// It does not work within the time, or an error has no code and no next step.
+    pub fn works(&self, tokens: &str) -> (Vec<u64>, usize) {
+        let begun = Instant::now();
+        for refused in 0.. {
+            let ended = finish(self.start(tokens, true));
+            if ended.code == Some(0) {
+                return (ids(&ended.json()), refused);
+            }
+            let code = error_code(&ended);
+            assert!(begun.elapsed() < RECOVERY, "{} still does not work: {code} {}", self.layout, ended.err);
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+        unreachable!("the loop ends with a result or a panic")
+    }
+
+    /// What a node says of the topology, if it answers: its state, and the fault where there is one.
+    pub fn state(&self, index: usize) -> Option<(String, String)> {
+        let ended = console(&["status", "--nodes", &self.cluster.addresses[index], "--json"]);
+        let status = (ended.code == Some(0)).then(|| ended.json()["nodes"][0].clone())?;
+        let text = |key: &str| status[key].as_str().unwrap_or_default().to_owned();
+        Some((text("state"), text("fault")))
+    }
+}
+
+/// The ids of a completion.
+fn ids(completion: &Value) -> Vec<u64> {
+    completion["token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
+}
+
+/// The code of the one typed error that a console ended with.
+///
+/// # Panics
+/// It hung, or said anything else.
+#[track_caller]
+pub fn error_code(ended: &Ended) -> String {
+    let context = format!("{:?} {} {}", ended.code, ended.out, ended.err);
+    assert!(matches!(ended.code, Some(3..=5)), "no typed error of a node, session or request: {context}");
+    let error = &ended.json()["error"];
+    assert!(error["next"].as_str().is_some_and(|next| !next.is_empty()), "no next step: {context}");
+    error["code"].as_str().unwrap_or_else(|| panic!("no code: {context}")).to_owned()
+}
+
+/// What is done to one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    /// kill -9.
+    Kill,
+    /// SIGSTOP until its peers have given it up.
+    Stop,
+    /// SIGSTOP for less than that.
+    Pause,
+    /// Its connections are reset.
+    Reset,
+    /// Its connections carry nothing until its peers have given it up.
+    BlackHole,
+    /// Its connections carry nothing for less than that.
+    Hold,
+}
+
+const FAULTS: [Fault; 6] = [Fault::Kill, Fault::Stop, Fault::Pause, Fault::Reset, Fault::BlackHole, Fault::Hold];
+
+impl Fault {
+    /// Does it to a node and undoes what is meant to pass.
+    fn strike(self, rig: &mut Rig, node: usize, random: &mut Random) {
+        let short = Duration::from_millis(5 + random.below(SILENT_MS as usize / 4) as u64);
+        let wait = match self {
+            Self::Stop | Self::BlackHole => Duration::from_millis(3 * SILENT_MS),
+            _ => short,
+        };
+        match self {
+            Self::Kill => {
+                rig.cluster.signal(node, Signal::SIGKILL);
+                rig.cluster.wait(node);
+            }
+            Self::Stop | Self::Pause => {
+                rig.cluster.signal(node, Signal::SIGSTOP);
+                std::thread::sleep(wait);
+                rig.cluster.signal(node, Signal::SIGCONT);
+            }
+            Self::Reset => rig.proxies.reset(node),
+            Self::BlackHole | Self::Hold => {
+                rig.proxies.hold(node, true);
+                std::thread::sleep(wait);
+                rig.proxies.hold(node, false);
+            }
+        }
+    }
+}
+
+/// How requests ended, by fault.
+#[derive(Clone, Debug, Default)]
+pub struct Endings {
+    by_fault: BTreeMap<Fault, BTreeMap<String, usize>>,
+    /// Requests after a fault that were refused before one worked, at most.
+    pub refused_max: usize,
+    /// Longest time from a fault's end to a request's.
+    pub slowest: Duration,
+}
+
+impl Endings {
+    /// Requests that ended with all their tokens.
+    pub fn right(&self) -> usize {
+        self.by_fault.values().filter_map(|endings| endings.get(RIGHT)).sum()
+    }
+}
+
+impl fmt::Display for Endings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (fault, endings) in &self.by_fault {
+            let list: Vec<String> = endings.iter().map(|(ending, count)| format!("{ending} {count}")).collect();
+            writeln!(f, "{:<10} {}", format!("{fault:?}"), list.join(", "))?;
+        }
+        let slowest = self.slowest.as_millis();
+        write!(
+            f,
+            "slowest end {slowest} ms after its fault; at most {} requests refused before the next worked",
+            self.refused_max
+        )
+    }
+}
+
+/// A request that ended with all its tokens, whatever was done meanwhile.
+const RIGHT: &str = "right";
+
+/// So many random faults in a row; `tell` hears of each.
+///
+/// # Panics
+/// A request hangs, has a wrong token or ends without a typed error, or the next one does not work.
+pub fn strike_all(layout: Layout, count: usize, seed: u64, tell: &mut dyn FnMut(&str)) -> Endings {
+    let mut random = Random::new(seed);
+    let mut rig = Rig::new(layout, &format!("heartbeat_ms = 50\nsilent_ms = {SILENT_MS}\n"));
+    let begun = Instant::now();
+    let (expected, _) = rig.works(TOKENS);
+    let text = finish(rig.start(TOKENS, false)).out;
+    // From an assignment to the last token: a fault may fall on any of it.
+    let span = begun.elapsed().as_millis() as usize / 2;
+    assert!(expected.len() > 8 && !text.is_empty(), "the model generates");
+    let mut endings = Endings::default();
+    for number in 0..count {
+        let (fault, node) = (FAULTS[random.below(FAULTS.len())], random.below(rig.node_count()));
+        let (moment, is_json) = (random.below(span.max(1)), random.below(2) == 0);
+        tell(&format!("{}: {fault:?} of pi{} after {moment} ms", number + 1, node + 1));
+        let child = rig.start(TOKENS, is_json);
+        std::thread::sleep(Duration::from_millis(moment as u64));
+        fault.strike(&mut rig, node, &mut random);
+        let struck = Instant::now();
+        let ended = finish(child);
+        endings.slowest = endings.slowest.max(struck.elapsed());
+        let ending = ending(&ended, is_json, &expected, &text);
+        tell(&format!("   {ending}"));
+        *endings.by_fault.entry(fault).or_default().entry(ending).or_default() += 1;
+        rig.mend();
+        let (found, refused) = rig.works("8");
+        assert_eq!(found, expected[..found.len()], "the next request has wrong tokens");
+        endings.refused_max = endings.refused_max.max(refused);
+    }
+    endings
+}
+
+/// How a request ended: right, or the error's code (its class, where the console printed the text as it came).
+fn ending(ended: &Ended, is_json: bool, expected: &[u64], text: &str) -> String {
+    if ended.code == Some(0) && is_json {
+        assert_eq!(ids(&ended.json()), expected, "wrong tokens");
+        return RIGHT.into();
+    }
+    if is_json {
+        return error_code(ended);
+    }
+    let came = if ended.code == Some(0) { &ended.out } else { ended.out.trim_end_matches('\n') };
+    assert!(text.starts_with(came), "wrong tokens before the end: {came:?} is no beginning of {text:?}");
+    if ended.code == Some(0) {
+        assert_eq!(came, text, "tokens are missing");
+        return RIGHT.into();
+    }
+    assert!(matches!(ended.code, Some(3..=5)) && !ended.err.is_empty(), "{:?} {}", ended.code, ended.err);
+    format!("exit {}", ended.code.unwrap_or_default())
+}

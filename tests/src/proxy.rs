@@ -1,0 +1,116 @@
+//! A wire that can be cut: relays the TCP connections to a daemon, resets them, or holds back what they carry.
+use std::{io, net::SocketAddr};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    runtime::Runtime,
+    sync::watch,
+};
+
+/// Bytes that a direction of a connection carries at once.
+const BUFFER_BYTES: usize = 64 * 1024;
+
+/// What a wire does.
+#[derive(Clone, Copy, Debug, Default)]
+struct Wire {
+    /// Counts resets: a connection of an earlier number ends.
+    resets: u64,
+    /// Nothing gets through.
+    is_held: bool,
+}
+
+/// Wires to some daemons.
+#[derive(Debug)]
+pub struct Proxies {
+    /// `ADDRESS:PORT` of each, in the order of the daemons.
+    pub addresses: Vec<String>,
+    wires: Vec<watch::Sender<Wire>>,
+    _runtime: Runtime,
+}
+
+impl Proxies {
+    /// A wire to each daemon, at the same port 100 addresses further on.
+    ///
+    /// # Panics
+    /// An address is taken.
+    pub fn to(daemons: &[String]) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime can be made");
+        let (mut addresses, mut wires) = (Vec::new(), Vec::new());
+        for daemon in daemons {
+            let SocketAddr::V4(behind) = daemon.parse().expect("daemons have addresses") else {
+                panic!("{daemon} is no address of IPv4")
+            };
+            let [a, b, c, d] = behind.ip().octets();
+            let address = SocketAddr::from(([a, b, c, d + 100], behind.port()));
+            let listener = runtime.block_on(TcpListener::bind(address)).expect("the address is free");
+            let (sender, wire) = watch::channel(Wire::default());
+            runtime.spawn(relay_all(listener, behind.into(), wire));
+            addresses.push(address.to_string());
+            wires.push(sender);
+        }
+        Self { addresses, wires, _runtime: runtime }
+    }
+
+    /// Resets all connections to a daemon.
+    pub fn reset(&self, index: usize) {
+        self.wires[index].send_modify(|wire| wire.resets += 1);
+    }
+
+    /// Holds back what the connections to a daemon carry, or lets it through again.
+    pub fn hold(&self, index: usize, is_held: bool) {
+        self.wires[index].send_modify(|wire| wire.is_held = is_held);
+    }
+}
+
+async fn relay_all(listener: TcpListener, behind: SocketAddr, wire: watch::Receiver<Wire>) {
+    while let Ok((outer, _)) = listener.accept().await {
+        let wire = wire.clone();
+        tokio::spawn(async move {
+            // A daemon that does not listen looks as it would without the wire: the connection is closed at once.
+            if let Ok(inner) = TcpStream::connect(behind).await {
+                let _ = relay(outer, inner, wire).await;
+            }
+        });
+    }
+}
+
+async fn relay(outer: TcpStream, inner: TcpStream, mut wire: watch::Receiver<Wire>) -> io::Result<()> {
+    outer.set_nodelay(true)?;
+    inner.set_nodelay(true)?;
+    let begun = wire.borrow().resets;
+    let (from_outer, to_outer) = outer.into_split();
+    let (from_inner, to_inner) = inner.into_split();
+    let (mut there, mut back) = (Direction(from_outer, to_inner), Direction(from_inner, to_outer));
+    let (first, second) = (wire.clone(), wire.clone());
+    let was_reset = tokio::select! {
+        _ = async { tokio::join!(there.carry(first), back.carry(second)) } => false,
+        _ = wire.wait_for(|wire| wire.resets != begun) => true,
+    };
+    if was_reset {
+        // Closed with this, a socket sends a reset and drops what it had.
+        there.1.as_ref().set_zero_linger()?;
+        back.1.as_ref().set_zero_linger()?;
+    }
+    Ok(())
+}
+
+/// One direction of a connection.
+struct Direction(OwnedReadHalf, OwnedWriteHalf);
+
+impl Direction {
+    async fn carry(&mut self, mut wire: watch::Receiver<Wire>) -> io::Result<()> {
+        let mut buffer = vec![0; BUFFER_BYTES];
+        loop {
+            let count = self.0.read(&mut buffer).await.unwrap_or(0);
+            if wire.wait_for(|wire| !wire.is_held).await.is_err() || count == 0 {
+                return self.1.shutdown().await;
+            }
+            self.1.write_all(&buffer[..count]).await?;
+        }
+    }
+}
