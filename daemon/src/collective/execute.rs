@@ -117,13 +117,23 @@ impl<'a> Execution<'a> {
         part: &[f32],
         hidden: &mut [f32],
     ) -> Result<Found, CollectiveError> {
-        for operation in operations {
+        let is_exact = self.tensor.exchange == Exchange::F32;
+        let mut index = 0;
+        while let Some(operation) = operations.get(index) {
+            index += 1;
             match operation {
                 Operation::SendSum { to, columns, own, encodes } => {
-                    self.send_sum(*to, columns, (*own, *encodes), part)?
+                    self.send_sum(*to, columns, (*own, *encodes), part)?;
                 }
                 Operation::SendResult { to, columns } => self.send_result(*to, columns)?,
-                Operation::Sum { from, columns, own, encodes } => self.sum(*from, columns, (*own, *encodes), part)?,
+                Operation::Sum { from, columns, own, encodes } => {
+                    // A sum that is neither rounded nor sent goes to `hidden` at once: one pass less over memory.
+                    let end = Operation::Finish { columns: columns.clone(), keeps: false };
+                    let is_result = is_exact && operations.get(index) == Some(&end);
+                    let result = is_result.then_some(&mut *hidden);
+                    self.sum(*from, columns, (*own, *encodes), part, result)?;
+                    index += usize::from(is_result);
+                }
                 Operation::Store { from, columns, keeps } => self.store(*from, columns, *keeps, hidden)?,
                 Operation::Finish { columns, keeps } => self.finish(columns, *keeps, hidden),
             }
@@ -174,12 +184,14 @@ impl<'a> Execution<'a> {
         Ok(())
     }
 
+    /// Sums what the ranks send; into `result` where the sum is the result as it is.
     fn sum(
         &mut self,
         from: RankSet,
         columns: &Range<usize>,
         (own, encodes): (Source, bool),
         part: &[f32],
+        result: Option<&mut [f32]>,
     ) -> Result<(), CollectiveError> {
         let tensor = self.tensor;
         let is_rounded = tensor.exchange != Exchange::F32;
@@ -203,7 +215,15 @@ impl<'a> Execution<'a> {
             count += 1;
         }
         let part = (own == Source::Part).then_some(part);
-        add_terms(tensor, columns, &terms[..count], part, &mut self.buffers.sum);
+        let sum = &mut self.buffers.sum;
+        match result {
+            Some(hidden) => add_terms(tensor, columns, &terms[..count], part, sum, |_, chunk, total| {
+                hidden[chunk].iter_mut().zip(total).for_each(|(hidden, total)| *hidden += total);
+            }),
+            None => add_terms(tensor, columns, &terms[..count], part, sum, |sum, chunk, total| {
+                sum[chunk].copy_from_slice(total);
+            }),
+        }
         self.consume(from)
     }
 
@@ -303,8 +323,16 @@ enum Term<'a> {
     Bytes(&'a [u8]),
 }
 
-/// `sum` = the terms in their order; the own values are those of `part`, or what `sum` held.
-fn add_terms(tensor: Tensor, columns: &Range<usize>, terms: &[Term<'_>], part: Option<&[f32]>, sum: &mut [f32]) {
+/// The total of the terms in their order, a chunk of a token at a time: gives each chunk's place and its total to `put`. The own
+/// values are those of `part`, or what the sum held.
+fn add_terms(
+    tensor: Tensor,
+    columns: &Range<usize>,
+    terms: &[Term<'_>],
+    part: Option<&[f32]>,
+    sum: &mut [f32],
+    mut put: impl FnMut(&mut [f32], Range<usize>, &[f32]),
+) {
     let (exchange, width) = (tensor.exchange, tensor.row_bytes(columns.len()));
     let mut space = [0.0; CHUNK];
     for (token, row) in tensor.rows(columns).enumerate() {
@@ -324,7 +352,7 @@ fn add_terms(tensor: Tensor, columns: &Range<usize>, terms: &[Term<'_>], part: O
                     }
                 }
             }
-            sum[chunk].copy_from_slice(total);
+            put(sum, chunk, total);
         }
     }
 }
