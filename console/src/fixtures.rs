@@ -283,6 +283,7 @@ pub(crate) fn idle(node: usize) -> NodeReport {
         tokens: 0,
         layers: Vec::new(),
         lateness: Vec::new(),
+        collectives: None,
         exclusions: Exclusions::default(),
     }
 }
@@ -300,6 +301,7 @@ pub(crate) fn running(node: usize, state: NodeState, with_layers: bool) -> NodeR
         memory_resident: Bytes(24 << 20),
         requests: u32::from(state == NodeState::Serving && node == 0),
         lateness: lateness(node, &layers),
+        collectives: None,
         layers,
         ..idle(node)
     }

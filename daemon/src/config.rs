@@ -43,6 +43,9 @@ pub struct Arguments {
     /// Read the machine's health below this folder instead of / (for tests)
     #[arg(long, value_name = "DIR", hide = true)]
     health_root: Option<PathBuf>,
+    /// Leave all all-reduces out: what nodes compute is worth nothing, only its time (for benchmarks)
+    #[arg(long, hide = true)]
+    omit_exchange: bool,
     /// End when standard input closes
     #[arg(long)]
     pub exit_with_parent: bool,
@@ -96,6 +99,8 @@ pub struct Config {
     pub pid_file: Option<PathBuf>,
     /// Whether something starts the daemon again when it ends to be restarted.
     pub supervised: bool,
+    /// Whether all-reduces are left out, for benchmarks.
+    pub omit_exchange: bool,
     /// Where /proc and /sys are.
     pub health_root: PathBuf,
     /// Compute threads, if they are not left to the assignment.
@@ -166,6 +171,7 @@ impl Config {
             state,
             pid_file: arguments.pid_file,
             // systemd gives every service an id of its invocation.
+            omit_exchange: arguments.omit_exchange,
             supervised: arguments.supervised || std::env::var_os("INVOCATION_ID").is_some(),
             health_root: arguments.health_root.unwrap_or_else(|| "/".into()),
             threads,

@@ -48,7 +48,8 @@ def check(network, daemons, model, topology, expected, arguments):
     used, enter, name = daemons[:count], network.enter(), os.path.basename(model)
 
     def run(prompt, tokens):
-        more = ["--topology", topology, "--logprobs", "2"]
+        more = ["--topology", topology, "--logprobs", "2", "--exchange", "f32"]
+        more += ["--collective", arguments.collective] if arguments.collective else []
         return bramble.generate(used, name, prompt, tokens, *more, enter=enter)
 
     # The assignment is apart: links are measured and shards are told of in it.

@@ -159,7 +159,7 @@ fn an_interrupted_console_cancels_on_the_head_and_exits_with_130() {
 fn bytes_and_messages_equal_the_formula() {
     let cluster = Cluster::of(4);
     for count in 2..=4_u64 {
-        let run = &["--prompt", "ROMEO:\n", "--max-tokens", "17", "--temperature", "0"];
+        let run = &["--prompt", "ROMEO:\n", "--max-tokens", "17", "--temperature", "0", "--collective", "direct"];
         let object = cluster.generate(count as usize, run).completion();
         for rank in object["ranks"].as_array().expect("ranks") {
             let decode = &rank["decode"];

@@ -119,6 +119,31 @@ fn nodes_of(topology: &str) -> usize {
 }
 
 #[test]
+fn daemons_write_the_same_with_every_collective_and_show_which_they_use() {
+    let folder = folder_with(&[("tiny.gguf", &TinyModel::new(Architecture::Llama).bytes())]);
+    let cluster = Cluster::with(3, folder.path(), "");
+    let greedy: &[&str] = &["--temperature", "0"];
+    let expected = generate(&cluster, "tp1", greedy);
+    let table = || {
+        let status = cluster.console(&["status", "--nodes", &cluster.nodes(), "--json"]).json();
+        let nodes = status["nodes"].as_array().expect("nodes").clone();
+        assert!(nodes.iter().all(|node| node["collectives"] == nodes[0]["collectives"]), "ranks hold one table");
+        nodes[0]["collectives"]["rows"].clone()
+    };
+    for collective in ["direct", "rs-ag", "doubling", "ring", "star", "two-level"] {
+        let found = generate(&cluster, "tp3", &[&["--collective", collective], greedy].concat());
+        assert_eq!(found["token_ids"], expected["token_ids"], "{collective}");
+        assert_eq!(table()[0]["algorithm"], collective);
+    }
+    let found = generate(&cluster, "tp3", greedy);
+    assert_eq!(found["token_ids"], expected["token_ids"], "auto");
+    let rows = table();
+    let rows = rows.as_array().expect("a row for each number of tokens");
+    assert_eq!(rows.len(), 8);
+    assert!(rows.iter().any(|row| row["timed"].as_array().is_some_and(|timed| timed.len() == 3)), "{rows:?}");
+}
+
+#[test]
 fn a_topology_file_is_checked_assigned_and_printed_again() {
     let cluster = Cluster::of(4);
     let folder = tempfile::tempdir().expect("a folder");

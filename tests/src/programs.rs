@@ -381,7 +381,7 @@ impl Ended {
 /// It cannot be started.
 pub fn spawn_console(arguments: &[&str]) -> Child {
     let mut command = Command::new(programs().join("console"));
-    command.args(arguments).env_remove("BRAMBLE_NODES").env_remove("BRAMBLE_LOG_DIR");
+    command.args(arguments).env_remove("BRAMBLE_NODES").env_remove("BRAMBLE_LOG_DIR").env("BRAMBLE_SILENT_MS", "10000");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().expect("console starts")
 }

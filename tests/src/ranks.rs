@@ -8,7 +8,7 @@ use std::{
 };
 
 use daemon::{
-    collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing},
+    collective::{Abort, Accounting, Calls, Group, Links, Seat, Settings, SyncRing},
     kernels::{Compute, Kernels, Pool, PoolOptions},
     model::{Batch, BatchToken, KvCache, Model, Shard, Source},
 };
@@ -64,6 +64,8 @@ pub struct Outcome {
     pub logits: Vec<Vec<f32>>,
     /// Bytes, messages and times of each rank.
     pub totals: Vec<PhaseTotals>,
+    /// System calls of each rank's links.
+    pub calls: Vec<Calls>,
 }
 
 /// Connected sockets between all pairs of `world` ranks on a loopback address.
@@ -95,7 +97,8 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
     let plans = cut_stages(&shape, &stages).expect("the model can be cut");
     let layout = Layout { replicas: 1, stages: how.stages as u16, ranks: how.weights.len() as u16 };
     let vocabulary = shape.vocabulary_length;
-    let mut outcome = Outcome { logits: vec![vec![f32::NAN; vocabulary]; tokens.len()], totals: Vec::new() };
+    let mut outcome =
+        Outcome { logits: vec![vec![f32::NAN; vocabulary]; tokens.len()], totals: Vec::new(), calls: Vec::new() };
     // A rank that is done keeps its links until all are: the others would take it for lost.
     let ranks: Vec<(Range<usize>, Vec<f32>, Group)> = thread::scope(|scope| {
         let shape = &shape;
@@ -109,6 +112,7 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
     });
     for (rows, logits, mut group) in ranks {
         outcome.totals.push(group.accounting.take_totals().decode);
+        outcome.calls.push(group.links().map_or_else(Calls::default, |links| links.calls()));
         if rows.is_empty() {
             continue;
         }

@@ -97,6 +97,7 @@ pub(crate) fn idle_report(name: &str) -> NodeReport {
         tokens: 0,
         layers: Vec::new(),
         lateness: Vec::new(),
+        collectives: None,
         exclusions: Exclusions::default(),
     }
 }

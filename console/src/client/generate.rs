@@ -5,13 +5,18 @@ use shared::protocol::{
     error::{Fault, FaultKind, Loss},
     message::{Generate, RequestBody, ResponseBody},
 };
-use tokio::{sync::mpsc::Sender, time::sleep};
+use tokio::{
+    sync::mpsc::Sender,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{assign::report, event::GenerateEvent, session::Session};
 
 /// A head that says nothing for this long is asked for a report: a long prompt and a queue are silent, too.
-const SILENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 5000 });
+const SILENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 500 });
+/// It must answer within this, as nodes must among each other; `BRAMBLE_SILENT_MS` says otherwise where all are slow.
+const SILENT_MS: u64 = if cfg!(test) { 3000 } else { 2000 };
 /// A cancelled request must end within this.
 const CANCEL: Duration = Duration::from_secs(10);
 
@@ -77,14 +82,18 @@ async fn run(
 pub(super) async fn silence(session: &Session) -> Fault {
     loop {
         sleep(SILENCE).await;
-        match report(session).await {
-            Ok(_) => {}
-            Err(Fault { node, kind: FaultKind::Timeout { .. } }) => {
-                return Fault::new(node, FaultKind::NodeLost { how: Loss::Silent });
-            }
-            Err(fault) => return fault,
+        let lost = || Fault::new(&session.identity.name, FaultKind::NodeLost { how: Loss::Silent });
+        match timeout(patience(), report(session)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(Fault { kind: FaultKind::Timeout { .. }, .. })) | Err(_) => return lost(),
+            Ok(Err(fault)) => return fault,
         }
     }
+}
+
+fn patience() -> Duration {
+    let set = std::env::var("BRAMBLE_SILENT_MS").ok().and_then(|text| text.parse().ok());
+    Duration::from_millis(set.unwrap_or(SILENT_MS))
 }
 
 /// Whoever listened may be gone; the request goes on to its end, so that the head is left in order.

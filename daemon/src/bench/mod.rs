@@ -1,7 +1,9 @@
 //! `brambled bench`: what this machine does with real work, beside what it could do at most. Prints a table or JSON; never
 //! touches a running daemon.
 mod bandwidth;
+mod bare;
 mod cold;
+mod collectives;
 mod kernels;
 mod node;
 mod progress;
@@ -35,6 +37,8 @@ pub enum Bench {
     Node(NodeArguments),
     /// Matrix products of every format and kernel table
     Kernels(KernelArguments),
+    /// All-reduces between ranks that are threads of this process, over loopback, beside a bare exchange of the same bytes
+    Collectives(collectives::Arguments),
 }
 
 /// Options of `brambled bench kernels`.
@@ -135,6 +139,10 @@ pub fn run(command: Command, kernels: &'static crate::kernels::Kernels) -> anyho
         Bench::Kernels(arguments) => {
             let found = kernels::run(&arguments, kernels)?;
             show(&found, kernels_table, arguments.json)
+        }
+        Bench::Collectives(arguments) => {
+            let found = collectives::run(&arguments)?;
+            show(&found, collectives::table, arguments.json)
         }
     }
 }

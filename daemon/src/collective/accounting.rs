@@ -2,7 +2,7 @@
 //! Records go into a ring of atomics that any thread may read; the engine's thread alone writes.
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering, fence},
     },
     time::Instant,
@@ -11,6 +11,7 @@ use std::{
 use crate::kernels::PoolClock;
 use shared::{
     ids::{LayerIndex, Rank},
+    schedule::Table,
     telemetry::{PhaseTotals, RankTotals, SyncKind, SyncRecord},
     units::Nanoseconds,
 };
@@ -89,6 +90,12 @@ impl Accounting {
         phase.tokens += u64::from(tokens);
     }
 
+    /// Shows which algorithm the all-reduces use to those who read the records; the first table stays.
+    pub fn publish(&self, table: &Table) {
+        // It is decided once for an assignment.
+        let _ = self.ring.table.set(table.clone());
+    }
+
     /// Forgets the time since the last collective: nobody computed or waited for a peer in it.
     pub fn idle(&mut self) {
         self.left = Instant::now();
@@ -156,6 +163,7 @@ impl Accounting {
 pub struct SyncRing {
     slots: Box<[RingSlot]>,
     written: AtomicU64,
+    table: OnceLock<Table>,
 }
 
 #[derive(Debug, Default)]
@@ -168,7 +176,7 @@ struct RingSlot {
 impl Default for SyncRing {
     fn default() -> Self {
         let slots = (0..RING_LENGTH).map(|_| RingSlot::default()).collect();
-        Self { slots, written: AtomicU64::new(0) }
+        Self { slots, written: AtomicU64::new(0), table: OnceLock::new() }
     }
 }
 
@@ -183,6 +191,11 @@ impl SyncRing {
         }
         slot.stamp.store(2 * number + 2, Ordering::Release);
         self.written.store(number + 1, Ordering::Release);
+    }
+
+    /// Which algorithm the all-reduces use, once that is decided.
+    pub fn table(&self) -> Option<&Table> {
+        self.table.get()
     }
 
     /// Calls `visit` for each record since `cursor` that is still there, and moves the cursor to the end.

@@ -41,6 +41,7 @@ pub struct Group {
     pub accounting: Accounting,
     pub(super) step: u64,
     sequence: u32,
+    omits_exchange: bool,
 }
 
 impl Group {
@@ -50,7 +51,17 @@ impl Group {
         let (own, world) = links.as_ref().map_or((0, 1), |links| (links.own().0 - links.first(), links.stage().len()));
         let table = Table::new(choice, exchange, world, columns);
         let programs = Algorithm::ALL.map(|algorithm| compile(algorithm, Rank(own), world, columns)).into();
-        Self { links, settings, table, programs, buffers: Buffers::default(), accounting, step: 0, sequence: 0 }
+        Self {
+            links,
+            settings,
+            table,
+            programs,
+            buffers: Buffers::default(),
+            accounting,
+            step: 0,
+            sequence: 0,
+            omits_exchange: false,
+        }
     }
 
     /// The links to the other ranks; `None` for a lone rank.
@@ -71,6 +82,16 @@ impl Group {
     /// Uses another table from now on; every rank of the stage must do so at the same place.
     pub fn set_table(&mut self, table: Table) {
         self.table = table;
+    }
+
+    /// For benchmarks alone: no all-reduce exchanges anything from now on, and what the ranks compute is worth nothing.
+    pub fn omit_exchange(&mut self) {
+        self.omits_exchange = true;
+    }
+
+    /// Whether all-reduces are left out.
+    pub fn omits_exchange(&self) -> bool {
+        self.omits_exchange
     }
 
     /// A step begins: frames carry its number, and their own numbers start anew.
@@ -154,7 +175,7 @@ impl Group {
         assert!(columns > 0 && partial.len().is_multiple_of(columns), "a token has {columns} columns");
         let compute = self.accounting.compute_so_far();
         let sent = Instant::now();
-        let Some(links) = self.links.as_mut().filter(|links| links.stage().len() > 1) else {
+        let Some(links) = self.links.as_mut().filter(|links| !self.omits_exchange && links.stage().len() > 1) else {
             hidden.iter_mut().zip(partial).for_each(|(hidden, partial)| *hidden += partial);
             // What another stage sends or gets moves on while this one computes.
             return self.links.as_mut().map_or(Ok(()), Links::pump);

@@ -314,6 +314,8 @@ impl Links {
 
     fn wait(&mut self, goal: Goal) -> Result<(), CollectiveError> {
         let mut rounds = 0;
+        // After a sleep on one socket alone all of them are looked at before the next.
+        let mut was_alone = false;
         loop {
             let (from, flushed) = self.missing(goal);
             if from.is_empty() && flushed.is_empty() {
@@ -329,12 +331,14 @@ impl Links {
             if self.spin && rounds < SPIN_ROUNDS {
                 self.look()?;
                 std::hint::spin_loop();
-            } else if goal.may_sleep_alone && rounds % 2 == 1 && from.len() == 1 && all_sent() {
+            } else if goal.may_sleep_alone && !was_alone && from.len() == 1 && all_sent() {
+                was_alone = true;
                 for rank in from.iter() {
                     let peer = self.peers[rank.index()].as_mut().expect("only ranks with links are missing");
                     peer.read(rank, Patience::Sleep, &mut self.calls)?;
                 }
             } else {
+                was_alone = false;
                 self.sleep()?;
             }
         }

@@ -11,6 +11,7 @@ mod peer;
 mod program;
 #[cfg(test)]
 mod tests;
+mod tune;
 
 use shared::{
     ids::{LayerIndex, Rank},

@@ -53,12 +53,27 @@ impl fmt::Debug for Setup {
     }
 }
 
+/// Lets the links decide between collectives before there is work, and shows what they decided.
+fn tune(group: &mut Group) -> Result<(), EngineError> {
+    group.tune()?;
+    if group.links().is_some_and(|links| links.stage().len() > 1) {
+        group.accounting.publish(group.table());
+        for row in &group.table().rows {
+            let timed: Vec<String> = row.timed.iter().map(|(name, time)| format!("{name} {time}")).collect();
+            tracing::info!("all-reduces of up to {} tokens: {} ({})", row.tokens, row.algorithm, timed.join(", "));
+        }
+    }
+    Ok(())
+}
+
 /// Runs an engine until it is told to stop or cannot go on. It holds its links until then: a rank that fails because
 /// another was lost must not look lost itself.
 pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progress)) {
     let model = (setup.model)();
-    let stepper = Stepper::new(setup.place, model, setup.group, setup.limits);
+    let mut stepper = Stepper::new(setup.place, model, setup.group, setup.limits);
+    let tuned = tune(&mut stepper.group);
     let (result, _links) = match setup.tokenizer {
+        _ if tuned.is_err() => (tuned, Some(stepper)),
         Some(tokenizer) if stepper.place.is_head() => {
             let mut head = Head::new((setup.node, setup.limits), tokenizer, stepper, sink);
             (head.serve(orders), Some(head.into_stepper()))

@@ -24,6 +24,8 @@ pub enum FrameKind {
     HandOver = 6,
     /// The tokens of a step, for the head.
     Drawn = 7,
+    /// Rank 0 of a stage says which all-reduces are timed, or which are used.
+    Tune = 8,
 }
 
 /// Header of a data frame.
@@ -113,6 +115,7 @@ impl FrameHeader {
             5 => FrameKind::Answer,
             6 => FrameKind::HandOver,
             7 => FrameKind::Drawn,
+            8 => FrameKind::Tune,
             other => return Err(FrameError::Kind(other)),
         };
         if bytes[1] != 0 || bytes[39] != 0 {
@@ -165,7 +168,7 @@ mod tests {
         assert!(FrameHeader::decode(&with_length(0)).is_ok());
         assert!(FrameHeader::decode(&with_length(PAYLOAD_BYTES_MAX)).is_ok());
         assert!(FrameHeader::decode(&with_length(PAYLOAD_BYTES_MAX + 1)).is_err());
-        for kind in [0, 8, 255] {
+        for kind in [0, 9, 255] {
             let mut bytes = HEADER.encode();
             bytes[0] = kind;
             assert_eq!(FrameHeader::decode(&bytes), Err(FrameError::Kind(kind)));

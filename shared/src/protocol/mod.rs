@@ -14,6 +14,6 @@ pub const WIRE_LOWEST: u16 = 3;
 /// Highest wire version that this build speaks.
 pub const WIRE_HIGHEST: u16 = 3;
 /// Changes whenever a kernel gives other numbers: ranks of a stage must share it.
-pub const NUMERIC_VERSION: u32 = 2;
+pub const NUMERIC_VERSION: u32 = 3;
 /// The build, for people; never compared.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     ids::{Epoch, MemberIndex, TopologyHash},
     protocol::error::Fault,
+    schedule::Table,
     telemetry::{
         health::Health,
         sync::{Lateness, LayerSync},
@@ -99,6 +100,8 @@ pub struct NodeReport {
     pub layers: Vec<LayerSync>,
     /// Who was late in them, as this rank saw it.
     pub lateness: Vec<Lateness>,
+    /// Which algorithm the all-reduces of the running topology use, and what they took when it was decided.
+    pub collectives: Option<Table>,
     /// Nodes that an operator took out, as far as this node has heard.
     pub exclusions: Exclusions,
 }

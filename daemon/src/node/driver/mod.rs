@@ -130,10 +130,11 @@ impl Driver {
         let (epoch, exclusions, supervised) = (kept.epoch, kept.exclusions, config.supervised);
         let beginning = Beginning { name: config.name.clone(), epoch, exclusions, supervised };
         let monitor = Monitor::new(&config.health_root, config.listen);
-        let (name, threads, liveness) = (config.name.clone(), config.threads, config.liveness);
+        let (name, threads, liveness, omit_exchange) =
+            (config.name.clone(), config.threads, config.liveness, config.omit_exchange);
         let driver = Self {
             node: Node::new(beginning, patience(&config)),
-            around: Surroundings { name, kernels, threads, liveness, inputs: inputs.clone() },
+            around: Surroundings { name, kernels, threads, liveness, omit_exchange, inputs: inputs.clone() },
             config,
             identity,
             state,

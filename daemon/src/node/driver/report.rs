@@ -63,6 +63,7 @@ pub(super) fn report(
         tokens: node.tokens(),
         layers,
         lateness,
+        collectives: ring.and_then(SyncRing::table).cloned(),
         exclusions: node.exclusions().clone(),
     }
 }

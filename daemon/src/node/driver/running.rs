@@ -75,6 +75,8 @@ pub(super) struct Surroundings {
     pub(super) kernels: &'static Kernels,
     pub(super) threads: Option<u16>,
     pub(super) liveness: Liveness,
+    /// For benchmarks: ranks compute without summing.
+    pub(super) omit_exchange: bool,
     pub(super) inputs: Sender<Input>,
 }
 
@@ -93,7 +95,11 @@ impl Running {
         let (stop, leave) = (CancellationToken::new(), CancellationToken::new());
         let (commands, orders) = mpsc::channel();
         let columns = loaded.shard.shape.embedding_length;
-        let group = group(&place, links.data, (&abort, &ring), columns).map_err(failed)?;
+        let mut group = group(&place, links.data, (&abort, &ring), columns).map_err(failed)?;
+        if around.omit_exchange {
+            tracing::warn!("all-reduces are left out: what this node computes is worth nothing");
+            group.omit_exchange();
+        }
         let setup = setup(around, &place, loaded, group, Arc::clone(&abort));
         let sink = sink(around.inputs.clone(), place.epoch);
         let builder = thread::Builder::new().name("engine".into());

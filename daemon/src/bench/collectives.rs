@@ -1,0 +1,302 @@
+//! `brambled bench collectives`: all-reduces between ranks as threads over loopback sockets, beside a bare exchange of the
+//! same bytes on the same sockets, in turns. Columns as nccl-tests: algbw = bytes / time, busbw = algbw * 2(n-1)/n.
+use std::{
+    net::{TcpListener, TcpStream},
+    sync::{Arc, Barrier},
+    thread,
+    time::Instant,
+};
+
+use anyhow::{Context, anyhow, ensure};
+use clap::Args;
+use serde::Serialize;
+use shared::{
+    ids::{Epoch, Rank, TopologyHash},
+    protocol::frame::HEADER_BYTES,
+    schedule::{Algorithm, Choice, Step, payload_bytes, schedule},
+    topology::Exchange,
+};
+
+use super::bare::Bare;
+use crate::collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing};
+
+/// All-reduces of each kind before any counts.
+const WARM_UP: u32 = 5;
+/// Most values of one tensor.
+const VALUES_MAX: usize = 1 << 24;
+
+/// Options of `brambled bench collectives`.
+#[derive(Clone, Debug, Args)]
+pub struct Arguments {
+    /// Ranks
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=64))]
+    ranks: u16,
+    /// Tensors as TOKENSxCOLUMNS
+    #[arg(long, value_name = "TxC,..", value_delimiter = ',', default_value = "1x2048,16x2048,128x2048", value_parser = size)]
+    sizes: Vec<Size>,
+    /// Algorithms [default: all]
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = <Algorithm as std::str::FromStr>::from_str)]
+    algorithms: Vec<Algorithm>,
+    /// Format of the values on the wire: f32, f16 or q80
+    #[arg(long, default_value = "f32", value_parser = <Exchange as std::str::FromStr>::from_str)]
+    exchange: Exchange,
+    /// All-reduces of each kind and size
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    repeats: u32,
+    /// Waiting ranks spin: only with a core for each
+    #[arg(long)]
+    spin: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// The shape of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Size {
+    tokens: usize,
+    columns: usize,
+}
+
+fn size(text: &str) -> Result<Size, String> {
+    let parts = text.split_once('x').and_then(|(tokens, columns)| Some((tokens.parse().ok()?, columns.parse().ok()?)));
+    let (tokens, columns): (usize, usize) = parts.ok_or("a size is TOKENSxCOLUMNS, for example 1x2048")?;
+    let fits = tokens > 0 && columns > 0 && tokens.checked_mul(columns).is_some_and(|values| values <= VALUES_MAX);
+    if fits { Ok(Size { tokens, columns }) } else { Err(format!("a tensor has 1 to {VALUES_MAX} values")) }
+}
+
+/// One line of the result.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    tokens: usize,
+    columns: usize,
+    /// Bytes of the tensor in f32: what algbw counts.
+    bytes: usize,
+    algorithm: Algorithm,
+    p50_us: f64,
+    p99_us: f64,
+    /// The median of a bare exchange of as many bytes between the same ranks, all at once.
+    bare_us: f64,
+    /// Median over median.
+    over_bare: f64,
+    algbw_bytes_per_second: f64,
+    busbw_bytes_per_second: f64,
+    /// Messages of all ranks in one all-reduce.
+    messages: f64,
+    /// System calls of all ranks for each of them, send and receive together.
+    calls_per_message: f64,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Found {
+    ranks: u16,
+    exchange: Exchange,
+    spin: bool,
+    repeats: u32,
+    rows: Vec<Row>,
+}
+
+/// What one rank saw of one kind of all-reduce.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    times: Vec<f64>,
+    bare: Vec<f64>,
+    messages: u64,
+    calls: u64,
+}
+
+/// Measures all sizes and algorithms.
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<Found> {
+    let algorithms =
+        if arguments.algorithms.is_empty() { Algorithm::ALL.to_vec() } else { arguments.algorithms.clone() };
+    let world = usize::from(arguments.ranks);
+    let mut rows = Vec::new();
+    for size in &arguments.sizes {
+        let barrier = Arc::new(Barrier::new(world));
+        let spawn = |(rank, streams): (usize, Vec<Option<TcpStream>>)| {
+            let (arguments, algorithms, barrier, size) =
+                (arguments.clone(), algorithms.clone(), Arc::clone(&barrier), *size);
+            thread::spawn(move || {
+                rank_of(&arguments, &algorithms, size, rank, streams, &barrier).unwrap_or_else(|error| {
+                    // The others wait for this one: nothing is left to measure.
+                    eprintln!("brambled: rank {rank}: {error:#}");
+                    std::process::exit(1)
+                })
+            })
+        };
+        let threads: Vec<_> = sockets(world)?.into_iter().enumerate().map(spawn).collect();
+        let ended = threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a rank failed")));
+        let ranks = ended.collect::<anyhow::Result<Vec<_>>>()?;
+        for (index, algorithm) in algorithms.iter().enumerate() {
+            let seen: Vec<&Seen> = ranks.iter().map(|(seen, _)| &seen[index]).collect();
+            rows.push(row(*algorithm, *size, arguments.repeats, &seen));
+        }
+    }
+    Ok(Found {
+        ranks: arguments.ranks,
+        exchange: arguments.exchange,
+        spin: arguments.spin,
+        repeats: arguments.repeats,
+        rows,
+    })
+}
+
+fn row(algorithm: Algorithm, size: Size, repeats: u32, seen: &[&Seen]) -> Row {
+    // An all-reduce is over when the slowest rank has it.
+    let slowest = |of: &dyn Fn(&Seen) -> &Vec<f64>| {
+        let at = |index: usize| seen.iter().map(|seen| of(seen)[index]).fold(0.0, f64::max);
+        let mut times: Vec<f64> = (0..repeats as usize).map(at).collect();
+        times.sort_by(f64::total_cmp);
+        times
+    };
+    let (times, bare) = (slowest(&|seen| &seen.times), slowest(&|seen| &seen.bare));
+    let (p50, p99) = (times[times.len() / 2], times[times.len() * 99 / 100]);
+    let bare_us = bare[bare.len() / 2];
+    let bytes = 4 * size.tokens * size.columns;
+    let algbw = bytes as f64 / (p50 / 1e6);
+    let world = seen.len() as f64;
+    let messages: u64 = seen.iter().map(|seen| seen.messages).sum();
+    let calls: u64 = seen.iter().map(|seen| seen.calls).sum();
+    Row {
+        tokens: size.tokens,
+        columns: size.columns,
+        bytes,
+        algorithm,
+        p50_us: p50,
+        p99_us: p99,
+        bare_us,
+        over_bare: p50 / bare_us,
+        algbw_bytes_per_second: algbw,
+        busbw_bytes_per_second: algbw * 2.0 * (world - 1.0) / world,
+        messages: messages as f64 / f64::from(repeats),
+        calls_per_message: calls as f64 / messages.max(1) as f64,
+    }
+}
+
+/// One rank: in each round every algorithm and its bare exchange in turn. The group is given back so that no link closes before
+/// all ranks are through.
+fn rank_of(
+    arguments: &Arguments,
+    algorithms: &[Algorithm],
+    size: Size,
+    rank: usize,
+    streams: Vec<Option<TcpStream>>,
+    barrier: &Barrier,
+) -> anyhow::Result<(Vec<Seen>, Group)> {
+    let world = streams.len();
+    let own = Rank(rank as u16);
+    let clones = streams.iter().map(|stream| stream.as_ref().map(TcpStream::try_clone).transpose());
+    let mut bare = Bare::new(clones.collect::<std::io::Result<Vec<_>>>()?);
+    let seat = Seat { own, stage: 0..world as u16, epoch: Epoch(1), hash: TopologyHash(1) };
+    let links = Links::new(seat, streams, Arc::new(Abort::new()?), arguments.spin)?;
+    let settings = Settings { exchange: arguments.exchange, columns: size.columns, choice: Choice::Auto };
+    let mut group = Group::new(Some(links), settings, Accounting::new(own, Arc::new(SyncRing::default())));
+    group.begin_step(1);
+    let part = vec![rank as f32 + 0.5; size.tokens * size.columns];
+    let mut hidden = vec![0.0; part.len()];
+    let mut seen = vec![Seen::default(); algorithms.len()];
+    let between: Vec<_> = algorithms.iter().map(|one| traffic(*one, arguments.exchange, size, rank, world)).collect();
+    for round in 0..WARM_UP + arguments.repeats {
+        for ((algorithm, seen), between) in algorithms.iter().zip(&mut seen).zip(&between) {
+            // Between the two no rank may be ahead: links would read what the bare exchange sends.
+            barrier.wait();
+            let began = Instant::now();
+            bare.exchange(between).context("a rank is gone")?;
+            let bare_us = began.elapsed().as_secs_f64() * 1e6;
+            barrier.wait();
+            let calls = group.links().map_or(0, |links| links.calls().total());
+            group.accounting.take_totals();
+            let began = Instant::now();
+            group.all_reduce_by(*algorithm, &part, &mut hidden, |_, _| ())?;
+            let elapsed = began.elapsed().as_secs_f64() * 1e6;
+            if round >= WARM_UP {
+                seen.times.push(elapsed);
+                seen.bare.push(bare_us);
+                seen.messages += group.accounting.take_totals().decode.messages_sent;
+                seen.calls += group.links().map_or(0, |links| links.calls().total()) - calls;
+            }
+        }
+    }
+    let rounds = f64::from(WARM_UP + arguments.repeats) * algorithms.len() as f64;
+    let sum = rounds * (0..world).map(|rank| rank as f64 + 0.5).sum::<f64>();
+    let error = hidden.iter().map(|value| (f64::from(*value) - sum).abs()).fold(0.0, f64::max) / sum;
+    ensure!(error <= 0.02, "rank {rank} has a wrong sum: {error} of it");
+    Ok((seen, group))
+}
+
+/// Bytes, headers included, that a rank sends to and gets from each other in one all-reduce.
+fn traffic(algorithm: Algorithm, exchange: Exchange, size: Size, own: usize, world: usize) -> Vec<(usize, usize)> {
+    let mut between = vec![(0, 0); world];
+    for from in 0..world {
+        for step in schedule(algorithm, Rank(from as u16), world, size.columns) {
+            let Step::Send { to, columns, .. } = step else { continue };
+            let bytes = HEADER_BYTES + payload_bytes(exchange, size.tokens, columns.len());
+            if from == own {
+                between[to.index()].0 += bytes;
+            } else if to.index() == own {
+                between[from].1 += bytes;
+            }
+        }
+    }
+    between
+}
+
+/// Connected sockets between all pairs of ranks on a loopback address.
+fn sockets(world: usize) -> anyhow::Result<Vec<Vec<Option<TcpStream>>>> {
+    let mut links: Vec<Vec<Option<TcpStream>>> = (0..world).map(|_| (0..world).map(|_| None).collect()).collect();
+    let listener = TcpListener::bind("127.0.0.1:0").context("loopback cannot be bound")?;
+    let address = listener.local_addr()?;
+    for (low, high) in (0..world).flat_map(|low| (low + 1..world).map(move |high| (low, high))) {
+        links[low][high] = Some(TcpStream::connect(address)?);
+        links[high][low] = Some(listener.accept()?.0);
+    }
+    Ok(links)
+}
+
+/// The lines of the table.
+pub(super) fn table(found: &Found) -> Vec<String> {
+    let Found { ranks, exchange, spin, repeats, .. } = found;
+    let waiting = if *spin { "spinning" } else { "sleeping" };
+    let mut lines = vec![
+        format!(
+            "{ranks} ranks as threads over loopback, {exchange}, waiting ranks {waiting}, {repeats} all-reduces of each"
+        ),
+        String::new(),
+        format!(
+            "{:>12} {:>10} {:<10} {:>10} {:>10} {:>10} {:>6} {:>12} {:>12} {:>8} {:>10}",
+            "size",
+            "bytes",
+            "algorithm",
+            "p50 us",
+            "p99 us",
+            "bare us",
+            "ratio",
+            "algbw MB/s",
+            "busbw MB/s",
+            "messages",
+            "calls/msg"
+        ),
+    ];
+    for row in &found.rows {
+        lines.push(format!(
+            "{:>12} {:>10} {:<10} {:>10.1} {:>10.1} {:>10.1} {:>6.2} {:>12.1} {:>12.1} {:>8.1} {:>10.2}",
+            format!("{}x{}", row.tokens, row.columns),
+            row.bytes,
+            row.algorithm.name(),
+            row.p50_us,
+            row.p99_us,
+            row.bare_us,
+            row.over_bare,
+            row.algbw_bytes_per_second / 1e6,
+            row.busbw_bytes_per_second / 1e6,
+            row.messages,
+            row.calls_per_message
+        ));
+    }
+    lines.push(String::new());
+    lines.push(
+        "bare: the same bytes between the same ranks in one go, nothing summed and no rank waiting for a sum".into(),
+    );
+    lines
+}
