@@ -69,7 +69,7 @@ pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
     Ok(completion.interrupted.unwrap_or(0))
 }
 
-fn prompt(options: &options::Generate) -> Result<String, Failure> {
+pub(super) fn prompt(options: &options::Generate) -> Result<String, Failure> {
     let Some(path) = &options.prompt_file else { return Ok(options.prompt.clone().unwrap_or_default()) };
     let limit = PROMPT_BYTES_MAX as u64 + 1;
     let mut text = String::new();

@@ -64,6 +64,8 @@ enum Command {
     Include(options::Include),
     /// Rank layouts of a model on nodes, by what they would do; what does not fit is dropped with its reason
     Plan(plan::Plan),
+    /// Complete a text and say where the time went: a table, the bottleneck in a sentence, a trace
+    Profile(options::Profile),
     /// Restart nodes one by one
     Restart(options::Restart),
     /// Run a model on nodes that need not exist, in virtual time
@@ -86,6 +88,7 @@ impl Arguments {
             Some(Command::Generate(generate)) => generate.json,
             Some(Command::Include(include)) => include.change.json,
             Some(Command::Plan(plan)) => plan.json(),
+            Some(Command::Profile(profile)) => profile.generate.json,
             Some(Command::Restart(restart)) => restart.json,
             Some(Command::Simulate(simulate)) => simulate.json(),
             Some(Command::Status(status)) => status.json,
@@ -137,6 +140,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Some(Command::Generate(generate)) => generate::run(generate).await,
         Some(Command::Include(include)) => exclude::run_include(include).await,
         Some(Command::Plan(plan)) => plan::run(plan).await,
+        Some(Command::Profile(profile)) => profile::run(profile).await,
         Some(Command::Restart(restart)) => restart::run(restart).await,
         Some(Command::Simulate(simulate)) => simulate::run(&simulate),
         Some(Command::Status(status)) => status::run(&status).await,

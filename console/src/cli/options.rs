@@ -315,6 +315,19 @@ pub(super) struct Generate {
     pub(super) sampling: Sampling,
 }
 
+/// Options of `console profile`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Profile {
+    #[command(flatten)]
+    pub(super) generate: Generate,
+    /// Write every all-reduce as events for ui.perfetto.dev or chrome://tracing, one track a rank
+    #[arg(long, value_name = "FILE")]
+    pub(super) trace: Option<PathBuf>,
+    /// Write folded stacks, as flame graphs take them
+    #[arg(long, value_name = "FILE")]
+    pub(super) folded: Option<PathBuf>,
+}
+
 /// Options of `console status`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Status {

@@ -248,7 +248,7 @@ fn the_object_of_a_generation_has_exactly_the_fields_of_the_contract() {
 
 #[test]
 fn the_profile_shows_each_rank_against_the_formula() {
-    let lines = profile::lines(&finished(FinishReason::Length), &assigned().topology, 0, 256);
+    let lines = profile::table::lines(&finished(FinishReason::Length), &assigned().topology, 0, 256);
     let rows: Vec<&String> = lines.iter().filter(|line| line.starts_with("decode")).collect();
     assert_eq!(rows.len(), 2);
     for (row, node) in rows.iter().zip(["pi1", "pi2"]) {

@@ -8,7 +8,7 @@ use shared::{
         handshake::Identity,
         message::{ModelCard, Prepare, RequestBody, ResponseBody},
     },
-    telemetry::{NodeReport, NodeState},
+    telemetry::{NodeReport, NodeState, SyncRecord},
     topology::{Member, SpecError, Topology},
 };
 use tokio::task::JoinSet;
@@ -111,6 +111,18 @@ pub async fn report(session: &Session) -> Result<NodeReport, Fault> {
     let mut reply = session.ask(RequestBody::Report).await?;
     match reply.next("a report", REPORT).await? {
         ResponseBody::Report(report) => Ok(*report),
+        other => Err(unexpected(session, &other)),
+    }
+}
+
+/// The latest all-reduces of a rank, oldest first; none of a node that holds no shard.
+///
+/// # Errors
+/// It does not answer.
+pub async fn records(session: &Session) -> Result<Vec<SyncRecord>, Fault> {
+    let mut reply = session.ask(RequestBody::Records).await?;
+    match reply.next("its all-reduces", REPORT).await? {
+        ResponseBody::Records(records) => Ok(records),
         other => Err(unexpected(session, &other)),
     }
 }

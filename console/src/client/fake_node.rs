@@ -225,6 +225,7 @@ impl State {
                 lock(&self.report).exclusions.merge(&list);
                 vec![ResponseBody::Excluded]
             }
+            RequestBody::Records => vec![ResponseBody::Records(Vec::new())],
             RequestBody::Bench(_) => {
                 let progress = BenchProgress { step: 1, steps: 1, what: "Q4_0 of scalar".into() };
                 let found = KernelBench { threads: 1, tables: Vec::new() };
@@ -267,6 +268,7 @@ fn name_of(body: &RequestBody) -> &'static str {
         RequestBody::Restart => "restart",
         RequestBody::Exclude(_) => "exclude",
         RequestBody::Bench(_) => "bench",
+        RequestBody::Records => "records",
     }
 }
 

@@ -12,15 +12,15 @@ use crate::kernels::PoolClock;
 use shared::{
     ids::{LayerIndex, Rank},
     schedule::Table,
-    telemetry::{PhaseTotals, RankTotals, SyncKind, SyncRecord},
+    telemetry::{PhaseTotals, RankTotals, SyncKind, SyncRecord, sync::RECORDS_MAX},
     units::Nanoseconds,
 };
 
 /// Records that the ring holds: about three seconds of a fast small model.
-const RING_LENGTH: usize = 8192;
+const RING_LENGTH: usize = RECORDS_MAX;
 
 /// Words of a record in the ring.
-const WORDS: usize = 6;
+const WORDS: usize = 8;
 
 /// One collective between its send and its last arrival.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,9 @@ pub struct Span {
 #[derive(Debug)]
 pub struct Accounting {
     own: Rank,
+    begun: Instant,
     left: Instant,
+    step: u64,
     is_prefill: bool,
     tokens: u32,
     totals: RankTotals,
@@ -53,9 +55,12 @@ pub struct Accounting {
 impl Accounting {
     /// Starts with empty sums.
     pub fn new(own: Rank, ring: Arc<SyncRing>) -> Self {
+        let now = Instant::now();
         Self {
             own,
-            left: Instant::now(),
+            begun: now,
+            left: now,
+            step: 0,
             is_prefill: false,
             tokens: 0,
             totals: RankTotals::default(),
@@ -80,6 +85,11 @@ impl Accounting {
         let phase = self.phase();
         phase.compute.0 += compute.0 - threads;
         phase.threads.0 += threads;
+    }
+
+    /// Records are of this step from now on.
+    pub fn at_step(&mut self, step: u64) {
+        self.step = step;
     }
 
     /// A step begins: its records count as prefill or decode.
@@ -131,7 +141,9 @@ impl Accounting {
         let (wait, wire) = self.close(span);
         let slowest = if wait.0 > 0 { span.slowest.1 } else { self.own };
         let (compute, tokens, (last, late)) = (span.compute, self.tokens, span.last);
-        self.ring.push(SyncRecord { layer, kind, tokens, compute, wait, wire, slowest, last, late });
+        let enter = Nanoseconds(span.sent.saturating_duration_since(self.begun).as_nanos() as u64);
+        let step = self.step;
+        self.ring.push(SyncRecord { step, enter, layer, kind, tokens, compute, wait, wire, slowest, last, late });
     }
 
     /// Closes a wait for another stage: all of it is the pipeline's bubble.
@@ -219,11 +231,13 @@ fn pack(record: &SyncRecord) -> [u64; WORDS] {
     let kind = u64::from(record.kind == SyncKind::FeedForward);
     let place = u64::from(record.layer.0) << 32 | u64::from(record.slowest.0) << 8 | kind;
     let tokens = u64::from(record.last.0) << 32 | u64::from(record.tokens);
-    [place, tokens, record.compute.0, record.wait.0, record.wire.0, record.late.0]
+    [place, tokens, record.compute.0, record.wait.0, record.wire.0, record.late.0, record.step, record.enter.0]
 }
 
 fn unpack(words: [u64; WORDS]) -> SyncRecord {
     SyncRecord {
+        step: words[6],
+        enter: Nanoseconds(words[7]),
         layer: LayerIndex((words[0] >> 32) as u32),
         kind: if words[0] & 1 == 1 { SyncKind::FeedForward } else { SyncKind::Attention },
         tokens: words[1] as u32,
@@ -244,6 +258,8 @@ mod tests {
 
     fn record(number: u32) -> SyncRecord {
         SyncRecord {
+            step: 1 + u64::from(number),
+            enter: Nanoseconds(7),
             layer: LayerIndex(number),
             kind: if number.is_multiple_of(2) { SyncKind::Attention } else { SyncKind::FeedForward },
             tokens: 1,

@@ -97,6 +97,7 @@ impl Group {
     /// A step begins: frames carry its number, and their own numbers start anew.
     pub fn begin_step(&mut self, step: u64) {
         (self.step, self.sequence) = (step, 0);
+        self.accounting.at_step(step);
     }
 
     /// The number of the step's next message outside of its all-reduces; all ranks count alike.

@@ -137,6 +137,13 @@ pub enum Effect {
         /// The request.
         id: RequestId,
     },
+    /// Send the latest all-reduces one by one.
+    Records {
+        /// The session.
+        session: SessionId,
+        /// The request.
+        id: RequestId,
+    },
     /// Send reports at an interval.
     Watch {
         /// The session.

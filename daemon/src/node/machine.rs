@@ -257,6 +257,7 @@ impl Node {
         let id = request.id;
         match request.body {
             RequestBody::Report => vec![Effect::Report { session, id }],
+            RequestBody::Records => vec![Effect::Records { session, id }],
             RequestBody::Watch { interval_ms } => {
                 let interval = Duration::from_millis(u64::from(interval_ms.max(REPORT_INTERVAL_MS_MIN)));
                 vec![Effect::Watch { session, id, interval }]

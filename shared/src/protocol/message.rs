@@ -10,7 +10,7 @@ use crate::{
         error::{Fault, FaultKind},
     },
     sampling::SamplingParameters,
-    telemetry::{BenchFound, BenchProgress, LoadProgress, NodeReport, RankTotals},
+    telemetry::{BenchFound, BenchProgress, LoadProgress, NodeReport, RankTotals, SyncRecord},
     topology::{Exclusions, Topology},
     units::Bytes,
 };
@@ -76,6 +76,8 @@ pub enum RequestBody {
     Exclude(Exclusions),
     /// Measure this machine, which must hold no topology. Answered by `Benching` now and then, `Benched` at the end.
     Bench(Box<Bench>),
+    /// The latest all-reduces one by one. Answered by `Records`.
+    Records,
 }
 
 /// The first phase of an assignment.
@@ -147,6 +149,8 @@ pub enum ResponseBody {
     Benching(BenchProgress),
     /// What a bench found.
     Benched(BenchFound),
+    /// The latest all-reduces of this rank, oldest first.
+    Records(Vec<SyncRecord>),
 }
 
 /// A model file on a node.

@@ -375,6 +375,8 @@ impl Node {
         phase.wire.0 += wire;
         let Closing::AllReduce(layer, kind) = closing else { return };
         let record = SyncRecord {
+            step: 0,
+            enter: Nanoseconds(0),
             layer,
             kind,
             tokens: self.tokens,

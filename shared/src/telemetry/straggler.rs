@@ -76,6 +76,8 @@ mod tests {
     #[test]
     fn shares_are_of_the_time_of_the_others() {
         let record = |last: u16, late: u64| SyncRecord {
+            step: 0,
+            enter: Nanoseconds(0),
             layer: LayerIndex(0),
             kind: SyncKind::Attention,
             tokens: 1,

@@ -19,6 +19,10 @@ pub enum SyncKind {
 /// One all-reduce as one rank saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyncRecord {
+    /// The step, as the head counts them.
+    pub step: u64,
+    /// When this rank began the exchange, since its engine's start, by its own clock: never compared with another's.
+    pub enter: Nanoseconds,
     /// The layer.
     pub layer: LayerIndex,
     /// Which all-reduce of the layer.
@@ -38,6 +42,9 @@ pub struct SyncRecord {
     /// How long that part was the only one missing.
     pub late: Nanoseconds,
 }
+
+/// Most records that a node sends at once.
+pub const RECORDS_MAX: usize = 8192;
 
 /// What one rank's lateness cost another since the last report, in all all-reduces together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

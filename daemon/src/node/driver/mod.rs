@@ -310,6 +310,13 @@ impl Driver {
                 let body = self.report(&mut 0);
                 self.respond(session, id, body).await;
             }
+            Effect::Records { session, id } => {
+                let mut records = Vec::new();
+                if let Some(running) = &self.running {
+                    running.ring.read_since(&mut 0, |record| records.push(record));
+                }
+                self.respond(session, id, ResponseBody::Records(records)).await;
+            }
             Effect::Watch { session, id, interval } => self.watch(session, id, interval).await,
             Effect::Identify { session, id, model } => self.identify(session, id, model),
             Effect::Bench(key, bench) => self.bench(key, *bench),

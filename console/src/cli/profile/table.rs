@@ -9,7 +9,12 @@ use shared::{
 };
 
 /// The lines of the profile of a request on a replica. `embedding_length` is the model's.
-pub(super) fn lines(finished: &Finished, topology: &Topology, replica: u16, embedding_length: u64) -> Vec<String> {
+pub(in crate::cli) fn lines(
+    finished: &Finished,
+    topology: &Topology,
+    replica: u16,
+    embedding_length: u64,
+) -> Vec<String> {
     let times = &finished.times;
     let mut lines = vec![
         format!(

@@ -1,0 +1,96 @@
+//! `console profile`: runs a text and says where its time went: a table, the bottleneck in a sentence, a trace, folded stacks.
+pub(super) mod table;
+mod trace;
+mod verdict;
+
+use std::{path::Path, sync::Arc};
+
+use anyhow::Context;
+use serde_json::json;
+use shared::{ids::MemberIndex, telemetry::SyncRecord, topology::Topology};
+
+use super::{
+    Failure,
+    generate::{assign_and_tell, complete, head, object, open, prompt},
+    interrupts::Interrupts,
+    options, output,
+};
+use crate::client::{
+    assign::{propose, records, report},
+    session::Session,
+};
+use trace::RankRecords;
+
+/// Runs the command.
+pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
+    let generate = &options.generate;
+    let request = generate.sampling.request(prompt(generate)?, 0);
+    let seed = request.sampling.seed;
+    let mut interrupts = Interrupts::listen()?;
+    let sessions = interrupts.end(open(&generate.nodes.nodes)).await?;
+    let wanted = generate.assignment.wanted(sessions.len(), &generate.model);
+    let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
+    let (_, card) = interrupts.end(async { Ok::<_, Failure>(propose(&sessions, &wanted).await?) }).await?;
+    let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
+    let replica = replica(&assigned.topology, head);
+    let before = interrupts.end(later(&sessions[replica.clone()], 0)).await?;
+    // Steps are counted by the head: what came before this request has lower numbers on every rank.
+    let seen = before.iter().flatten().map(|record| record.step).max().unwrap_or(0);
+    let completion = complete(&sessions[head.index()], request, false, &mut interrupts).await?;
+    let records = interrupts.end(later(&sessions[replica.clone()], seen)).await?;
+    let members = &assigned.topology.members[replica.clone()];
+    let names: Vec<String> = members.iter().map(|member| output::clean(&member.name)).collect();
+    let ranks = usize::from(assigned.topology.layout.ranks);
+    let records = RankRecords { names: &names, ranks, records: &records };
+    let causes = interrupts.end(causes(&sessions[replica])).await?;
+    let verdict = verdict::verdict(&completion.finished.ranks, &records, &causes);
+    if let Some(path) = &options.trace {
+        write(path, &trace::events(&records).to_string())?;
+    }
+    if let Some(path) = &options.folded {
+        write(path, &trace::folded(&records))?;
+    }
+    if generate.json {
+        let mut object = object(&completion, (&assigned, head), seed, false);
+        object["bottleneck"] = json!(verdict);
+        output::line(&object.to_string());
+    } else {
+        let place = assigned.topology.place(head);
+        let embedding = u64::from(card.embedding_length);
+        let lines = table::lines(&completion.finished, &assigned.topology, place.replica, embedding);
+        lines.iter().for_each(|line| output::line(line));
+        output::line(&format!("\n{verdict}"));
+    }
+    Ok(completion.interrupted.unwrap_or(0))
+}
+
+/// The places of the members of a head's replica.
+fn replica(topology: &Topology, head: MemberIndex) -> std::ops::Range<usize> {
+    head.index()..head.index() + topology.layout.replica_length()
+}
+
+/// The all-reduces of each rank that are later than a step.
+async fn later(sessions: &[Arc<Session>], seen: u64) -> Result<Vec<Vec<SyncRecord>>, Failure> {
+    let mut all = Vec::with_capacity(sessions.len());
+    for session in sessions {
+        let mut list = records(session).await?;
+        list.retain(|record| record.step > seen);
+        all.push(list);
+    }
+    Ok(all)
+}
+
+/// What each node's health says that could slow it down.
+async fn causes(sessions: &[Arc<Session>]) -> Result<Vec<Option<String>>, Failure> {
+    let mut causes = Vec::with_capacity(sessions.len());
+    for session in sessions {
+        let report = report(session).await?;
+        causes.push(report.health.warnings().first().map(|warning| output::clean(&warning.to_string())));
+    }
+    Ok(causes)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(())
+}

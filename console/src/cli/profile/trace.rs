@@ -1,0 +1,171 @@
+//! The all-reduces of a run as events of a trace (Chrome, Perfetto) with a track a rank, and as folded stacks for flame graphs.
+//! No clocks of two machines are compared: the tracks are laid beside each other by what ends on all ranks together.
+use std::{collections::BTreeMap, fmt::Write};
+
+use serde_json::{Value, json};
+use shared::telemetry::{SyncKind, SyncRecord};
+
+/// The all-reduces of the ranks of a replica.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RankRecords<'a> {
+    /// Names of the nodes, by rank.
+    pub(super) names: &'a [String],
+    /// Ranks of a stage.
+    pub(super) ranks: usize,
+    /// Of each rank, oldest first.
+    pub(super) records: &'a [Vec<SyncRecord>],
+}
+
+type Key = (u64, u32, SyncKind);
+
+fn key(record: &SyncRecord) -> Key {
+    (record.step, record.layer.0, record.kind)
+}
+
+/// The last arrival of a record by its rank's own clock, in nanoseconds.
+fn end(record: &SyncRecord) -> i64 {
+    (record.enter.0 + record.wait.0 + record.wire.0) as i64
+}
+
+fn begin(record: &SyncRecord) -> i64 {
+    record.enter.0 as i64 - record.compute.0 as i64
+}
+
+/// What is to be added to each rank's clock so that an all-reduce ends at once on all ranks of its stage, and no stage begins a
+/// step before the stage in front of it has ended it.
+fn offsets(records: &RankRecords<'_>) -> Vec<i64> {
+    let mut offsets = vec![0; records.records.len()];
+    for (stage, ranks) in records.records.chunks(records.ranks.max(1)).enumerate() {
+        let first = stage * records.ranks;
+        offsets[first] = stage.checked_sub(1).map_or(0, |before| {
+            let before = before * records.ranks;
+            offsets[before] + behind(&records.records[before], &ranks[0])
+        });
+        let ends: BTreeMap<Key, i64> = ranks[0].iter().map(|record| (key(record), end(record))).collect();
+        for (rank, others) in ranks.iter().enumerate().skip(1) {
+            let mut apart: Vec<i64> =
+                others.iter().filter_map(|record| Some(ends.get(&key(record))? - end(record))).collect();
+            apart.sort_unstable();
+            offsets[first + rank] = offsets[first] + apart.get(apart.len() / 2).copied().unwrap_or(0);
+        }
+    }
+    offsets
+}
+
+/// How far a stage's clock is to be moved so that none of its steps begins before the stage in front has ended it.
+fn behind(front: &[SyncRecord], stage: &[SyncRecord]) -> i64 {
+    let mut ends = BTreeMap::new();
+    for record in front {
+        ends.insert(record.step, end(record));
+    }
+    let mut begins = BTreeMap::new();
+    for record in stage {
+        begins.entry(record.step).or_insert(begin(record));
+    }
+    begins.iter().filter_map(|(step, begin)| Some(ends.get(step)? - begin)).max().unwrap_or(0)
+}
+
+/// The trace: an object of the Trace Event Format.
+pub(super) fn events(records: &RankRecords<'_>) -> Value {
+    let offsets = offsets(records);
+    let all = || records.records.iter().zip(&offsets);
+    let origin = all().filter_map(|(list, offset)| Some(begin(list.first()?) + offset)).min().unwrap_or(0);
+    let mut events = Vec::new();
+    for (rank, (list, offset)) in all().enumerate() {
+        events.push(json!({"name": "thread_name", "ph": "M", "pid": 0, "tid": rank,
+            "args": {"name": format!("rank {rank} {}", records.names[rank])}}));
+        for record in list {
+            let place = format!("layer {} {}", record.layer, kind(record.kind));
+            let mut at = begin(record) + offset - origin;
+            let waits = format!("wait for {}", records.names.get(record.slowest.index()).map_or("?", String::as_str));
+            let parts = [(place.as_str(), record.compute), (waits.as_str(), record.wait), ("wire", record.wire)];
+            for (name, time) in parts.into_iter().filter(|(_, time)| time.0 > 0) {
+                events.push(json!({"name": name, "ph": "X", "pid": 0, "tid": rank, "ts": at as f64 / 1e3, "dur": time.0 as f64 / 1e3,
+                    "args": {"step": record.step, "tokens": record.tokens, "place": place}}));
+                at += time.0 as i64;
+            }
+        }
+    }
+    json!({"traceEvents": events, "displayTimeUnit": "ms"})
+}
+
+fn kind(kind: SyncKind) -> &'static str {
+    match kind {
+        SyncKind::Attention => "attention",
+        SyncKind::FeedForward => "feed-forward",
+    }
+}
+
+/// Folded stacks: `node;phase;layer;all-reduce;part microseconds` a line.
+pub(super) fn folded(records: &RankRecords<'_>) -> String {
+    let mut sums: BTreeMap<(usize, bool, u32, SyncKind, &str), u64> = BTreeMap::new();
+    for (rank, list) in records.records.iter().enumerate() {
+        for record in list {
+            for (part, time) in [("compute", record.compute), ("wait", record.wait), ("wire", record.wire)] {
+                *sums.entry((rank, record.tokens == 1, record.layer.0, record.kind, part)).or_default() += time.0;
+            }
+        }
+    }
+    let mut text = String::new();
+    for ((rank, is_decode, layer, which, part), time) in sums {
+        let (name, phase) = (records.names[rank].replace([';', ' '], "_"), if is_decode { "decode" } else { "batch" });
+        let micros = time / 1000;
+        writeln!(text, "{name};{phase};layer_{layer};{};{part} {micros}", kind(which)).expect("a string takes all");
+    }
+    text
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use shared::{
+        ids::{LayerIndex, Rank},
+        units::Nanoseconds,
+    };
+
+    use super::*;
+
+    pub(in crate::cli::profile) fn record(step: u64, layer: u32, enter: u64) -> SyncRecord {
+        SyncRecord {
+            step,
+            enter: Nanoseconds(enter),
+            layer: LayerIndex(layer),
+            kind: SyncKind::Attention,
+            tokens: 1,
+            compute: Nanoseconds(1000),
+            wait: Nanoseconds(200),
+            wire: Nanoseconds(300),
+            slowest: Rank(1),
+            last: Rank(1),
+            late: Nanoseconds(0),
+        }
+    }
+
+    #[test]
+    fn tracks_lie_so_that_an_all_reduce_ends_at_once_and_stages_follow_each_other() {
+        // Two stages of two ranks with clocks far apart; steps take 10 us.
+        let of = |layer, clock: u64| (1..=3).map(|step| record(step, layer, clock + step * 10_000)).collect::<Vec<_>>();
+        let all = [of(0, 5_000), of(0, 900_000), of(1, 40_000), of(1, 7_000)];
+        let names: Vec<String> = (1..=4).map(|node| format!("pi{node}")).collect();
+        let records = RankRecords { names: &names, ranks: 2, records: &all };
+        let found = offsets(&records);
+        assert_eq!(found[1] - found[0], 5_000 - 900_000);
+        assert_eq!(found[3] - found[2], 40_000 - 7_000);
+        // Stage 0 ends a step 500 ns after its enter; stage 1 enters a step 1000 ns after it begins.
+        assert_eq!(end(&all[0][0]) + found[0], begin(&all[2][0]) + found[2]);
+        let trace = events(&records);
+        let list = trace["traceEvents"].as_array().expect("events");
+        assert_eq!(list.iter().filter(|event| event["ph"] == "M").count(), 4);
+        assert_eq!(list.iter().filter(|event| event["name"] == "wait for pi2").count(), 12);
+        assert!(list.iter().filter(|event| event["ph"] == "X").all(|event| event["ts"].as_f64() >= Some(0.0)));
+    }
+
+    #[test]
+    fn stacks_are_folded_by_node_phase_layer_and_part() {
+        let names = ["pi 1;x".to_owned()];
+        let all = [vec![record(1, 3, 0), record(2, 3, 0), SyncRecord { tokens: 8, ..record(3, 4, 0) }]];
+        let text = folded(&RankRecords { names: &names, ranks: 1, records: &all });
+        assert!(text.contains("pi_1_x;decode;layer_3;attention;compute 2\n"), "{text}");
+        assert!(text.contains("pi_1_x;batch;layer_4;attention;compute 1\n"), "{text}");
+        assert_eq!(text.lines().count(), 6);
+    }
+}
