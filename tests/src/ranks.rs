@@ -102,7 +102,7 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
     let logits = vec![vec![f32::NAN; vocabulary]; tokens.len()];
     let mut outcome = Outcome { logits, totals: Vec::new(), calls: Vec::new(), records: Vec::new() };
     // A rank that is done keeps its links until all are: the others would take it for lost.
-    let ranks: Vec<(Range<usize>, Vec<f32>, Group, Vec<SyncRecord>)> = thread::scope(|scope| {
+    let ranks: Vec<RankResult> = thread::scope(|scope| {
         let shape = &shape;
         let spawn = |(rank, (plan, streams)): (usize, (ShardPlan, Vec<Option<TcpStream>>))| {
             let place = layout.place(MemberIndex(rank as u16));
@@ -126,6 +126,9 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
     outcome
 }
 
+/// Vocabulary rows, their logits, the group, the latest all-reduces.
+type RankResult = (Range<usize>, Vec<f32>, Group, Vec<SyncRecord>);
+
 fn rank_of(
     (file, shape): (&Arc<GgufFile>, &Shape),
     plan: ShardPlan,
@@ -133,7 +136,7 @@ fn rank_of(
     streams: Vec<Option<TcpStream>>,
     tokens: &[u32],
     how: &Run,
-) -> (Range<usize>, Vec<f32>, Group, Vec<SyncRecord>) {
+) -> RankResult {
     let vocabulary = plan.vocabulary.clone();
     let kernels = Kernels::choose(how.kernels).expect("the table is supported here");
     let source = Source { file, shape, plan: &plan, kernels, cache: None, progress: &|_| true };
