@@ -297,7 +297,7 @@ impl<'a> Replica<'a> {
             out.push(send(sampler, head + each * u64::from(step.wants_logits)));
         } else if self.world > 1 {
             let others = (sampler + 1..sampler + self.world).fold(0, |set, rank| set | 1 << rank);
-            out.push(Action::Receive { from: others, work_ns: 0 });
+            out.push(Action::Receive { from: others, work_ns: 0, is_sum: false });
         }
         out.push(Action::Close(Closing::Message));
         if index == sampler && self.stages() > 1 {
@@ -329,5 +329,5 @@ fn send(to: usize, bytes: u64) -> Action {
 }
 
 fn receive(from: usize) -> Action {
-    Action::Receive { from: 1 << from, work_ns: 0 }
+    Action::Receive { from: 1 << from, work_ns: 0, is_sum: false }
 }
