@@ -87,7 +87,7 @@ impl<'a> Head<'a> {
         sink: &'a dyn Fn(Progress),
     ) -> Self {
         let scheduler = Scheduler::new(limits);
-        let scheduler = scheduler.in_turns(usize::from(stepper.place.stages));
+        let scheduler = scheduler.in_turns(usize::from(stepper.place.stages), stepper.place.step_tokens());
         let (requests, flights) = (BTreeMap::new(), VecDeque::with_capacity(limits.slots));
         let (sampler, plan, payload) = (Sampler::default(), Plan::default(), Vec::new());
         Self { node, limits, tokenizer, stepper, scheduler, requests, step: 0, sink, flights, sampler, plan, payload }
