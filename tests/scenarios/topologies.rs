@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use harness::{
+    oracle::kl_divergence,
     programs::{Cluster, folder_with},
     ranks::{Run, rms_error, run},
     tiny_model::TinyModel,
@@ -10,7 +11,7 @@ use harness::{
 use serde_json::Value;
 use shared::{
     gguf::{Architecture, BlockFormat, GgufFile},
-    topology::KvFormat,
+    topology::{Exchange, KvFormat},
 };
 
 /// Four layers that cut badly on purpose: super-blocks of 256 across cuts, more ranks than KV heads.
@@ -176,4 +177,18 @@ fn a_topology_file_is_checked_assigned_and_printed_again() {
     let refused = cluster.console(&["topology", "check", path]);
     assert_eq!(refused.code, Some(2));
     assert!(refused.err.contains("only 1 of 2 stages"), "{}", refused.err);
+}
+
+#[test]
+fn stages_that_hand_over_halves_stay_within_the_bound_of_divergence() {
+    let demo = harness::programs::demo_models().join("bard-q8_0.gguf");
+    let file = Arc::new(GgufFile::open(&demo).expect("the demo model is good"));
+    let tokens: Vec<u32> = vec![1, 367, 561, 378, 594, 304, 1760, 332, 328, 1536, 266, 2013, 1995, 1999, 799, 280];
+    let exact = run(&file, &tokens, &Run::exact(1)).logits;
+    for (exchange, weights) in [(Exchange::F16, vec![1]), (Exchange::F16, vec![1; 2]), (Exchange::Q80, vec![1; 3])] {
+        let found = run(&file, &tokens, &Run { stages: 3, exchange, weights, ..Run::exact(1) }).logits;
+        let divergence = kl_divergence(&exact, &found);
+        assert!(divergence <= 1e-3, "{exchange}: {divergence}");
+        assert!(rms_error(&found, &exact) > 0.0, "{exchange} rounds");
+    }
 }

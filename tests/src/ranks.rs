@@ -16,7 +16,7 @@ use shared::{
     gguf::{GgufFile, Shape},
     ids::{Epoch, MemberIndex, Slot, TopologyHash},
     schedule::Choice,
-    telemetry::PhaseTotals,
+    telemetry::{PhaseTotals, SyncRecord},
     topology::{Exchange, KvFormat, Layout, Place, ShardPlan, cut_stages, spec::KV_BLOCK_LENGTH, split_layers},
 };
 
@@ -66,6 +66,8 @@ pub struct Outcome {
     pub totals: Vec<PhaseTotals>,
     /// System calls of each rank's links.
     pub calls: Vec<Calls>,
+    /// The latest all-reduces of each rank, as many as a ring holds.
+    pub records: Vec<Vec<SyncRecord>>,
 }
 
 /// Connected sockets between all pairs of `world` ranks on a loopback address.
@@ -97,10 +99,10 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
     let plans = cut_stages(&shape, &stages).expect("the model can be cut");
     let layout = Layout { replicas: 1, stages: how.stages as u16, ranks: how.weights.len() as u16 };
     let vocabulary = shape.vocabulary_length;
-    let mut outcome =
-        Outcome { logits: vec![vec![f32::NAN; vocabulary]; tokens.len()], totals: Vec::new(), calls: Vec::new() };
+    let logits = vec![vec![f32::NAN; vocabulary]; tokens.len()];
+    let mut outcome = Outcome { logits, totals: Vec::new(), calls: Vec::new(), records: Vec::new() };
     // A rank that is done keeps its links until all are: the others would take it for lost.
-    let ranks: Vec<(Range<usize>, Vec<f32>, Group)> = thread::scope(|scope| {
+    let ranks: Vec<RankResult> = thread::scope(|scope| {
         let shape = &shape;
         let spawn = |(rank, (plan, streams)): (usize, (ShardPlan, Vec<Option<TcpStream>>))| {
             let place = layout.place(MemberIndex(rank as u16));
@@ -110,7 +112,8 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
         let threads: Vec<_> = parts.map(spawn).collect();
         threads.into_iter().map(|thread| thread.join().expect("the rank finishes")).collect()
     });
-    for (rows, logits, mut group) in ranks {
+    for (rows, logits, mut group, records) in ranks {
+        outcome.records.push(records);
         outcome.totals.push(group.accounting.take_totals().decode);
         outcome.calls.push(group.links().map_or_else(Calls::default, |links| links.calls()));
         if rows.is_empty() {
@@ -123,6 +126,9 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
     outcome
 }
 
+/// Vocabulary rows, their logits, the group, the latest all-reduces.
+type RankResult = (Range<usize>, Vec<f32>, Group, Vec<SyncRecord>);
+
 fn rank_of(
     (file, shape): (&Arc<GgufFile>, &Shape),
     plan: ShardPlan,
@@ -130,7 +136,7 @@ fn rank_of(
     streams: Vec<Option<TcpStream>>,
     tokens: &[u32],
     how: &Run,
-) -> (Range<usize>, Vec<f32>, Group) {
+) -> RankResult {
     let vocabulary = plan.vocabulary.clone();
     let kernels = Kernels::choose(how.kernels).expect("the table is supported here");
     let source = Source { file, shape, plan: &plan, kernels, cache: None, progress: &|_| true };
@@ -140,7 +146,8 @@ fn rank_of(
         .expect("there is memory");
     let pool = Pool::new(PoolOptions { threads: how.threads, cores: Vec::new(), spin: false });
     let mut model = Model::new(shard, cache, Compute { kernels, pool });
-    let accounting = Accounting::new(place.rank, Arc::new(SyncRing::default()));
+    let ring = Arc::new(SyncRing::default());
+    let accounting = Accounting::new(place.rank, Arc::clone(&ring));
     let seat = Seat { own: place.rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };
     let abort = Arc::new(Abort::new().expect("the system has descriptors"));
     let links = (streams.len() > 1).then(|| Links::new(seat, streams, abort, false).expect("sockets are good"));
@@ -175,7 +182,9 @@ fn rank_of(
         begin = end;
     }
     group.links().map_or(Ok(()), Links::flush).expect("the others are there");
-    (vocabulary, logits, group)
+    let mut records = Vec::new();
+    ring.read_since(&mut 0, |record| records.push(record));
+    (vocabulary, logits, group, records)
 }
 
 /// Largest difference relative to the largest logit, over all rows; NaN if anything is.

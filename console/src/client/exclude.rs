@@ -1,7 +1,10 @@
 //! Takes a node out of the cluster, or in again: every node is told, then the topology is assigned anew on the rest.
 use std::{sync::Arc, time::Duration};
 
-use shared::protocol::error::{Fault, FaultKind};
+use shared::{
+    protocol::error::{Fault, FaultKind},
+    telemetry::NodeReport,
+};
 use tokio::time::{Instant, sleep};
 
 use super::{
@@ -61,18 +64,23 @@ pub async fn exclude(
     let rest = cluster.nodes.iter().filter(|other| stays(cluster.name(other)));
     let sessions = rest.map(|other| other.session()).collect::<Result<Vec<Arc<Session>>, Fault>>()?;
     let wanted = Wanted::again(topology, sessions.len());
-    let head = reports.first().filter(|_| cluster.is_serving()).map(|report| report.name.clone());
-    if let Some(head) = head.and_then(|head| cluster.find(&head)) {
-        wait_for_requests(&*cluster.nodes[head].session()?, tell).await;
+    // What runs on any replica may finish: all of them are assigned anew.
+    let is_head = |report: &&NodeReport| {
+        let place = report.topology.as_ref().map(|(topology, _, member)| topology.place(*member));
+        cluster.is_serving() && place.is_some_and(|place| place.is_head())
+    };
+    let heads: Vec<String> = reports.iter().copied().filter(is_head).map(|report| report.name.clone()).collect();
+    let deadline = Instant::now() + GRACE;
+    for head in heads.iter().filter_map(|head| cluster.find(head)) {
+        wait_for_requests(&*cluster.nodes[head].session()?, deadline, tell).await;
     }
     let told = |event: AssignEvent| tell(OperateEvent::Assign(event));
     let assigned = assign(&sessions, &wanted, &told).await?;
     Ok(Outcome { node: name, assigned: Some(assigned) })
 }
 
-/// Waits until nothing runs on the head, at most the grace; a head that is gone has nothing to finish.
-async fn wait_for_requests(head: &Session, tell: &(dyn Fn(OperateEvent) + Sync)) {
-    let deadline = Instant::now() + GRACE;
+/// Waits until nothing runs on the head, at most until the deadline; a head that is gone has nothing to finish.
+async fn wait_for_requests(head: &Session, deadline: Instant, tell: &(dyn Fn(OperateEvent) + Sync)) {
     let mut said = 0;
     while Instant::now() < deadline {
         match report(head).await {

@@ -1,12 +1,9 @@
 //! Hidden states between stages, rank i to rank i: sent while the next step is computed, taken over by the frame's step.
 use std::time::Instant;
 
-use shared::{ids::Rank, protocol::frame::FrameKind, schedule::payload_bytes, topology::Exchange};
+use shared::{ids::Rank, protocol::frame::FrameKind, schedule::payload_bytes};
 
 use super::{CollectiveError, Group, payload};
-
-/// How hidden states travel; nothing is summed, so nothing is rounded.
-const FORMAT: Exchange = Exchange::F32;
 
 impl Group {
     /// Sends `hidden` `[token, embedding_length]` and some bytes behind it to a rank of the next stage. Returns once the message
@@ -17,10 +14,12 @@ impl Group {
     pub fn hand_over(&mut self, to: Rank, hidden: &[f32], behind: &[u8]) -> Result<(), CollectiveError> {
         let compute = self.accounting.compute_so_far();
         let sent = Instant::now();
-        let step = self.step;
+        let (step, format) = (self.step, self.settings().exchange.hand_over());
         let links = self.links().expect("a stage that hands over has links");
         let bytes = links.send(to, (FrameKind::HandOver, step, 0, compute.0), |out| {
-            out.extend_from_slice(bytemuck::must_cast_slice(hidden));
+            let begin = out.len();
+            out.resize(begin + payload_bytes(format, 1, hidden.len()), 0);
+            payload::encode(format, hidden, &mut out[begin..]);
             out.extend_from_slice(behind);
         })?;
         self.accounting.sent(bytes, 1);
@@ -40,17 +39,17 @@ impl Group {
     ) -> Result<(), CollectiveError> {
         let compute = self.accounting.compute_so_far();
         let sent = Instant::now();
-        let step = self.step;
+        let (step, format) = (self.step, self.settings().exchange.hand_over());
         let links = self.links().expect("a stage that takes over has links");
         links.wait_for(std::iter::once(from))?;
         let arrived = Instant::now();
         let (_, bytes) = links.front(from, (FrameKind::HandOver, step, 0))?;
-        let length = payload_bytes(FORMAT, 1, hidden.len());
+        let length = payload_bytes(format, 1, hidden.len());
         let Some((values, rest)) = bytes.split_at_checked(length) else {
             let (got, expected) = (format!("{} bytes", bytes.len()), format!("at least {length}"));
             return Err(CollectiveError::OutOfStep { rank: from, got, expected });
         };
-        payload::load(FORMAT, values, hidden);
+        payload::load(format, values, hidden);
         behind(rest);
         links.consume(from)?;
         self.accounting.close_bubble(compute, sent, arrived);

@@ -51,7 +51,7 @@ pub fn actions(
                 continue;
             }
             (before, next) => {
-                actions.extend(before.map(|(from, work_ns)| Action::Receive { from, work_ns }));
+                actions.extend(before.map(store_all));
                 stores = next;
             }
         }
@@ -65,7 +65,8 @@ pub fn actions(
             }
             Step::Receive { from, how: Combine::Sum, columns } => {
                 rounded = None;
-                actions.push(Action::Receive { from: from.0 << first, work_ns: ns(columns.len()) });
+                let work_ns = ns(columns.len());
+                actions.push(Action::Receive { from: from.0 << first, work_ns, is_sum: true });
             }
             Step::Receive { .. } => {}
             Step::Finish { columns } => {
@@ -74,8 +75,12 @@ pub fn actions(
             }
         }
     }
-    actions.extend(stores.map(|(from, work_ns)| Action::Receive { from, work_ns }));
+    actions.extend(stores.map(store_all));
     actions
+}
+
+fn store_all((from, work_ns): (u64, u64)) -> Action {
+    Action::Receive { from, work_ns, is_sum: false }
 }
 
 /// Nanoseconds of an all-reduce in which all ranks enter at the same time.

@@ -92,6 +92,8 @@ pub enum Action {
         from: u64,
         /// Nanoseconds to use each (adding it to a sum), beside the message itself.
         work_ns: u64,
+        /// Whether parts of a sum come, whose last one may be late; what comes of results says nothing of its sender.
+        is_sum: bool,
     },
     /// The collective is over: what came since it began is waiting and wire, or the pipeline's bubble.
     Close(Closing),
@@ -157,6 +159,8 @@ struct Node {
 /// A collective so far, as the daemon's accounting sees it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Span {
+    /// Between its beginning and its end.
+    is_open: bool,
     left: u64,
     compute: u64,
     entered: u64,
@@ -260,8 +264,8 @@ impl Network {
                 }
                 Action::Enter => node.enter(index),
                 Action::Send { to, bytes, work_ns } => self.send(index, to, bytes, work_ns),
-                Action::Receive { from, work_ns } => {
-                    if !self.receive(index, from, work_ns) {
+                Action::Receive { from, work_ns, is_sum } => {
+                    if !self.receive(index, from, (work_ns, is_sum)) {
                         return;
                     }
                 }
@@ -281,7 +285,9 @@ impl Network {
         node.out_free = begin + self.link.busy_ns(bytes);
         // What a small message costs both cores is in alpha already.
         let travel = node.jitter.stretch(alpha_ns.saturating_sub(node.speed.send_ns + receive_ns));
-        let compute = node.span.compute;
+        // As frames say it: the longest computing that the sender knows of.
+        let known = node.span.compute.max(node.span.slowest.0);
+        let compute = if node.span.is_open { known } else { node.clock - node.span.left };
         let not_before = node.out_free + travel;
         let phase = node.phase();
         phase.bytes_sent += bytes;
@@ -292,7 +298,7 @@ impl Network {
     }
 
     /// Takes what has come, in the order in which it came; whether that is all.
-    fn receive(&mut self, index: usize, from: u64, work_ns: u64) -> bool {
+    fn receive(&mut self, index: usize, from: u64, use_of: (u64, bool)) -> bool {
         let world = self.nodes.len();
         let node = &mut self.nodes[index];
         if node.missing == 0 {
@@ -313,7 +319,7 @@ impl Network {
             }
             let Some((_, peer)) = first else { return node.missing == 0 };
             let arrived = self.inbox[index * world + peer].pop_front().expect("it was in front");
-            node.take(arrived, peer as u16, work_ns);
+            node.take(arrived, peer as u16, use_of);
         }
     }
 }
@@ -327,6 +333,7 @@ impl Node {
         let own = index as u16;
         let compute = self.clock - self.span.left;
         self.span = Span {
+            is_open: true,
             left: self.span.left,
             compute,
             entered: self.clock,
@@ -337,10 +344,10 @@ impl Node {
     }
 
     /// Reads a message; notes how long it was the only one missing, and the longest of such times.
-    fn take(&mut self, arrived: Arrived, from: u16, work_ns: u64) {
+    fn take(&mut self, arrived: Arrived, from: u16, (work_ns, is_sum): (u64, bool)) {
         self.missing &= !(1 << from);
         let seen = self.clock.max(arrived.at);
-        if self.missing == 0 && arrived.at > self.clock {
+        if is_sum && self.missing == 0 && arrived.at > self.clock {
             let late = seen - self.span.last.0;
             self.span.late = self.span.late.max((late, from));
         }
@@ -352,7 +359,7 @@ impl Node {
     /// As the daemon's accounting: waiting is the slowest peer's computing beyond the own, wire is the rest.
     fn close(&mut self, index: usize, closing: Closing, observer: &mut dyn Observer) {
         let Span { compute, entered, slowest, late, .. } = self.span;
-        self.span.left = self.clock;
+        (self.span.is_open, self.span.left) = (false, self.clock);
         let exchange = self.clock - entered;
         if closing == Closing::Bubble {
             let phase = self.phase();

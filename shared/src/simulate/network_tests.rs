@@ -10,7 +10,7 @@ fn send(to: u16, bytes: u64) -> Action {
 }
 
 fn receive(from: u64) -> Action {
-    Action::Receive { from, work_ns: 0 }
+    Action::Receive { from, work_ns: 0, is_sum: true }
 }
 
 /// Runs actions on nodes that cost nothing themselves; the latest time.

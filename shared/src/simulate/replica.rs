@@ -10,7 +10,7 @@ use super::{
 use crate::{
     ids::LayerIndex,
     protocol::frame::HEADER_BYTES,
-    schedule::{Algorithm, Choice},
+    schedule::{Algorithm, Choice, payload_bytes},
     telemetry::SyncKind,
     topology::{
         CutError, Exchange, KvFormat, ShardPlan, cut_stages,
@@ -255,7 +255,8 @@ impl<'a> Replica<'a> {
             }
         }
         if seat.stage + 1 < self.stages() {
-            let bytes = HEADER_BYTES as u64 + u64::from(step.tokens) * 4 * self.sizes.shape.embedding_length as u64;
+            let values = step.tokens as usize * self.sizes.shape.embedding_length;
+            let bytes = (HEADER_BYTES + payload_bytes(self.setup.exchange.hand_over(), 1, values)) as u64;
             out.extend([Action::Enter, send(index + self.world, bytes), Action::Close(Closing::Bubble)]);
         } else if step.wants_logits > 0 {
             self.sample(index, seat, step, out);
@@ -297,7 +298,7 @@ impl<'a> Replica<'a> {
             out.push(send(sampler, head + each * u64::from(step.wants_logits)));
         } else if self.world > 1 {
             let others = (sampler + 1..sampler + self.world).fold(0, |set, rank| set | 1 << rank);
-            out.push(Action::Receive { from: others, work_ns: 0 });
+            out.push(Action::Receive { from: others, work_ns: 0, is_sum: false });
         }
         out.push(Action::Close(Closing::Message));
         if index == sampler && self.stages() > 1 {
@@ -329,5 +330,5 @@ fn send(to: usize, bytes: u64) -> Action {
 }
 
 fn receive(from: usize) -> Action {
-    Action::Receive { from: 1 << from, work_ns: 0 }
+    Action::Receive { from: 1 << from, work_ns: 0, is_sum: false }
 }

@@ -190,6 +190,17 @@ pub enum Exchange {
     F16,
 }
 
+impl Exchange {
+    /// How hidden states travel between stages: half of a float's bytes where partial sums may be rounded, never less, for they are
+    /// not summed but gone on with.
+    pub fn hand_over(self) -> Self {
+        match self {
+            Self::F32 => Self::F32,
+            Self::F16 | Self::Q80 => Self::F16,
+        }
+    }
+}
+
 impl FromStr for Exchange {
     type Err = String;
 

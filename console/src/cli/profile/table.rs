@@ -2,7 +2,7 @@
 use shared::{
     ids::Rank,
     protocol::{frame::HEADER_BYTES, message::Finished},
-    schedule::{Cost, Table, cost},
+    schedule::{Cost, Table, cost, payload_bytes},
     telemetry::{PhaseTotals, RankTotals},
     topology::{Member, Topology},
     units::Bytes,
@@ -72,7 +72,7 @@ fn formula(topology: &Topology, (index, member): (usize, &Member), embedding_len
     let all_reduces = 2 * u64::from(member.layers.end - member.layers.start);
     let hand_overs = u64::from(member.layers.end < topology.block_count());
     let bytes = all_reduces * (one.bytes + one.messages * HEADER_BYTES as u64)
-        + hand_overs * (4 * embedding_length + HEADER_BYTES as u64);
+        + hand_overs * (payload_bytes(topology.exchange.hand_over(), 1, columns) + HEADER_BYTES) as u64;
     Cost { bytes, messages: all_reduces * one.messages + hand_overs }
 }
 
