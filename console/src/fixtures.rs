@@ -13,7 +13,7 @@ use shared::{
     schedule::Choice,
     telemetry::{
         Health, Lateness, LayerSync, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals, SyncKind,
-        health::{Clock, LoadByOthers, MemoryUse, NetworkLink, ThrottleBits},
+        health::{Clock, LoadByOthers, MemoryUse, NetworkLink, RunQueue, ThrottleBits},
     },
     topology::{Exchange, Exclusions, KvFormat, Layout, Member, Topology},
     units::{Bytes, Celsius, Megahertz, Nanoseconds},
@@ -325,6 +325,7 @@ pub(crate) fn health() -> Health {
         memory: Some(memory),
         link: Some(NetworkLink { interface: "eth0".into(), mbit: Some(1000), is_wireless: false }),
         load: Some(LoadByOthers { others: 0.1, cores: 4 }),
+        run_queue: Some(RunQueue { waited: 0.01, ran: 0.9 }),
     }
 }
 

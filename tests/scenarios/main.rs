@@ -34,6 +34,8 @@ mod ranks;
 mod reference;
 // The runbook's commands.
 mod runbook;
+// The straggler's rule over recorded runs.
+mod straggler;
 // The house rules.
 mod tidy;
 // Pipelines, replicas, unequal shares.

@@ -345,6 +345,9 @@ pub(super) struct Profile {
     /// Write folded stacks, as flame graphs take them
     #[arg(long, value_name = "FILE")]
     pub(super) folded: Option<PathBuf>,
+    /// Write every all-reduce of every rank as it was recorded, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(super) records: Option<PathBuf>,
 }
 
 /// Options of `console status`.

@@ -7,11 +7,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use shared::{
     latency::ratio,
-    simulate::{
-        NodeProfile, Noise, Outcome, Replica, Request, Setup, SimulateError, Watched, answer, knee, watch,
-        watch::WINDOW_TOKENS,
-    },
-    telemetry::PhaseTotals,
+    simulate::{NodeProfile, Noise, Outcome, Replica, Request, Setup, SimulateError, Watched, answer, knee, watch},
+    telemetry::{PhaseTotals, WINDOW_STEPS},
     topology::{Layout, sizes::ModelSizes, spec::NODES_MAX, split_layers},
     units::Nanoseconds,
 };
@@ -77,7 +74,7 @@ pub(super) struct Simulate {
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
     /// Decode so many tokens and tell whom the rule for stragglers names meanwhile
-    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(i64::from(WINDOW_TOKENS)..=100_000_000))]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(i64::from(WINDOW_STEPS)..=100_000_000))]
     watch: Option<u32>,
 }
 
@@ -239,7 +236,7 @@ impl Run {
         let named = if named.is_empty() { "nobody".into() } else { named.join(", ") };
         let share = 100.0 * watched.latest_share;
         Some(format!(
-            "{}: {named} named in {} windows of {WINDOW_TOKENS} tokens; at most {share:.1} % of the others' time was lost to one",
+            "{}: {named} named in {} windows of {WINDOW_STEPS} tokens; at most {share:.1} % of the others' time was lost to one",
             self.layout, watched.windows
         ))
     }

@@ -3,13 +3,14 @@ use std::{collections::VecDeque, time::Duration};
 
 use shared::{
     latency::ratio,
-    telemetry::{self, Lateness, NodeReport},
+    telemetry::{self, Lateness, NodeReport, WINDOW_STEPS},
     units::Nanoseconds,
 };
 
 use crate::state::State;
 
-/// What counts is the last so much time with all-reduces.
+/// What counts is the last so much time with all-reduces, or the last [`WINDOW_STEPS`] steps where they take less: on fast nodes
+/// seconds of good times would hide a rank that has become slow.
 const WINDOW: Duration = Duration::from_secs(5);
 /// Most reports that are kept of a node.
 const REPORTS_MAX: usize = 128;
@@ -44,8 +45,13 @@ impl Window {
             interval.times.iter_mut().zip(means).for_each(|(sum, mean)| *sum += mean.0.saturating_mul(count));
         }
         self.intervals.push_back(interval);
-        let is_old = |interval: &Interval| interval.at + WINDOW < at;
-        while self.intervals.len() > REPORTS_MAX || self.intervals.front().is_some_and(is_old) {
+        let (mut count, per_step) = (self.count(), report.layers.len() as u64);
+        while let Some(first) = self.intervals.front() {
+            let is_spare = count - first.count >= u64::from(WINDOW_STEPS) * per_step;
+            if !is_spare && self.intervals.len() <= REPORTS_MAX && first.at + WINDOW >= at {
+                break;
+            }
+            count -= first.count;
             self.intervals.pop_front();
         }
     }
@@ -147,6 +153,25 @@ mod tests {
         assert!(rows[0].network < rows[1].network);
         assert!(straggler(&ranks(&Story::ready().state)).is_none(), "nobody waited yet");
         assert!(ranks(&Story::begin().state).is_empty());
+    }
+
+    #[test]
+    fn a_rank_that_becomes_slow_on_fast_nodes_is_named_after_64_steps_whatever_was_before() {
+        let mut story = Story::generating();
+        let steps = |story: &mut Story, late: bool| {
+            for node in 0..NODES {
+                let mut report = running(node, NodeState::Serving, true);
+                report.layers.iter_mut().for_each(|sync| sync.count = 32);
+                report.lateness.retain(|_| late);
+                report.lateness.iter_mut().for_each(|lateness| lateness.time.0 *= 32);
+                story.report(node, report);
+            }
+        };
+        (0..10).for_each(|_| steps(&mut story, false));
+        assert!(straggler(&ranks(&story.state)).is_none());
+        (0..2).for_each(|_| steps(&mut story, true));
+        let rows = ranks(&story.state);
+        assert_eq!(straggler(&rows).map(|row| row.member), Some(2), "{rows:?}");
     }
 
     #[test]

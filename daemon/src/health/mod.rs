@@ -5,6 +5,7 @@ mod link;
 mod load;
 pub mod machine;
 pub mod memory;
+mod scheduling;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -14,7 +15,7 @@ use std::{net::SocketAddr, path::Path, time::Instant};
 
 use shared::telemetry::Health;
 
-use self::{firmware::Firmware, load::Load, memory::Swap, source::Root};
+use self::{firmware::Firmware, load::Load, memory::Swap, scheduling::Scheduling, source::Root};
 
 /// All sources, and the counters of the reading before.
 #[derive(Debug)]
@@ -25,12 +26,20 @@ pub struct Monitor {
     firmware: Option<Firmware>,
     swap: Swap,
     load: Load,
+    scheduling: Scheduling,
 }
 
 impl Monitor {
     /// Sources below `root` (`/`: this machine) for a node that listens on `listen`. Opens nothing yet.
     pub fn new(root: &Path, listen: SocketAddr) -> Self {
-        Self { root: Root::new(root), listen, firmware: None, swap: Swap::default(), load: Load::default() }
+        Self {
+            root: Root::new(root),
+            listen,
+            firmware: None,
+            swap: Swap::default(),
+            load: Load::default(),
+            scheduling: Scheduling::default(),
+        }
     }
 
     /// Reads all sources; a few milliseconds. Rates are against the reading before.
@@ -44,6 +53,7 @@ impl Monitor {
             memory: memory::read(root, &mut self.swap, now),
             link: interface.and_then(|interface| link::read(root, &interface)),
             load: self.load.read(root),
+            run_queue: self.scheduling.read(root, now),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use shared::{
-    telemetry::health::{Clock, LoadByOthers, ThrottleBits, Warning},
+    telemetry::health::{Clock, LoadByOthers, RunQueue, ThrottleBits, Warning},
     units::{Bytes, Celsius, Megahertz},
 };
 
@@ -110,6 +110,44 @@ fn rates_come_from_two_readings() {
     // Counters that go back (a container that moved) are no rates.
     copy.write("proc/stat", b"cpu  1 0 1 1 1 0 0 0 0 0\ncpu0 1\n");
     assert_eq!(monitor.read(start).load, Some(LoadByOthers { others: 0.0, cores: 1 }));
+}
+
+#[test]
+fn of_the_engines_threads_the_one_that_waited_longest_for_a_core_counts() {
+    let copy = Copy::of("pi4", "threads");
+    for (thread, name) in [(10, "brambled"), (11, "engine"), (12, "compute-1"), (13, "tokio-rt-worker")] {
+        fs::create_dir_all(copy.0.join(format!("proc/self/task/{thread}"))).expect("a folder can be made");
+        copy.write(&format!("proc/self/task/{thread}/comm"), format!("{name}\n").as_bytes());
+    }
+    let all = |texts: [&str; 4]| {
+        for (thread, text) in (10..).zip(texts) {
+            copy.write(&format!("proc/self/task/{thread}/schedstat"), text.as_bytes());
+        }
+    };
+    let (mut monitor, start) = (monitor(&copy.0), Instant::now());
+    let mut second = 0;
+    let mut read = || {
+        second += 1;
+        monitor.read(start + Duration::from_secs(second))
+    };
+    all(["5 5 1\n", "1000 2000 1\n", "1000 2000 1\n", "5 5 1\n"]);
+    assert_eq!(read().run_queue, None, "one reading has no rate");
+    // The main thread and the sockets' wait as long as they like.
+    all(["5 900000000 1\n", "900001000 100002000 9\n", "600001000 300002000 9\n", "5 900000000 1\n"]);
+    let health = read();
+    assert_eq!(health.run_queue, Some(RunQueue { waited: 0.3, ran: 0.6 }));
+    assert_eq!(health.warnings().iter().map(Warning::short).collect::<Vec<_>>(), ["cores shared 30 %"]);
+    // Nothing ran and nothing waited: idle, or stopped.
+    assert_eq!(read().run_queue, Some(RunQueue { waited: 0.0, ran: 0.0 }));
+    for odd in ["", "warm", "1", "1 x", "-1 -1 0", "0 0 0", "99999999999999999999999 1 1"] {
+        all([odd; 4]);
+        assert_eq!(read().run_queue, None, "{odd:?}");
+    }
+    // A counter that jumps is no more than all of the time.
+    all(["1 1 1\n"; 4]);
+    read();
+    all(["1 1 1\n", "1 1 1\n", "1 18446744073709551615 1\n", "1 1 1\n"]);
+    assert_eq!(read().run_queue, Some(RunQueue { waited: 1.0, ran: 0.0 }));
 }
 
 #[test]

@@ -5,12 +5,9 @@ use super::{
     run::{Request, token},
 };
 use crate::{
-    telemetry::{LatenessSums, SyncRecord, straggler},
+    telemetry::{LatenessSums, SyncRecord, WINDOW_STEPS, straggler},
     units::Nanoseconds,
 };
-
-/// Tokens over which lateness is summed before the rule is asked.
-pub const WINDOW_TOKENS: u32 = 64;
 
 /// Whom the rule named.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +41,7 @@ pub fn watch(replica: &Replica<'_>, request: &Request) -> Result<Watched, Simula
     let mut watched = Watched { named: vec![0; replica.ranks()], windows: 0, latest_share: 0.0, tpot: Nanoseconds(0) };
     for token in 1..=request.tokens {
         network.run(&actions, &mut sums).map_err(SimulateError::Stuck)?;
-        if token % WINDOW_TOKENS != 0 {
+        if token % WINDOW_STEPS != 0 {
             continue;
         }
         let shares = sums.0.shares();

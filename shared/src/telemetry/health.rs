@@ -11,6 +11,8 @@ pub const HOT: Celsius = Celsius(80.0);
 pub const LINK_MBIT_MIN: u32 = 1000;
 /// Cores that other programs may use before it is said.
 pub const OTHERS_CORES_MAX: f32 = 0.5;
+/// Share of its time that a thread of the engine may be ready and not run: half of what makes a rank a straggler.
+pub const CORE_WAIT_MAX: f32 = 0.05;
 /// Swap traffic that is worth a word, in bytes per second.
 pub const SWAP_RATE_MAX: Bytes = Bytes(1 << 20);
 /// Memory is short when less than this part of it is available.
@@ -31,6 +33,8 @@ pub struct Health {
     pub link: Option<NetworkLink>,
     /// Cores kept busy by everything but this daemon.
     pub load: Option<LoadByOthers>,
+    /// How long the engine's threads were ready and did not run.
+    pub run_queue: Option<RunQueue>,
 }
 
 /// Frequency scaling.
@@ -134,6 +138,16 @@ pub struct LoadByOthers {
     pub cores: u16,
 }
 
+/// What the kernel's scheduler says of the engine's threads, of the one that waited longest for a core. A stopped process waits
+/// for none: this tells cores that are shared from everything else that holds a rank up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunQueue {
+    /// Share of the time since the reading before in which it was ready and did not run.
+    pub waited: f32,
+    /// Share in which it ran.
+    pub ran: f32,
+}
+
 /// Something that an operator should know.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Warning {
@@ -157,6 +171,8 @@ pub enum Warning {
     Wireless,
     /// Others use the cores.
     Busy(LoadByOthers),
+    /// The engine's threads share their cores.
+    CoresShared(RunQueue),
 }
 
 impl Warning {
@@ -183,12 +199,18 @@ impl Warning {
             Self::SlowLink(mbit) => format!("{mbit} Mb/s"),
             Self::Wireless => "wireless".into(),
             Self::Busy(load) => format!("others {:.1}", load.others),
+            Self::CoresShared(run_queue) => format!("cores shared {:.0} %", 100.0 * run_queue.waited),
         }
     }
 
     /// Whether the node is slower for it at this moment.
     pub fn is_acute(&self) -> bool {
         matches!(self, Self::Throttle(_) | Self::Hot(_) | Self::Swapping(_))
+    }
+
+    /// Whether it can be why others wait for the node now; what was once, or is only short, is no cause.
+    pub fn can_slow(&self) -> bool {
+        !matches!(self, Self::HasThrottled(_) | Self::MemoryShort(_))
     }
 
     /// Equal for two readings that say the same of a value that moves.
@@ -218,6 +240,11 @@ impl fmt::Display for Warning {
             Self::SlowLink(mbit) => write!(f, "the link has only {mbit} Mbit/s: check cable and switch"),
             Self::Wireless => write!(f, "the link is wireless: use a cable"),
             Self::Busy(load) => write!(f, "other programs use {:.1} of {} cores", load.others, load.cores),
+            Self::CoresShared(run_queue) => write!(
+                f,
+                "cores shared: a thread of the engine was ready and did not run {:.0} % of the time; stop what else runs there",
+                100.0 * run_queue.waited
+            ),
         }
     }
 }
@@ -230,6 +257,7 @@ impl Health {
             warnings.extend(Throttle::ALL.into_iter().filter(|one| bits.is(*one)).map(Warning::Throttle));
         }
         warnings.extend(self.temperature.filter(|celsius| celsius.0 >= HOT.0).map(Warning::Hot));
+        warnings.extend(self.run_queue.filter(|threads| threads.waited > CORE_WAIT_MAX).map(Warning::CoresShared));
         if let Some(memory) = self.memory {
             if memory.swap_rate >= SWAP_RATE_MAX {
                 warnings.push(Warning::Swapping(memory.swap_rate));
@@ -258,6 +286,16 @@ impl Health {
             warnings.extend(past.map(Warning::HasThrottled));
         }
         warnings
+    }
+
+    /// Why others may wait for this node, as far as its machine says: the most acute warning that can slow it down. Other programs
+    /// are no cause where the engine is known to have had its cores.
+    pub fn cause(&self) -> Option<Warning> {
+        let is_cause = |warning: &Warning| match warning {
+            Warning::Busy(_) => self.run_queue.is_none(),
+            other => other.can_slow(),
+        };
+        self.warnings().into_iter().find(is_cause)
     }
 }
 
@@ -308,6 +346,8 @@ mod tests {
             (warned(memory(1 << 30, 0)), warned(memory(1 << 20, 0)), warned(memory(1 << 30, 1 << 20))),
             (0, 1, 1)
         );
+        let waits = |waited| Health { run_queue: Some(RunQueue { waited, ran: 0.9 }), ..Health::default() };
+        assert_eq!((warned(waits(0.05)), warned(waits(0.06))), (0, 1));
         let clock = |governor: &str, driver: &str, limit| {
             let clock = Clock {
                 governor: governor.into(),
@@ -322,5 +362,20 @@ mod tests {
         assert_eq!(warned(clock("powersave", "cpufreq-dt", 1800)), 1);
         assert_eq!(warned(clock("powersave", "intel_pstate", 1800)), 0);
         assert_eq!(warned(clock("ondemand", "cpufreq-dt", 1500)), 1);
+    }
+
+    #[test]
+    fn a_cause_is_what_slows_a_node_now() {
+        let past = Health { firmware: Some(ThrottleBits(0x4_0000)), ..Health::default() };
+        assert_eq!((past.warnings().len(), past.cause()), (1, None));
+        let load = Some(LoadByOthers { others: 1.5, cores: 4 });
+        let run_queue = Some(RunQueue { waited: 0.4, ran: 0.6 });
+        let busy = Health { load, ..past.clone() };
+        assert_eq!(busy.cause().map(|cause| cause.short()), Some("others 1.5".into()));
+        // That others run is a guess, that the engine did not is known, and so is that it did.
+        let undisturbed = Health { run_queue: Some(RunQueue { waited: 0.01, ran: 0.9 }), ..busy.clone() };
+        assert_eq!((undisturbed.warnings().len(), undisturbed.cause()), (2, None));
+        let shared = Health { run_queue, ..busy };
+        assert_eq!(shared.cause().map(|cause| cause.short()), Some("cores shared 40 %".into()));
     }
 }

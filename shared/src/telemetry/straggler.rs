@@ -1,6 +1,13 @@
 //! Who holds the others up, from the all-reduces of the ranks: the one rule that consoles and simulation share. Pure.
+use std::collections::BTreeMap;
+
 use super::SyncRecord;
 use crate::latency::ratio;
+
+/// Steps over which lateness is summed before the rule is asked; a step of decode is a token of each sequence.
+pub const WINDOW_STEPS: u32 = 64;
+/// Fewer steps than this at the end of the records say nothing yet.
+const STEPS_MIN: u32 = WINDOW_STEPS / 2;
 
 /// A rank that costs the others less than this share of their time is no straggler.
 pub const STRAGGLER_SHARE: f64 = 0.1;
@@ -23,36 +30,92 @@ pub struct LatenessSums {
     times: Vec<u64>,
     /// Nanoseconds in which others missed only this rank's part.
     late: Vec<u64>,
+    /// Each rank's all-reduces.
+    counts: Vec<u64>,
+    /// All-reduces of others in which this rank's part was the last.
+    last: Vec<u64>,
 }
 
 impl LatenessSums {
     /// Sums of so many ranks, all zero.
     pub fn new(ranks: usize) -> Self {
-        Self { times: vec![0; ranks], late: vec![0; ranks] }
+        Self { times: vec![0; ranks], late: vec![0; ranks], counts: vec![0; ranks], last: vec![0; ranks] }
     }
 
     /// Adds an all-reduce as `observer` saw it; ranks that are not counted are left out.
     pub fn add(&mut self, observer: usize, record: &SyncRecord) {
-        if let Some(time) = self.times.get_mut(observer) {
-            *time += record.compute.0 + record.wait.0 + record.wire.0;
+        if observer < self.times.len() {
+            self.times[observer] += record.compute.0 + record.wait.0 + record.wire.0;
+            self.counts[observer] += 1;
         }
-        if let Some(late) = self.late.get_mut(record.last.index()).filter(|_| record.last.index() != observer) {
-            *late += record.late.0;
+        let last = record.last.index();
+        if last < self.late.len() && last != observer {
+            self.late[last] += record.late.0;
+            self.last[last] += 1;
         }
     }
 
     /// The share of the other ranks' time in which only this rank's part was missing, rank by rank.
     pub fn shares(&self) -> Vec<f64> {
-        let all: u64 = self.times.iter().sum();
-        let share = |(late, own): (&u64, &u64)| ratio(*late as f64, (all - own) as f64);
-        self.late.iter().zip(&self.times).map(share).collect()
+        of_others(&self.late, &self.times)
+    }
+
+    /// The share of the other ranks' all-reduces in which this rank's part was the last, rank by rank.
+    pub fn last_shares(&self) -> Vec<f64> {
+        of_others(&self.last, &self.counts)
     }
 
     /// Begins anew.
     pub fn clear(&mut self) {
-        self.times.fill(0);
-        self.late.fill(0);
+        [&mut self.times, &mut self.late, &mut self.counts, &mut self.last].into_iter().for_each(|sums| sums.fill(0));
     }
+}
+
+/// Each rank's part of what all the others have together.
+fn of_others(parts: &[u64], all: &[u64]) -> Vec<f64> {
+    let sum: u64 = all.iter().sum();
+    parts.iter().zip(all).map(|(part, own)| ratio(*part as f64, (sum - own) as f64)).collect()
+}
+
+/// A rank that the rule named.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Named {
+    /// Its place among the ranks.
+    pub rank: usize,
+    /// The share of the others' time in which only its part was missing.
+    pub late: f64,
+    /// The share of the others' all-reduces in which its part was the last.
+    pub last: f64,
+    /// Steps of the window after which it was named and named ever after.
+    pub after: u32,
+}
+
+/// Whom the rule names in each [`WINDOW_STEPS`] steps, from the all-reduces of the ranks of a stage. Steps that not all ranks
+/// recorded are left out, and so is a rest that is too short to say anything.
+pub fn judge(records: &[Vec<SyncRecord>]) -> Vec<Option<Named>> {
+    let mut steps: BTreeMap<u64, Vec<(usize, &SyncRecord)>> = BTreeMap::new();
+    for (rank, list) in records.iter().enumerate() {
+        list.iter().for_each(|record| steps.entry(record.step).or_default().push((rank, record)));
+    }
+    // Pushed rank by rank: each rank that comes is one change.
+    let is_whole =
+        |step: &&Vec<(usize, &SyncRecord)>| step.chunk_by(|one, two| one.0 == two.0).count() == records.len();
+    let whole: Vec<_> = steps.values().filter(is_whole).collect();
+    let is_long = |window: &&[&Vec<(usize, &SyncRecord)>]| window.len() >= STEPS_MIN as usize;
+    let windows = whole.chunks(WINDOW_STEPS as usize).filter(is_long);
+    windows.map(|window| judge_window(records.len(), window)).collect()
+}
+
+fn judge_window(ranks: usize, steps: &[&Vec<(usize, &SyncRecord)>]) -> Option<Named> {
+    let mut sums = LatenessSums::new(ranks);
+    let mut named: Option<(usize, u32)> = None;
+    for (step, records) in (1..).zip(steps) {
+        records.iter().for_each(|(rank, record)| sums.add(*rank, record));
+        let rank = straggler(&sums.shares());
+        named = rank.map(|rank| named.filter(|(before, _)| *before == rank).unwrap_or((rank, step)));
+    }
+    let (rank, after) = named?;
+    Some(Named { rank, late: sums.shares()[rank], last: sums.last_shares()[rank], after })
 }
 
 #[cfg(test)]
@@ -73,10 +136,9 @@ mod tests {
         assert_eq!(straggler(&[0.0, f64::NAN, 0.0]), None);
     }
 
-    #[test]
-    fn shares_are_of_the_time_of_the_others() {
-        let record = |last: u16, late: u64| SyncRecord {
-            step: 0,
+    fn record(step: u64, last: u16, late: u64) -> SyncRecord {
+        SyncRecord {
+            step,
             enter: Nanoseconds(0),
             layer: LayerIndex(0),
             kind: SyncKind::Attention,
@@ -87,14 +149,37 @@ mod tests {
             slowest: Rank(last),
             last: Rank(last),
             late: Nanoseconds(late),
-        };
+        }
+    }
+
+    #[test]
+    fn shares_are_of_the_time_of_the_others() {
         let mut sums = LatenessSums::new(3);
-        sums.add(0, &record(2, 10));
-        sums.add(1, &record(2, 10));
-        sums.add(2, &record(2, 0));
-        assert_eq!(sums.shares(), [0.0, 0.0, 0.1]);
-        sums.add(0, &record(9, 10));
+        sums.add(0, &record(1, 2, 10));
+        sums.add(1, &record(1, 2, 10));
+        sums.add(2, &record(1, 2, 0));
+        assert_eq!((sums.shares(), sums.last_shares()), (vec![0.0, 0.0, 0.1], vec![0.0, 0.0, 1.0]));
+        sums.add(0, &record(1, 9, 10));
         sums.clear();
         assert_eq!(sums.shares(), [0.0; 3]);
+    }
+
+    #[test]
+    fn a_window_names_who_is_late_in_it_and_from_which_step_on() {
+        // Rank 1 is late from step 8 of 64 on, by half of what the other takes; then for 64 steps nobody is.
+        let late = |step: u64| if (8..64).contains(&step) { 50 } else { 0 };
+        let of = |rank: u64, last: u16| -> Vec<SyncRecord> {
+            (0..128).map(|step| record(step, last, if rank == 0 { late(step) } else { 0 })).collect()
+        };
+        let judged = judge(&[of(0, 1), of(1, 1)]);
+        assert_eq!((judged.len(), judged[1]), (2, None));
+        let named = judged[0].expect("rank 1 is late");
+        // 2 of 10 steps by half is a tenth.
+        assert_eq!((named.rank, named.after, named.last), (1, 10, 1.0));
+        assert!((named.late - 56.0 * 50.0 / 6400.0).abs() < 1e-9);
+        let short = |steps| judge(&[of(0, 1)[..steps].to_vec(), of(1, 1)[..steps].to_vec()]).len();
+        assert_eq!((short(31), short(32), short(64 + 31)), (0, 1, 1));
+        assert_eq!(judge(&[of(0, 1), Vec::new()]), [], "steps that one rank does not tell of");
+        assert_eq!(judge(&[]), []);
     }
 }

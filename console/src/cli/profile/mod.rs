@@ -1,4 +1,5 @@
 //! `console profile`: runs a text and says where its time went: a table, the bottleneck in a sentence, a trace, folded stacks.
+mod straggler;
 pub(super) mod table;
 mod trace;
 mod verdict;
@@ -7,7 +8,11 @@ use std::{path::Path, sync::Arc};
 
 use anyhow::Context;
 use serde_json::json;
-use shared::{ids::MemberIndex, telemetry::SyncRecord, topology::Topology};
+use shared::{
+    ids::MemberIndex,
+    telemetry::{Health, SyncRecord},
+    topology::Topology,
+};
 
 use super::{
     Failure,
@@ -42,24 +47,35 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
     let names: Vec<String> = members.iter().map(|member| output::clean(&member.name)).collect();
     let ranks = usize::from(assigned.topology.layout.ranks);
     let records = RankRecords { names: &names, ranks, records: &records };
-    let causes = interrupts.end(causes(&sessions[replica])).await?;
+    let healths = interrupts.end(healths(&sessions[replica])).await?;
+    let causes: Vec<Option<String>> = healths.iter().map(|health| health.cause().map(|it| it.to_string())).collect();
     let verdict = verdict::verdict(&completion.finished.ranks, &records, &causes);
+    let straggler = straggler::straggler(&records);
     if let Some(path) = &options.trace {
         write(path, &trace::events(&records).to_string())?;
     }
     if let Some(path) = &options.folded {
         write(path, &trace::folded(&records))?;
     }
+    if let Some(path) = &options.records {
+        write(path, &json!({"ranks": ranks, "records": records.records}).to_string())?;
+    }
     if generate.json {
         let mut object = object(&completion, (&assigned, head), seed, false);
         object["bottleneck"] = json!(verdict);
+        let of = |found: &straggler::Straggler| found.object(&names[found.member], &healths[found.member]);
+        object["straggler"] = json!(straggler.as_ref().map(of));
         output::line(&object.to_string());
     } else {
         let place = assigned.topology.place(head);
         let embedding = u64::from(card.embedding_length);
         let lines = table::lines(&completion.finished, &assigned.topology, place.replica, embedding);
         lines.iter().for_each(|line| output::line(line));
-        output::line(&format!("\n{verdict}"));
+        output::line(&format!("\n{}", output::clean(&verdict)));
+        if let Some(found) = &straggler {
+            let sentence = found.sentence(&names[found.member], &healths[found.member]);
+            output::line(&output::clean(&sentence));
+        }
     }
     Ok(completion.interrupted.unwrap_or(0))
 }
@@ -80,14 +96,13 @@ async fn later(sessions: &[Arc<Session>], seen: u64) -> Result<Vec<Vec<SyncRecor
     Ok(all)
 }
 
-/// What each node's health says that could slow it down.
-async fn causes(sessions: &[Arc<Session>]) -> Result<Vec<Option<String>>, Failure> {
-    let mut causes = Vec::with_capacity(sessions.len());
+/// What each node's machine says of itself, read within the last second of the run.
+async fn healths(sessions: &[Arc<Session>]) -> Result<Vec<Health>, Failure> {
+    let mut healths = Vec::with_capacity(sessions.len());
     for session in sessions {
-        let report = report(session).await?;
-        causes.push(report.health.warnings().first().map(|warning| output::clean(&warning.to_string())));
+        healths.push(report(session).await?.health);
     }
-    Ok(causes)
+    Ok(healths)
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {

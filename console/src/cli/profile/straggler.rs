@@ -1,0 +1,103 @@
+//! The rank that held the others up in a run: by the rule that the dashboard has, with the cause that its machine gives. Pure.
+use serde_json::{Value, json};
+use shared::telemetry::{Health, Named, SyncRecord, judge};
+
+use super::trace::RankRecords;
+
+/// A straggler of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::cli) struct Straggler {
+    /// Its place among the members of the replica.
+    pub(in crate::cli) member: usize,
+    /// What the rule found in the window in which it was latest.
+    pub(in crate::cli) named: Named,
+    /// The windows that named it, of so many.
+    pub(in crate::cli) windows: (usize, usize),
+}
+
+/// The rank that held the others up most, if the rule names one in the decoding steps of a request.
+pub(in crate::cli) fn straggler(records: &RankRecords<'_>) -> Option<Straggler> {
+    let is_decode = |record: &&SyncRecord| record.tokens == 1;
+    let decode: Vec<Vec<SyncRecord>> =
+        records.records.iter().map(|list| list.iter().filter(is_decode).copied().collect()).collect();
+    let stages = decode.chunks(records.ranks.max(1)).enumerate();
+    let of_stage = |(stage, ranks): (usize, &[Vec<SyncRecord>])| {
+        let windows = judge(ranks);
+        let named = windows.iter().flatten().copied().max_by(|one, two| one.late.total_cmp(&two.late))?;
+        let times = windows.iter().flatten().filter(|other| other.rank == named.rank).count();
+        Some(Straggler { member: stage * records.ranks + named.rank, named, windows: (times, windows.len()) })
+    };
+    stages.filter_map(of_stage).max_by(|one, two| one.named.late.total_cmp(&two.named.late))
+}
+
+impl Straggler {
+    /// A sentence: who, by which shares, after how many tokens, and why.
+    pub(in crate::cli) fn sentence(&self, name: &str, health: &Health) -> String {
+        let Named { late, last, after, .. } = self.named;
+        format!(
+            "{name} holds the others up: for {:.0} % of their time only its part was missing, it was the last in {:.0} % of their \
+             all-reduces; named after {after} tokens. {}.",
+            100.0 * late,
+            100.0 * last,
+            cause(health)
+        )
+    }
+
+    /// The same as an object.
+    pub(in crate::cli) fn object(&self, name: &str, health: &Health) -> Value {
+        let Named { rank, late, last, after } = self.named;
+        json!({"node": name, "rank": rank, "late": late, "last": last, "after_tokens": after,
+            "windows_named": self.windows.0, "windows": self.windows.1, "run_queue": health.run_queue,
+            "cause": health.cause().map(|cause| cause.to_string())})
+    }
+}
+
+/// What the machine says of why, or what it says that it is not.
+fn cause(health: &Health) -> String {
+    if let Some(cause) = health.cause() {
+        return format!("Its machine says: {cause}");
+    }
+    match health.run_queue {
+        Some(threads) => format!(
+            "No cause is known: its engine waited {:.0} % of the time for a core, its clock is not lowered; was it stopped, or is its \
+             share too large?",
+            100.0 * threads.waited
+        ),
+        None => "No cause is known; is its share too large?".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{
+        ids::Rank,
+        telemetry::{SyncRecord, health::RunQueue},
+        units::Nanoseconds,
+    };
+
+    use super::*;
+    use crate::cli::profile::trace::tests::record;
+
+    #[test]
+    fn the_straggler_of_any_stage_is_named_with_its_shares_and_cause() {
+        // Two stages of two; in the second, rank 1 (member 3) costs the other a third of its time.
+        let late = |late: u64| -> Vec<SyncRecord> {
+            let times = |step| SyncRecord { tokens: 1, compute: Nanoseconds(90), ..record(step, 0, 0) };
+            let late = |record| SyncRecord { last: Rank(1), wait: Nanoseconds(60), late: Nanoseconds(late), ..record };
+            (1..=64).map(times).map(late).collect()
+        };
+        let names = ["pi1", "pi2", "pi3", "pi4"].map(str::to_owned);
+        let lists = [late(0), late(0), late(50), late(0)];
+        let records = RankRecords { names: &names, ranks: 2, records: &lists };
+        let found = straggler(&records).expect("one is late");
+        assert_eq!((found.member, found.named.after, found.windows), (3, 1, (1, 1)));
+        let health = |waited| Health { run_queue: Some(RunQueue { waited, ran: 0.5 }), ..Health::default() };
+        let said = found.sentence("pi4", &health(0.3));
+        assert!(said.starts_with("pi4 holds the others up") && said.contains("cores shared"), "{said}");
+        let said = found.sentence("pi4", &health(0.01));
+        assert!(said.contains("No cause is known: its engine waited 1 %"), "{said}");
+        let prompt: Vec<Vec<SyncRecord>> =
+            lists.iter().map(|list| list.iter().map(|one| SyncRecord { tokens: 9, ..*one }).collect()).collect();
+        assert_eq!(straggler(&RankRecords { records: &prompt, ..records }), None, "a prompt is no decoding");
+    }
+}

@@ -1,0 +1,56 @@
+//! How long the engine's threads were ready and did not run: the second number of a thread's `schedstat`.
+use std::{collections::BTreeMap, time::Instant};
+
+use shared::{latency::ratio, telemetry::health::RunQueue};
+
+use super::source::Root;
+
+/// Names of the threads that a step waits for; `/proc/self/schedstat` is of the main thread alone, which computes nothing.
+const THREADS: [&str; 2] = ["engine", "compute-"];
+
+/// Counters of the reading before.
+#[derive(Debug, Default)]
+pub(super) struct Scheduling {
+    before: Option<(Instant, BTreeMap<String, Times>)>,
+}
+
+/// Nanoseconds since the thread's start.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    ran: u64,
+    waited: u64,
+}
+
+impl Scheduling {
+    /// The thread that waited longest since the reading before. `None` without an engine, in the reading in which one appears, and
+    /// where the kernel counts nothing (it is built without CONFIG_SCHED_INFO).
+    pub(super) fn read(&mut self, root: &Root, now: Instant) -> Option<RunQueue> {
+        let threads = threads(root);
+        let (then, before) = self.before.replace((now, threads.clone()))?;
+        let time = now.saturating_duration_since(then).as_nanos() as f64;
+        let share = |now: u64, before: u64| ratio(now.saturating_sub(before) as f64, time).min(1.0) as f32;
+        let since = |(thread, now): (&String, &Times)| {
+            let before = before.get(thread)?;
+            Some(RunQueue { waited: share(now.waited, before.waited), ran: share(now.ran, before.ran) })
+        };
+        threads.iter().filter_map(since).max_by(|one, two| one.waited.total_cmp(&two.waited))
+    }
+}
+
+/// The engine's threads by the folders of their numbers. A thread that ends meanwhile is not read.
+fn threads(root: &Root) -> BTreeMap<String, Times> {
+    let is_engine = |folder: &String| {
+        let name = root.text(&format!("{folder}/comm")).unwrap_or_default();
+        THREADS.iter().any(|thread| name.starts_with(thread))
+    };
+    let folders = root.entries("proc/self/task", "").into_iter().filter(is_engine);
+    folders.filter_map(|folder| times(root, &folder).map(|times| (folder, times))).collect()
+}
+
+fn times(root: &Root, folder: &str) -> Option<Times> {
+    let text = root.text(&format!("{folder}/schedstat"))?;
+    let mut words = text.split_whitespace().map(|word| word.parse().ok());
+    let times = Times { ran: words.next()??, waited: words.next()?? };
+    // Where nothing is counted all is zero.
+    (times.ran > 0).then_some(times)
+}
