@@ -13,7 +13,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const MODEL: &str = "bard-q8_0.gguf";
 /// Little work; what it gives is no figure of the machine.
@@ -182,6 +182,104 @@ fn an_assignment_goes_before_a_bench() {
     let error = &ended.json()["nodes"][0]["error"];
     assert_eq!((ended.code, &error["code"]), (Some(5), &"bench_superseded".into()), "{}", ended.out);
     assert!(error["message"].as_str().is_some_and(|said| said.contains('@')), "it says who assigned: {error}");
+}
+
+/// A row for each size and algorithm in their order, with figures that can be.
+#[track_caller]
+fn check_collectives(found: &Value, ranks: f64, kinds: &[(u64, u64, &str)]) {
+    let rows = found["rows"].as_array().expect("a list");
+    let kind = |row: &Value| (row["tokens"].clone(), row["columns"].clone(), row["algorithm"].clone());
+    let wanted = kinds.iter().map(|(tokens, columns, name)| (json!(tokens), json!(columns), json!(name)));
+    assert_eq!(rows.iter().map(kind).collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
+    for (row, (tokens, columns, _)) in rows.iter().zip(kinds) {
+        let number = |key: &str| row[key].as_f64().expect(key);
+        assert_eq!(row["bytes"], 4 * tokens * columns);
+        assert!(number("p50_us") > 0.0 && number("p50_us") <= number("p99_us"), "{row}");
+        let (algbw, busbw) = (number("algbw_bytes_per_second"), number("busbw_bytes_per_second"));
+        assert!((algbw * number("p50_us") / 1e6 / number("bytes") - 1.0).abs() < 1e-6, "{row}");
+        assert!((busbw / algbw - 2.0 * (ranks - 1.0) / ranks).abs() < 1e-6, "{row}");
+    }
+}
+
+#[test]
+fn all_reduces_are_timed_on_the_links_of_a_topology_and_what_runs_goes_on_as_before() {
+    let cluster = Cluster::of(2);
+    let two = cluster.nodes();
+    let asked = |more: &[&str]| console(&[&["bench", "collectives", "--nodes", &two, "--model", MODEL], more].concat());
+    let short = ["--sizes", "1,16", "--algorithms", "direct,ring", "--repeats", "40", "--json"];
+    let ended = asked(&short);
+    assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
+    let found = ended.json();
+    let columns = found["rows"][0]["columns"].as_u64().expect("the model's");
+    let kinds = [(1, columns, "direct"), (1, columns, "ring"), (16, columns, "direct"), (16, columns, "ring")];
+    check_collectives(&found, 2.0, &kinds);
+    assert_eq!((&found["nodes"], &found["topology"]), (&json!(["pi1", "pi2"]), &json!("tp2")));
+    let rows = found["rows"].as_array().expect("a list");
+    assert!(rows.iter().all(|row| row["count"] == 40 && (row["algorithm"] != "ring" || row["is_used"] == false)));
+    // The same topology goes on: its steps come after those of the bench, and another one gives the same text.
+    let generate = |more: &[&str]| {
+        let fixed = ["--prompt", "ROMEO:", "--max-tokens", "8", "--temperature", "0"];
+        cluster.generate(2, &[&fixed[..], more].concat()).completion()
+    };
+    let text = generate(&[]);
+    assert_eq!(text["epoch"], found["epoch"], "nothing was assigned anew");
+    let text_ids = text["token_ids"].clone();
+    let again = asked(&["--sizes", "1", "--repeats", "3", "--collective", "ring"]);
+    assert_eq!(again.code, Some(0), "{} {}", again.out, again.err);
+    let of = |name: &str| again.out.lines().find(|line| line.contains(&format!(" {name} "))).expect(name).to_owned();
+    assert!(of("ring").ends_with("used") && !of("direct").ends_with("used"), "{}", again.out);
+    assert!(again.out.contains("busbw MB/s") && again.out.contains("between pi1, pi2"), "{}", again.out);
+    // Behind a stage nothing is timed, and a stage of one rank has nothing to time.
+    asked(&["--topology", "pp2-tp1", "--json"]).assert_error(4, "no_links", &["pi1", "sums with nobody"]);
+    assert_eq!(generate(&["--topology", "pp2-tp1"])["token_ids"], text_ids);
+    for bad in [&["--sizes", "129"][..], &["--sizes", "1x256"], &["--ranks", "2"], &["--repeats", "1001"]] {
+        asked(&[bad, &["--json"]].concat()).assert_error(2, "usage", &[]);
+    }
+    console(&["bench", "collectives", "--nodes", &two, "--json"]).assert_error(2, "usage", &["--model"]);
+    cluster.assert_alive();
+}
+
+#[test]
+fn all_reduces_are_not_timed_beside_requests_and_a_node_that_is_lost_meanwhile_is_named() {
+    let models = deep_models();
+    let mut cluster = Cluster::with(2, models.path(), "");
+    let nodes = cluster.nodes();
+    let bench = ["bench", "collectives", "--nodes", &nodes, "--model", DEEP, "--json"];
+    let busy = cluster.start_generation("4000");
+    console(&bench).assert_error(4, "requests_run", &["pi1"]);
+    kill(Pid::from_raw(busy.id().cast_signed()), Signal::SIGINT).expect("the console runs");
+    finish(busy);
+    wait_until("it is free", || cluster.status(0)["state"] == "ready");
+    let long = ["--sizes", "128,127,126,125,124,123,122,121", "--repeats", "1000"];
+    let child = spawn_console(&[&bench[..], &long].concat());
+    wait_until("links are timed", || cluster.status(0)["state"] == "serving");
+    cluster.signal(1, Signal::SIGKILL);
+    cluster.wait(1);
+    finish(child).assert_error(5, "node_lost", &["pi2"]);
+}
+
+#[test]
+fn all_reduces_of_threads_are_timed_without_a_daemon() {
+    let few = ["--sizes", "1x64,3x96", "--algorithms", "star,rs-ag", "--repeats", "5", "--exchange", "q80"];
+    let local = [&["bench", "collectives", "--local", "--ranks", "3"], &few[..]].concat();
+    let ended = console(&[&local[..], &["--json"]].concat());
+    assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
+    let found = ended.json();
+    check_collectives(&found, 3.0, &[(1, 64, "star"), (1, 64, "rs-ag"), (3, 96, "star"), (3, 96, "rs-ag")]);
+    assert_eq!((&found["ranks"], &found["exchange"]), (&json!(3), &json!("q80")));
+    found["rows"].as_array().expect("a list").iter().for_each(|row| {
+        assert_positive(&[&row["bare_us"], &row["over_bare"], &row["messages"], &row["calls_per_message"]]);
+    });
+    let text = console(&local);
+    let mut brambled = Command::new(programs().join("brambled"));
+    let output = brambled.args(["bench", "collectives", "--ranks", "3"]).args(few).output().expect("brambled runs");
+    let own = String::from_utf8_lossy(&output.stdout);
+    let heads = |text: &str| text.lines().take(3).map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!((text.code, heads(&text.out)), (Some(0), heads(&own)));
+    for (bad, named) in [(&["--sizes", "16"][..], "TOKENSxCOLUMNS"), (&["--sizes", "99999x99999"], "values")] {
+        let bad = [&["bench", "collectives", "--local", "--json"], bad].concat();
+        console(&bad).assert_error(2, "usage", &[named]);
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! `console bench`: measures nodes, or this machine by the brambled beside the console, with real work.
-use std::{io::IsTerminal, path::Path, process::Stdio, sync::Arc, time::Duration};
+use std::{ffi::OsString, io::IsTerminal, path::Path, process::Stdio, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, brambled, exclude::find, interrupts::Interrupts, options, output};
+use super::{Failure, brambled, collectives, exclude::find, interrupts::Interrupts, options, output};
 use crate::client::{assign::report, bench::bench, cluster::Cluster, session::Session, with_port};
 
 /// A node that was taken out must hold nothing within this.
@@ -39,6 +39,9 @@ struct Answer {
 
 /// Runs the command. The first signal cancels what runs, the second ends it at once.
 pub(super) async fn run(options: options::Bench) -> Result<u8, Failure> {
+    if let Some(options::BenchWhat::Collectives(wanted)) = options.what {
+        return collectives::run(*wanted).await;
+    }
     let nodes: Vec<String> = if options.local { Vec::new() } else { options.nodes.clone() };
     if nodes.is_empty() && !options.only.is_empty() {
         let message = "no nodes named to find these among".into();
@@ -164,11 +167,20 @@ async fn here(options: &options::Bench, benches: &[Bench]) -> Result<Answer, Fai
     Ok(answer)
 }
 
-/// The brambled beside this program as a child, which ends with it.
 async fn child(bench: &Bench, model: Option<&Path>, name: &str) -> anyhow::Result<BenchFound> {
+    let printed = printed(bench.arguments(model), name).await?;
+    let found = match bench {
+        Bench::Node(_) => serde_json::from_slice(&printed).map(BenchFound::Node),
+        Bench::Kernels(_) => serde_json::from_slice(&printed).map(BenchFound::Kernels),
+    };
+    found.context("brambled is of another release")
+}
+
+/// What the brambled beside this program prints as a child, which ends with it; tells of its progress as that of `name`.
+pub(super) async fn printed(arguments: Vec<OsString>, name: &str) -> anyhow::Result<Vec<u8>> {
     let program = brambled::path()?;
     let mut command = Command::new(&program);
-    command.args(bench.arguments(model)).kill_on_drop(true);
+    command.args(arguments).kill_on_drop(true);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
     // Kept open: where it closes, the child ends.
@@ -197,11 +209,7 @@ async fn child(bench: &Bench, model: Option<&Path>, name: &str) -> anyhow::Resul
     if !status.success() {
         bail!(if last.is_empty() { anyhow!("brambled ended with {status}") } else { anyhow!(last) });
     }
-    let found = match bench {
-        Bench::Node(_) => serde_json::from_slice(&printed).map(BenchFound::Node),
-        Bench::Kernels(_) => serde_json::from_slice(&printed).map(BenchFound::Kernels),
-    };
-    found.with_context(|| format!("{} is of another release", program.display()))
+    Ok(printed)
 }
 
 /// Tells what is measured now, where somebody watches.

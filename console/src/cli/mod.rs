@@ -1,6 +1,7 @@
 //! The command line: one file per command. Every command works without a screen and has --json where it reads something.
 mod bench;
 mod brambled;
+mod collectives;
 mod confirm;
 mod dashboard;
 mod demo;
@@ -52,7 +53,7 @@ struct Arguments {
 /// Commands; without one the dashboard opens.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure nodes, or this machine: read bandwidth, load, prefill, decode, memory, kernels
+    /// Measure nodes, or this machine: read bandwidth, load, prefill, decode, memory, kernels; all-reduces
     Bench(options::Bench),
     /// Start daemons on this machine, assign a topology and open the dashboard (or print a text, without a terminal)
     Demo(options::Demo),
@@ -82,7 +83,7 @@ enum Command {
 impl Arguments {
     fn json(&self) -> bool {
         match &self.command {
-            Some(Command::Bench(bench)) => bench.json,
+            Some(Command::Bench(bench)) => bench.json(),
             Some(Command::Demo(demo)) => demo.json,
             Some(Command::Exclude(exclude)) => exclude.change.json,
             Some(Command::Generate(generate)) => generate.json,

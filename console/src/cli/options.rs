@@ -12,9 +12,10 @@ use shared::{
     topology::{Exchange, KvFormat, Layout, exclusion::REASON_LENGTH_MAX},
 };
 
+use super::collectives::Collectives;
 use crate::{client::assign::SLOTS_DEFAULT, wanted::Wanted};
 
-fn node(text: &str) -> Result<String, String> {
+pub(super) fn node(text: &str) -> Result<String, String> {
     if text.is_empty() || text.contains(char::is_whitespace) {
         Err("a node is ADDRESS[:PORT]".into())
     } else {
@@ -61,7 +62,7 @@ pub(super) struct Assignment {
     kv: KvFormat,
     /// Format of the partial sums between nodes: f32, f16 or q80
     #[arg(long, default_value = "f32", value_parser = <Exchange as std::str::FromStr>::from_str)]
-    exchange: Exchange,
+    pub(super) exchange: Exchange,
     /// How nodes sum: auto times direct, rs-ag and star on the links; or one of these, doubling, ring, two-level
     #[arg(long, default_value = "auto", value_parser = <Choice as std::str::FromStr>::from_str)]
     collective: Choice,
@@ -174,7 +175,10 @@ pub(super) const DEMO_NODES_MAX: u16 = 8;
 
 /// Options of `console bench`.
 #[derive(Clone, Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(super) struct Bench {
+    #[command(subcommand)]
+    pub(super) what: Option<BenchWhat>,
     /// Measure only these, by name or address [default: all]
     #[arg(value_name = "NODE", conflicts_with = "local")]
     pub(super) only: Vec<String>,
@@ -234,7 +238,22 @@ pub(super) struct Bench {
     pub(super) json: bool,
 }
 
+/// What else is measured.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub(super) enum BenchWhat {
+    /// All-reduces: between the nodes of a topology on their links, or between threads of this machine
+    Collectives(Box<Collectives>),
+}
+
 impl Bench {
+    /// Whether an object is wanted.
+    pub(super) fn json(&self) -> bool {
+        match &self.what {
+            Some(BenchWhat::Collectives(collectives)) => collectives.json,
+            None => self.json,
+        }
+    }
+
     /// What to ask for: the whole model, then products of its matrices. Nodes hear the model's name, this machine its path.
     pub(super) fn benches(&self, on_nodes: bool) -> Vec<bench::Bench> {
         let model = self.model.as_ref().map(|model| model.to_string_lossy().into_owned());

@@ -159,7 +159,7 @@ impl Simulate {
                 1 => Ok("-".into()),
                 _ => replica.algorithm(0, tokens).map(|algorithm| algorithm.to_string()),
             };
-            let collectives = [name(1)?, name(self.hypothetical.prompt.min(shared::simulate::replica::CHUNK))?];
+            let collectives = [name(1)?, name(self.hypothetical.prompt.min(replica.step_tokens()))?];
             let watched =
                 self.watch.map(|tokens| watch(&replica, &Request { tokens, ..request.clone() })).transpose()?;
             Ok(Run { layout, outcome, collectives, watched })

@@ -3,11 +3,11 @@ use std::{pin::pin, time::Duration};
 
 use shared::{
     protocol::{
-        bench::{BENCH_SECONDS_MAX, Bench},
+        bench::{BENCH_SECONDS_MAX, Bench, BenchLinks, LINK_SECONDS_MAX},
         error::{Fault, FaultKind},
         message::{RequestBody, ResponseBody},
     },
-    telemetry::{BenchFound, BenchProgress},
+    telemetry::{BenchFound, BenchProgress, LinkBench},
 };
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +18,24 @@ use super::{assign::unexpected, generate::silence, session::Session};
 const CANCEL: Duration = Duration::from_secs(5);
 /// The node ends a bench by itself; this is for one that hangs.
 const PATIENCE: Duration = Duration::from_secs(BENCH_SECONDS_MAX as u64 + 60);
+
+/// Links that were opened a moment ago are tuned first, and the last all-reduce may be a long one.
+const LINKS: Duration = Duration::from_secs(LINK_SECONDS_MAX as u64 + 50);
+
+/// Times all-reduces of a head's stage on its links.
+///
+/// # Errors
+/// The head refuses it, a node was lost, or nothing came in time.
+pub async fn bench_links(session: &Session, wanted: BenchLinks) -> Result<LinkBench, Fault> {
+    let mut reply = session.ask(RequestBody::BenchLinks(wanted)).await?;
+    tokio::select! {
+        body = reply.next("timing all-reduces", LINKS) => match body? {
+            ResponseBody::BenchedLinks(found) => Ok(found),
+            other => Err(unexpected(session, &other)),
+        },
+        fault = silence(session) => Err(fault),
+    }
+}
 
 /// Runs a bench to its end.
 ///

@@ -231,6 +231,7 @@ impl State {
                 let found = KernelBench { threads: 1, tables: Vec::new() };
                 vec![ResponseBody::Benching(progress), ResponseBody::Benched(BenchFound::Kernels(found))]
             }
+            RequestBody::BenchLinks(_) => no(&FaultKind::NoLinks),
             RequestBody::Cancel => vec![ResponseBody::Finished(finished(FinishReason::Cancelled))],
         }
     }
@@ -269,6 +270,7 @@ fn name_of(body: &RequestBody) -> &'static str {
         RequestBody::Exclude(_) => "exclude",
         RequestBody::Bench(_) => "bench",
         RequestBody::Records => "records",
+        RequestBody::BenchLinks(_) => "bench links",
     }
 }
 

@@ -9,11 +9,17 @@ use std::{
 
 use anyhow::{Context, anyhow, ensure};
 use clap::Args;
-use serde::Serialize;
 use shared::{
     ids::{Epoch, Rank, TopologyHash},
-    protocol::frame::HEADER_BYTES,
+    protocol::{
+        bench::{BENCH_RANKS, BENCH_REDUCES_MAX, BENCH_VALUES_MAX, REDUCES_DEFAULT},
+        frame::HEADER_BYTES,
+    },
     schedule::{Algorithm, Choice, Step, payload_bytes, schedule},
+    telemetry::bench::{
+        CollectiveBench, CollectiveRow,
+        collectives::{Bare as BesideBare, median_and_p99},
+    },
     topology::Exchange,
 };
 
@@ -22,14 +28,12 @@ use crate::collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRin
 
 /// All-reduces of each kind before any counts.
 const WARM_UP: u32 = 5;
-/// Most values of one tensor.
-const VALUES_MAX: usize = 1 << 24;
 
 /// Options of `brambled bench collectives`.
 #[derive(Clone, Debug, Args)]
 pub struct Arguments {
     /// Ranks
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=64))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(BENCH_RANKS))]
     ranks: u16,
     /// Tensors as TOKENSxCOLUMNS
     #[arg(long, value_name = "TxC,..", value_delimiter = ',', default_value = "1x2048,16x2048,128x2048", value_parser = size)]
@@ -41,7 +45,8 @@ pub struct Arguments {
     #[arg(long, default_value = "f32", value_parser = <Exchange as std::str::FromStr>::from_str)]
     exchange: Exchange,
     /// All-reduces of each kind and size
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = REDUCES_DEFAULT,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(BENCH_REDUCES_MAX)))]
     repeats: u32,
     /// Waiting ranks spin: only with a core for each
     #[arg(long)]
@@ -61,40 +66,9 @@ struct Size {
 fn size(text: &str) -> Result<Size, String> {
     let parts = text.split_once('x').and_then(|(tokens, columns)| Some((tokens.parse().ok()?, columns.parse().ok()?)));
     let (tokens, columns): (usize, usize) = parts.ok_or("a size is TOKENSxCOLUMNS, for example 1x2048")?;
-    let fits = tokens > 0 && columns > 0 && tokens.checked_mul(columns).is_some_and(|values| values <= VALUES_MAX);
-    if fits { Ok(Size { tokens, columns }) } else { Err(format!("a tensor has 1 to {VALUES_MAX} values")) }
-}
-
-/// One line of the result.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Row {
-    tokens: usize,
-    columns: usize,
-    /// Bytes of the tensor in f32: what algbw counts.
-    bytes: usize,
-    algorithm: Algorithm,
-    p50_us: f64,
-    p99_us: f64,
-    /// The median of a bare exchange of as many bytes between the same ranks, all at once.
-    bare_us: f64,
-    /// Median over median.
-    over_bare: f64,
-    algbw_bytes_per_second: f64,
-    busbw_bytes_per_second: f64,
-    /// Messages of all ranks in one all-reduce.
-    messages: f64,
-    /// System calls of all ranks for each of them, send and receive together.
-    calls_per_message: f64,
-}
-
-/// What was found.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Found {
-    ranks: u16,
-    exchange: Exchange,
-    spin: bool,
-    repeats: u32,
-    rows: Vec<Row>,
+    let fits =
+        tokens > 0 && columns > 0 && tokens.checked_mul(columns).is_some_and(|values| values <= BENCH_VALUES_MAX);
+    if fits { Ok(Size { tokens, columns }) } else { Err(format!("a tensor has 1 to {BENCH_VALUES_MAX} values")) }
 }
 
 /// What one rank saw of one kind of all-reduce.
@@ -107,7 +81,7 @@ struct Seen {
 }
 
 /// Measures all sizes and algorithms.
-pub(super) fn run(arguments: &Arguments) -> anyhow::Result<Found> {
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<CollectiveBench> {
     let algorithms =
         if arguments.algorithms.is_empty() { Algorithm::ALL.to_vec() } else { arguments.algorithms.clone() };
     let world = usize::from(arguments.ranks);
@@ -133,16 +107,18 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<Found> {
             rows.push(row(*algorithm, *size, arguments.repeats, &seen));
         }
     }
-    Ok(Found {
+    Ok(CollectiveBench {
         ranks: arguments.ranks,
         exchange: arguments.exchange,
-        spin: arguments.spin,
+        nodes: Vec::new(),
+        spin: Some(arguments.spin),
         repeats: arguments.repeats,
         rows,
+        skipped: Vec::new(),
     })
 }
 
-fn row(algorithm: Algorithm, size: Size, repeats: u32, seen: &[&Seen]) -> Row {
+fn row(algorithm: Algorithm, size: Size, repeats: u32, seen: &[&Seen]) -> CollectiveRow {
     // An all-reduce is over when the slowest rank has it.
     let slowest = |of: &dyn Fn(&Seen) -> &Vec<f64>| {
         let at = |index: usize| seen.iter().map(|seen| of(seen)[index]).fold(0.0, f64::max);
@@ -151,27 +127,19 @@ fn row(algorithm: Algorithm, size: Size, repeats: u32, seen: &[&Seen]) -> Row {
         times
     };
     let (times, bare) = (slowest(&|seen| &seen.times), slowest(&|seen| &seen.bare));
-    let (p50, p99) = (times[times.len() / 2], times[times.len() * 99 / 100]);
-    let bare_us = bare[bare.len() / 2];
-    let bytes = 4 * size.tokens * size.columns;
-    let algbw = bytes as f64 / (p50 / 1e6);
-    let world = seen.len() as f64;
+    let spread = |times: &[f64]| median_and_p99(times).expect("there is one repeat at least");
+    let (found, (bare_us, _)) = (spread(&times), spread(&bare));
     let messages: u64 = seen.iter().map(|seen| seen.messages).sum();
     let calls: u64 = seen.iter().map(|seen| seen.calls).sum();
-    Row {
-        tokens: size.tokens,
-        columns: size.columns,
-        bytes,
-        algorithm,
-        p50_us: p50,
-        p99_us: p99,
+    let bare = BesideBare {
         bare_us,
-        over_bare: p50 / bare_us,
-        algbw_bytes_per_second: algbw,
-        busbw_bytes_per_second: algbw * 2.0 * (world - 1.0) / world,
+        over_bare: found.0 / bare_us,
         messages: messages as f64 / f64::from(repeats),
         calls_per_message: calls as f64 / messages.max(1) as f64,
-    }
+    };
+    let (tokens, columns) = (size.tokens as u32, size.columns as u32);
+    let row = CollectiveRow::new(algorithm, (tokens, columns), (repeats, seen.len() as u16), found);
+    CollectiveRow { bare: Some(bare), ..row }
 }
 
 /// One rank: in each round every algorithm and its bare exchange in turn. The group is given back so that no link closes before
@@ -252,51 +220,4 @@ fn sockets(world: usize) -> anyhow::Result<Vec<Vec<Option<TcpStream>>>> {
         links[high][low] = Some(listener.accept()?.0);
     }
     Ok(links)
-}
-
-/// The lines of the table.
-pub(super) fn table(found: &Found) -> Vec<String> {
-    let Found { ranks, exchange, spin, repeats, .. } = found;
-    let waiting = if *spin { "spinning" } else { "sleeping" };
-    let mut lines = vec![
-        format!(
-            "{ranks} ranks as threads over loopback, {exchange}, waiting ranks {waiting}, {repeats} all-reduces of each"
-        ),
-        String::new(),
-        format!(
-            "{:>12} {:>10} {:<10} {:>10} {:>10} {:>10} {:>6} {:>12} {:>12} {:>8} {:>10}",
-            "size",
-            "bytes",
-            "algorithm",
-            "p50 us",
-            "p99 us",
-            "bare us",
-            "ratio",
-            "algbw MB/s",
-            "busbw MB/s",
-            "messages",
-            "calls/msg"
-        ),
-    ];
-    for row in &found.rows {
-        lines.push(format!(
-            "{:>12} {:>10} {:<10} {:>10.1} {:>10.1} {:>10.1} {:>6.2} {:>12.1} {:>12.1} {:>8.1} {:>10.2}",
-            format!("{}x{}", row.tokens, row.columns),
-            row.bytes,
-            row.algorithm.name(),
-            row.p50_us,
-            row.p99_us,
-            row.bare_us,
-            row.over_bare,
-            row.algbw_bytes_per_second / 1e6,
-            row.busbw_bytes_per_second / 1e6,
-            row.messages,
-            row.calls_per_message
-        ));
-    }
-    lines.push(String::new());
-    lines.push(
-        "bare: the same bytes between the same ranks in one go, nothing summed and no rank waiting for a sum".into(),
-    );
-    lines
 }

@@ -18,7 +18,7 @@ use shared::{
         BENCH_READ_MIB_MIN, BENCH_ROWS_MAX, BENCH_THREADS_MAX, BENCH_TOKENS_MAX, MATRIX_DEFAULT,
         PRODUCT_TOKENS_DEFAULT,
     },
-    telemetry::bench::{kernels_table, node_table},
+    telemetry::bench::{collectives_table, kernels_table, node_table},
     topology::KvFormat,
 };
 
@@ -142,7 +142,7 @@ pub fn run(command: Command, kernels: &'static crate::kernels::Kernels) -> anyho
         }
         Bench::Collectives(arguments) => {
             let found = collectives::run(&arguments)?;
-            show(&found, collectives::table, arguments.json)
+            show(&found, collectives_table, arguments.json)
         }
     }
 }

@@ -9,7 +9,7 @@ use shared::{
     protocol::bench::{CONTEXT_DEFAULT, PREFILL_DEFAULT},
     schedule::Choice,
     telemetry::bench::{Decode, Load, NodeBench, Prefill, Rows},
-    topology::{Exchange, KvFormat, spec::KV_BLOCK_LENGTH},
+    topology::{Exchange, KvFormat, layout::STEP_TOKENS_MAX, spec::KV_BLOCK_LENGTH},
 };
 
 use super::{
@@ -20,7 +20,6 @@ use super::{
 };
 use crate::{
     collective::{Accounting, Group, Settings, SyncRing},
-    engine::plan::STEP_TOKENS_MAX,
     health::machine::allowed_cores,
     kernels::{Compute, Kernels, Pool, PoolOptions},
     model::{Batch, BatchToken, KvCache, Model, Shard},

@@ -11,6 +11,7 @@ mod peer;
 mod program;
 #[cfg(test)]
 mod tests;
+mod timing;
 mod tune;
 
 use shared::{

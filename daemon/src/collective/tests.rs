@@ -9,7 +9,10 @@ use std::{
 
 use shared::{
     ids::{Epoch, LayerIndex, Rank, TopologyHash},
-    protocol::frame::{FrameHeader, FrameKind, FramePlace, HEADER_BYTES},
+    protocol::{
+        bench::BenchLinks,
+        frame::{FrameHeader, FrameKind, FramePlace, HEADER_BYTES},
+    },
     schedule::{Algorithm, Choice, payload_bytes},
     telemetry::SyncKind,
     topology::Exchange,
@@ -370,4 +373,41 @@ fn an_announced_length_alone_makes_no_large_buffer_and_an_abort_ends_the_wait() 
     abort.raise();
     let result = waiting.join().expect("the rank returns");
     assert!(matches!(result, Err(CollectiveError::Aborted)), "{result:?}");
+}
+
+#[test]
+fn links_are_timed_as_the_first_rank_orders_and_steps_go_on_behind() {
+    let case = Case::new(Algorithm::Direct, 3, Exchange::F16);
+    let mut ranks: Vec<_> =
+        sockets(3, &pair).into_iter().enumerate().map(|(rank, streams)| group(rank, streams, case).0).collect();
+    let mut leader = ranks.remove(0);
+    let follow = |mut group: Group| {
+        thread::spawn(move || {
+            let mut step = 9;
+            loop {
+                step += 1;
+                if let Err(error) = group.follow_order(Rank(0), step) {
+                    return (error, step);
+                }
+            }
+        })
+    };
+    let followers: Vec<_> = ranks.into_iter().map(follow).collect();
+    let wanted = BenchLinks { tokens: vec![2, 1], algorithms: Algorithm::ALL.to_vec(), repeats: 40 };
+    let mut step = 9;
+    let found = leader.bench(&wanted, &mut step).expect("all follow");
+    assert_eq!((found.ranks, found.columns, &found.left_out), (3, 160, &vec![]));
+    let kinds: Vec<_> = found.times.iter().map(|time| (time.tokens, time.algorithm)).collect();
+    let asked = [2, 1].into_iter().flat_map(|tokens| Algorithm::ALL.map(|algorithm| (tokens, algorithm)));
+    assert_eq!(kinds, asked.collect::<Vec<_>>());
+    for time in &found.times {
+        assert!(time.count == 40 && time.p50.0 > 0 && time.p50 <= time.p99, "{time:?}");
+        assert_eq!((time.bytes, time.is_used), (4 * 160 * u64::from(time.tokens), time.algorithm == Algorithm::Direct));
+    }
+    drop(leader);
+    for follower in followers {
+        let (error, at) = follower.join().expect("a follower ends");
+        assert!(matches!(error, CollectiveError::Closed(_)), "{error}");
+        assert_eq!(at, step + 1, "every order was a step, and no rank was at another");
+    }
 }

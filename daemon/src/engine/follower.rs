@@ -83,6 +83,8 @@ impl Follower {
                     group.accounting.close(span);
                     self.answer(header, &query)?;
                 }
+                // Between steps, while no request runs; the head's stage alone is timed.
+                FrameKind::Tune if leader == self.stepper.place.leader() => group.follow_order(leader, header.step)?,
                 kind => return Err(EngineError::Message(kind)),
             }
         }

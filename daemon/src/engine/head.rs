@@ -13,6 +13,7 @@ use shared::{
     ids::Slot,
     latency::RequestTimes,
     protocol::{
+        bench::BenchLinks,
         error::{Fault, FaultKind},
         frame::FrameKind,
         message::{FinishReason, Finished, Generate, TokenEvent, TokenLogprob},
@@ -87,7 +88,7 @@ impl<'a> Head<'a> {
         sink: &'a dyn Fn(Progress),
     ) -> Self {
         let scheduler = Scheduler::new(limits);
-        let scheduler = scheduler.in_turns(usize::from(stepper.place.stages));
+        let scheduler = scheduler.in_turns(usize::from(stepper.place.stages), stepper.place.step_tokens());
         let (requests, flights) = (BTreeMap::new(), VecDeque::with_capacity(limits.slots));
         let (sampler, plan, payload) = (Sampler::default(), Plan::default(), Vec::new());
         Self { node, limits, tokenizer, stepper, scheduler, requests, step: 0, sink, flights, sampler, plan, payload }
@@ -114,6 +115,7 @@ impl<'a> Head<'a> {
             match order {
                 Ok(EngineCommand::Submit(key, generate)) => self.submit(key, &generate),
                 Ok(EngineCommand::Cancel(key)) => self.cancel(key),
+                Ok(EngineCommand::BenchLinks(key, wanted)) => self.bench_links(key, &wanted)?,
                 Ok(EngineCommand::Stop) | Err(TryRecvError::Disconnected) => return Ok(()),
                 Err(TryRecvError::Empty) => self.advance()?,
             }
@@ -181,6 +183,26 @@ impl<'a> Head<'a> {
         if self.requests.contains_key(&key) {
             self.finish(key, FinishReason::Cancelled);
         }
+    }
+
+    /// Times all-reduces of this stage. Requests that come meanwhile wait until it is done.
+    fn bench_links(&mut self, key: RequestKey, wanted: &BenchLinks) -> Result<(), EngineError> {
+        // Steps of requests that were cancelled are finished by the stages behind all the same.
+        while self.has_work() {
+            self.advance()?;
+        }
+        if self.stepper.group.omits_exchange() {
+            let reason = "all-reduces are left out (--omit-exchange)".into();
+            let fault = Fault::new(&self.node, FaultKind::BenchFailed { reason });
+            (self.sink)(Progress::Refused(key, fault));
+            return Ok(());
+        }
+        if let Some(links) = self.stepper.group.links() {
+            links.abort().set_busy(true);
+        }
+        let found = self.stepper.group.bench(wanted, &mut self.step)?;
+        (self.sink)(Progress::LinksBenched(key, found));
+        Ok(())
     }
 
     /// Ranks of the replica.

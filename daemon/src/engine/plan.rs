@@ -3,13 +3,10 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use shared::{
     ids::Slot,
     sampling::SamplingParameters,
-    topology::{Topology, spec::KV_BLOCK_LENGTH},
+    topology::{Topology, layout::STEP_TOKENS_MAX, spec::KV_BLOCK_LENGTH},
 };
 
 use crate::model::BatchToken;
-
-/// Most tokens in a step: a prompt goes through the layers in chunks of this, mixed with the tokens of running answers.
-pub const STEP_TOKENS_MAX: usize = 128;
 
 /// One step, as the head decided it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

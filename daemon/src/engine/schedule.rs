@@ -1,9 +1,13 @@
 //! The head's decisions: who runs in which slot with which KV blocks, and what goes into the next step. Pure.
 use std::collections::VecDeque;
 
-use shared::{ids::Slot, sampling::SamplingParameters, topology::spec::KV_BLOCK_LENGTH};
+use shared::{
+    ids::Slot,
+    sampling::SamplingParameters,
+    topology::{layout::STEP_TOKENS_MAX, spec::KV_BLOCK_LENGTH},
+};
 
-use super::plan::{Limits, Opened, Plan, PlanEntry, STEP_TOKENS_MAX};
+use super::plan::{Limits, Opened, Plan, PlanEntry};
 
 /// Names a request inside an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,6 +54,8 @@ pub struct Scheduler {
     was_busy: bool,
     /// Turns that running answers take: as many as the pipeline has stages, so that none of them idles.
     turns: usize,
+    /// Most tokens of a step.
+    step_tokens: usize,
 }
 
 impl Scheduler {
@@ -57,12 +63,22 @@ impl Scheduler {
     pub fn new(limits: Limits) -> Self {
         let slots = (0..limits.slots).map(|_| None).collect();
         let free = (0..limits.blocks as u32).rev().collect();
-        Self { limits, waiting: VecDeque::new(), slots, free, closed: Vec::new(), was_busy: false, turns: 1 }
+        Self {
+            limits,
+            waiting: VecDeque::new(),
+            slots,
+            free,
+            closed: Vec::new(),
+            was_busy: false,
+            turns: 1,
+            step_tokens: STEP_TOKENS_MAX,
+        }
     }
 
-    /// Lets running answers take turns: each step carries the tokens of a part of them.
-    pub fn in_turns(self, turns: usize) -> Self {
-        Self { turns: turns.max(1), ..self }
+    /// For a pipeline of so many stages: running answers take turns, each step carries the tokens of a part of them, and at most
+    /// `step_tokens`.
+    pub fn in_turns(self, turns: usize, step_tokens: usize) -> Self {
+        Self { turns: turns.max(1), step_tokens: step_tokens.clamp(1, STEP_TOKENS_MAX), ..self }
     }
 
     /// Puts a request at the end of the queue.
@@ -124,7 +140,7 @@ impl Scheduler {
                 }
                 turn -= usize::from(answering);
                 plan.is_prefill |= !answering;
-                enter(Slot(index as u16), running, &mut plan.entries);
+                enter(Slot(index as u16), running, self.step_tokens, &mut plan.entries);
             }
         }
         if plan.entries.is_empty() {
@@ -157,8 +173,8 @@ impl Scheduler {
 }
 
 /// Enters as many tokens of a sequence as the step still holds.
-fn enter(slot: Slot, running: &mut Running, entries: &mut Vec<PlanEntry>) {
-    let room = STEP_TOKENS_MAX - entries.len();
+fn enter(slot: Slot, running: &mut Running, most: usize, entries: &mut Vec<PlanEntry>) {
+    let room = most - entries.len();
     let count = room.min(running.tokens.len() - running.fed);
     let last = running.tokens.len() - 1;
     let entry = |position: usize| PlanEntry {
@@ -244,7 +260,7 @@ mod tests {
     #[test]
     fn answers_take_turns_in_a_pipeline_and_a_step_without_tokens_is_none() {
         let limits = Limits { slots: 5, blocks: 10, ..LIMITS };
-        let mut scheduler = Scheduler::new(limits).in_turns(2);
+        let mut scheduler = Scheduler::new(limits).in_turns(2, 64);
         (1..=5).for_each(|key| scheduler.submit(request(key, 2, 5)));
         let slots = |plan: Option<Plan>| {
             plan.map_or(Vec::new(), |plan| plan.entries.iter().map(|entry| entry.slot.0).collect())

@@ -4,11 +4,11 @@ use std::{sync::Arc, time::Duration};
 use shared::{
     ids::{Epoch, Rank, RequestId, TopologyHash},
     protocol::{
-        bench::Bench,
+        bench::{Bench, BenchLinks},
         error::{Fault, Loss},
         message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent},
     },
-    telemetry::{BenchFound, BenchProgress, LoadProgress},
+    telemetry::{BenchFound, BenchProgress, LinkBench, LoadProgress},
     topology::Exclusions,
     units::Bytes,
 };
@@ -96,6 +96,8 @@ pub enum Progress {
     Token(RequestKey, TokenEvent),
     /// A request ended.
     Finished(RequestKey, Box<Finished>),
+    /// All-reduces were timed.
+    LinksBenched(RequestKey, LinkBench),
     /// A request cannot be run.
     Refused(RequestKey, Fault),
     /// The engine cannot go on; `rank` is the one that was lost, if one was.
@@ -114,6 +116,8 @@ pub enum EngineCommand {
     Submit(RequestKey, Arc<Generate>),
     /// End a request; it finishes as cancelled.
     Cancel(RequestKey),
+    /// Time all-reduces between the ranks of the stage.
+    BenchLinks(RequestKey, BenchLinks),
     /// End the engine.
     Stop,
 }

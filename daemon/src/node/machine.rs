@@ -1,5 +1,5 @@
 //! The state machine: assignments in two phases, requests, lost peers, draining.
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use shared::{
     ids::{Epoch, MemberIndex, Rank, RequestId, TopologyHash},
@@ -275,7 +275,11 @@ impl Node {
                 effects
             }
             RequestBody::Generate(generate) => match self.check_generate(&generate) {
-                Ok(()) => self.generate(session, id, *generate),
+                Ok(()) => self.start(session, id, |key| EngineCommand::Submit(key, Arc::from(generate))),
+                Err(kind) => self.refuse(session, id, kind),
+            },
+            RequestBody::BenchLinks(wanted) => match self.check_bench_links(&wanted) {
+                Ok(()) => self.start(session, id, |key| EngineCommand::BenchLinks(key, wanted)),
                 Err(kind) => self.refuse(session, id, kind),
             },
             RequestBody::Restart => self.restart(session, id),

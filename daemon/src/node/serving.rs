@@ -2,6 +2,7 @@
 use shared::{
     ids::{Epoch, Rank, RequestId},
     protocol::{
+        bench::BenchLinks,
         error::{Fault, FaultKind, Loss},
         message::{Generate, PROMPT_BYTES_MAX, ResponseBody, STOP_BYTES_MAX, STOP_STRINGS_MAX},
     },
@@ -9,11 +10,13 @@ use shared::{
 
 use super::{
     event::{Effect, EngineCommand, Progress, SessionId},
-    machine::{Node, Open, Phase, QUEUE_MAX},
+    machine::{Node, Open, Phase, QUEUE_MAX, Running},
 };
+use crate::engine::RequestKey;
 
 impl Node {
-    pub(super) fn check_generate(&self, generate: &Generate) -> Result<(), FaultKind> {
+    /// The topology that takes something new.
+    fn serving(&self) -> Result<&Running, FaultKind> {
         let state = self.state();
         if self.draining.is_some() {
             return Err(FaultKind::Draining);
@@ -32,6 +35,11 @@ impl Node {
         if running.requests.len() >= QUEUE_MAX {
             return Err(FaultKind::QueueFull { limit: QUEUE_MAX as u32 });
         }
+        Ok(running)
+    }
+
+    pub(super) fn check_generate(&self, generate: &Generate) -> Result<(), FaultKind> {
+        self.serving()?;
         let invalid = |reason: String| Err(FaultKind::ParameterInvalid { reason });
         if generate.prompt.len() > PROMPT_BYTES_MAX {
             return invalid(format!("a prompt of {}, at most {}", generate.prompt.len(), PROMPT_BYTES_MAX));
@@ -45,14 +53,32 @@ impl Node {
         generate.sampling.check().map_err(|error| FaultKind::ParameterInvalid { reason: error.to_string() })
     }
 
-    pub(super) fn generate(&mut self, session: SessionId, id: RequestId, generate: Generate) -> Vec<Effect> {
+    /// All-reduces are timed on links that nobody else uses. A request that comes meanwhile waits for the end, as behind another.
+    pub(super) fn check_bench_links(&self, wanted: &BenchLinks) -> Result<(), FaultKind> {
+        let running = self.serving()?;
+        if running.assignment.place().group.len() < 2 {
+            return Err(FaultKind::NoLinks);
+        }
+        if !running.requests.is_empty() {
+            return Err(FaultKind::RequestsRun { count: running.requests.len() as u32 });
+        }
+        wanted.check().map_err(|reason| FaultKind::ParameterInvalid { reason })
+    }
+
+    /// Tells the engine of something that it answers.
+    pub(super) fn start(
+        &mut self,
+        session: SessionId,
+        id: RequestId,
+        command: impl FnOnce(RequestKey) -> EngineCommand,
+    ) -> Vec<Effect> {
         let Some(running) = &mut self.running else { return Vec::new() };
         if running.requests.key(session, id).is_some() {
             let reason = format!("request id {id} is in use on this session");
             return self.refuse(session, id, FaultKind::ParameterInvalid { reason });
         }
         let key = running.requests.add(session, id);
-        vec![Effect::Command(EngineCommand::Submit(key, generate.into()))]
+        vec![Effect::Command(command(key))]
     }
 
     pub(super) fn engine(&mut self, epoch: Epoch, progress: Progress) -> Vec<Effect> {
@@ -69,6 +95,7 @@ impl Node {
                 requests.respond(key, ResponseBody::Token(token))
             }
             Progress::Finished(key, finished) => requests.end(key, ResponseBody::Finished(*finished)),
+            Progress::LinksBenched(key, found) => requests.end(key, ResponseBody::BenchedLinks(found)),
             Progress::Refused(key, fault) => requests.end(key, ResponseBody::Failed(fault)),
             Progress::Broken { rank: Some(rank), .. } => return self.peer_lost(epoch, rank, Loss::Reset),
             Progress::Broken { rank: None, reason } => {

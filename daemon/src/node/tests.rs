@@ -4,12 +4,13 @@ use std::time::Duration;
 use shared::{
     ids::{Epoch, MemberIndex, ModelIdentity, Rank, RequestId},
     protocol::{
+        bench::{BenchLinks, LINK_TOKENS_MAX},
         error::{Fault, FaultKind, Loss},
         message::{FinishReason, Finished, Generate, Prepare, Request, RequestBody, ResponseBody},
     },
     sampling::SamplingParameters,
-    schedule::Choice,
-    telemetry::NodeState,
+    schedule::{Algorithm, Choice},
+    telemetry::{LinkBench, NodeState},
     topology::{Exchange, Exclusions, KvFormat, Layout, Member, Topology},
     units::Bytes,
 };
@@ -91,6 +92,40 @@ fn generate(node: &mut Node, session: SessionId, id: u64) -> Vec<Effect> {
     let sampling = SamplingParameters::default();
     let request = Generate { prompt: "x".into(), max_tokens: 3, sampling, stop: Vec::new() };
     ask(node, session, id, RequestBody::Generate(Box::new(request)))
+}
+
+fn bench_links(node: &mut Node, session: SessionId, id: u64, tokens: u32) -> Vec<Effect> {
+    let wanted = BenchLinks { tokens: vec![tokens], algorithms: vec![Algorithm::Direct], repeats: 5 };
+    ask(node, session, id, RequestBody::BenchLinks(wanted))
+}
+
+#[test]
+fn links_are_timed_while_no_request_runs_and_a_request_waits_for_the_end() {
+    assert!(matches!(failure(&bench_links(&mut node(), CONSOLE, 1, 1)), Some(FaultKind::NotServing { .. })));
+    let mut busy = running();
+    generate(&mut busy, CONSOLE, 3);
+    assert_eq!(failure(&bench_links(&mut busy, OTHER, 1, 1)), Some(&FaultKind::RequestsRun { count: 1 }));
+    let mut node = running();
+    let parameter = failure(&bench_links(&mut node, CONSOLE, 7, LINK_TOKENS_MAX + 1)).cloned();
+    assert!(matches!(parameter, Some(FaultKind::ParameterInvalid { .. })), "{parameter:?}");
+    let effects = bench_links(&mut node, CONSOLE, 8, 1);
+    assert!(matches!(effects[..], [Effect::Command(EngineCommand::BenchLinks(RequestKey(1), _))]), "{effects:?}");
+    assert_eq!(failure(&bench_links(&mut node, OTHER, 1, 1)), Some(&FaultKind::RequestsRun { count: 1 }));
+    assert!(matches!(generate(&mut node, OTHER, 2)[..], [Effect::Command(EngineCommand::Submit(_, _))]));
+    let (exchange, columns) = (Exchange::F32, 256);
+    let found = LinkBench { ranks: 2, exchange, columns, times: Vec::new(), left_out: vec![1] };
+    let told = node.handle(Event::Engine(Epoch(4), Progress::LinksBenched(RequestKey(1), found.clone())));
+    let body = ResponseBody::BenchedLinks(found);
+    assert_eq!(told, [Effect::Respond { session: CONSOLE, id: RequestId(8), body }]);
+}
+
+#[test]
+fn a_node_that_is_lost_while_links_are_timed_ends_that_by_name() {
+    let mut node = running();
+    bench_links(&mut node, CONSOLE, 7, 1);
+    let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Reset));
+    assert_eq!(failure(&effects), Some(&FaultKind::NodeLost { how: Loss::Reset }));
+    assert!(effects.contains(&Effect::AbortEngine(Epoch(4))), "{effects:?}");
 }
 
 fn finished(node: &mut Node, key: u64) -> Vec<Effect> {

@@ -3,7 +3,7 @@ use std::{ffi::OsString, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::topology::KvFormat;
+use crate::{schedule::Algorithm, topology::KvFormat};
 
 /// Longest file name of a model in bytes.
 pub const BENCH_MODEL_BYTES_MAX: usize = 1024;
@@ -33,6 +33,24 @@ pub const BENCH_COLUMNS_MIN: u32 = 256;
 pub const BENCH_COLUMNS_MAX: u32 = 1 << 16;
 /// A bench ends after this, done or not.
 pub const BENCH_SECONDS_MAX: u32 = 3600;
+/// Least and most ranks of a bench of all-reduces on one machine.
+pub const BENCH_RANKS: std::ops::RangeInclusive<i64> = 2..=64;
+/// Most all-reduces of each kind.
+pub const BENCH_REDUCES_MAX: u32 = 100_000;
+/// All-reduces of each kind where nothing is said.
+pub const REDUCES_DEFAULT: u32 = 200;
+/// Most values of one tensor.
+pub const BENCH_VALUES_MAX: usize = 1 << 24;
+/// Most tokens of an all-reduce on the links of a topology: those of a step.
+pub const LINK_TOKENS_MAX: u32 = 128;
+/// Tokens where none are given: one sequence, a small batch, the longest chunk of a prompt.
+pub const LINK_TOKENS_DEFAULT: [u32; 3] = [1, 16, 128];
+/// Most sizes that are timed on links.
+pub const LINK_SIZES_MAX: usize = 8;
+/// Most all-reduces of each kind on links.
+pub const LINK_REDUCES_MAX: u32 = 1000;
+/// No all-reduce on links begins after so many seconds.
+pub const LINK_SECONDS_MAX: u32 = 10;
 /// Most bytes that a bench prints.
 pub const BENCH_OUTPUT_BYTES_MAX: u64 = 1 << 20;
 
@@ -94,6 +112,40 @@ pub struct BenchKernels {
     pub columns: u32,
     /// Repeats; the median counts.
     pub repeats: u32,
+}
+
+/// All-reduces of the head's stage on the links of the running topology.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BenchLinks {
+    /// Tokens of the tensors, whose columns are those of the model.
+    pub tokens: Vec<u32>,
+    /// How they are summed.
+    pub algorithms: Vec<Algorithm>,
+    /// All-reduces of each kind; fewer where time is short.
+    pub repeats: u32,
+}
+
+impl BenchLinks {
+    /// Checks every bound.
+    ///
+    /// # Errors
+    /// What is out of bounds, and what the bounds are.
+    pub fn check(&self) -> Result<(), String> {
+        if !(1..=LINK_SIZES_MAX).contains(&self.tokens.len()) {
+            return Err(format!("sizes: {} are given; give 1 to {LINK_SIZES_MAX}", self.tokens.len()));
+        }
+        list("sizes", &self.tokens, 1, LINK_TOKENS_MAX)?;
+        if !are_distinct(&self.algorithms) {
+            return Err("algorithms: name at least one, and each once".into());
+        }
+        within("repeats", Some(self.repeats), 1, LINK_REDUCES_MAX)
+    }
+}
+
+/// Whether there is at least one and none comes twice.
+pub fn are_distinct(algorithms: &[Algorithm]) -> bool {
+    let is_new = |(index, one): (usize, &Algorithm)| !algorithms[..index].contains(one);
+    !algorithms.is_empty() && algorithms.len() <= Algorithm::ALL.len() && algorithms.iter().enumerate().all(is_new)
 }
 
 impl Bench {
@@ -279,6 +331,27 @@ mod tests {
         refused(|bench| bench.tokens = vec![BENCH_PRODUCT_TOKENS_MAX + 1], "tokens");
         refused(|bench| bench.rows = 0, "rows");
         refused(|bench| bench.columns = BENCH_COLUMNS_MIN - 1, "columns");
+    }
+
+    #[test]
+    fn a_bench_of_links_is_bounded() {
+        let good = BenchLinks { tokens: vec![1, 128], algorithms: Algorithm::ALL.to_vec(), repeats: 200 };
+        assert_eq!(good.check(), Ok(()));
+        for (named, change) in [
+            ("sizes", (|bench| bench.tokens.clear()) as fn(&mut BenchLinks)),
+            ("sizes", |bench| bench.tokens = vec![1; LINK_SIZES_MAX + 1]),
+            ("sizes", |bench| bench.tokens = vec![LINK_TOKENS_MAX + 1]),
+            ("sizes", |bench| bench.tokens = vec![0]),
+            ("algorithms", |bench| bench.algorithms.clear()),
+            ("algorithms", |bench| bench.algorithms = vec![Algorithm::Ring; 2]),
+            ("repeats", |bench| bench.repeats = LINK_REDUCES_MAX + 1),
+            ("repeats", |bench| bench.repeats = 0),
+        ] {
+            let mut bench = good.clone();
+            change(&mut bench);
+            let error = bench.check().expect_err(named);
+            assert!(error.contains(named), "{error}");
+        }
     }
 
     #[test]

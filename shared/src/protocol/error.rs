@@ -174,6 +174,12 @@ pub enum FaultKind {
     /// The bench could not be done.
     #[error("cannot be measured: {reason}")]
     BenchFailed { reason: String },
+    /// Links are timed while nobody else uses them.
+    #[error("runs {count} requests: all-reduces are timed while none runs")]
+    RequestsRun { count: u32 },
+    /// A stage of one rank has no all-reduces.
+    #[error("is the only rank of its stage: it sums with nobody")]
+    NoLinks,
 }
 
 impl Fault {
@@ -226,6 +232,8 @@ impl FaultKind {
             Self::BenchCancelled { .. } => "bench_cancelled",
             Self::BenchSuperseded { .. } => "bench_superseded",
             Self::BenchFailed { .. } => "bench_failed",
+            Self::RequestsRun { .. } => "requests_run",
+            Self::NoLinks => "no_links",
         }
     }
 
@@ -286,6 +294,8 @@ impl FaultKind {
             Self::BenchCancelled { .. } => "run it again",
             Self::BenchSuperseded { .. } => "run it again when the node is idle",
             Self::BenchFailed { .. } => "correct the cause and try again",
+            Self::RequestsRun { .. } => "wait until they are done",
+            Self::NoLinks => "ask for a topology with several nodes in a stage, for example --topology tp2",
         }
     }
 }

@@ -6,11 +6,11 @@ use crate::{
     ids::{Epoch, MemberIndex, ModelIdentity, RequestId, TopologyHash},
     latency::RequestTimes,
     protocol::{
-        bench::Bench,
+        bench::{Bench, BenchLinks},
         error::{Fault, FaultKind},
     },
     sampling::SamplingParameters,
-    telemetry::{BenchFound, BenchProgress, LoadProgress, NodeReport, RankTotals, SyncRecord},
+    telemetry::{BenchFound, BenchProgress, LinkBench, LoadProgress, NodeReport, RankTotals, SyncRecord},
     topology::{Exclusions, Topology},
     units::Bytes,
 };
@@ -78,6 +78,8 @@ pub enum RequestBody {
     Bench(Box<Bench>),
     /// The latest all-reduces one by one. Answered by `Records`.
     Records,
+    /// Time all-reduces of the head's stage while no request runs (heads only). Answered by `BenchedLinks`.
+    BenchLinks(BenchLinks),
 }
 
 /// The first phase of an assignment.
@@ -151,6 +153,8 @@ pub enum ResponseBody {
     Benched(BenchFound),
     /// The latest all-reduces of this rank, oldest first.
     Records(Vec<SyncRecord>),
+    /// What all-reduces take on the links.
+    BenchedLinks(LinkBench),
 }
 
 /// A model file on a node.

@@ -13,15 +13,13 @@ use crate::{
     schedule::{Algorithm, Choice, payload_bytes},
     telemetry::SyncKind,
     topology::{
-        CutError, Exchange, KvFormat, ShardPlan, cut_stages,
+        CutError, Exchange, KvFormat, Layout, ShardPlan, cut_stages,
         memory::{self, Holding},
         sizes::ModelSizes,
         spec::NODES_MAX,
     },
 };
 
-/// Most tokens of a step, as the daemon's engine has it.
-pub const CHUNK: u32 = 128;
 /// Bytes of a plan for each token, and besides: varints of slot, position, token and flags.
 const PLAN_BYTES: [u64; 2] = [8, 16];
 /// Bytes of each prompt token in the plan that opens its sequence.
@@ -99,10 +97,10 @@ impl Step {
         Self { is_prefill: false, tokens: sequences, context, sequences, wants_logits: sequences, opens: 0 }
     }
 
-    /// Chunks of a prompt.
-    pub fn prefill(prompt: u32) -> impl Iterator<Item = Self> {
-        (0..prompt).step_by(CHUNK as usize).map(move |context| {
-            let tokens = CHUNK.min(prompt - context);
+    /// A prompt in chunks of at most so many tokens.
+    pub fn prefill(prompt: u32, chunk: u32) -> impl Iterator<Item = Self> {
+        (0..prompt).step_by(chunk.max(1) as usize).map(move |context| {
+            let tokens = chunk.min(prompt - context);
             let is_last = context + tokens == prompt;
             let opens = if context == 0 { prompt } else { 0 };
             Self { is_prefill: true, tokens, context, sequences: 1, wants_logits: u32::from(is_last), opens }
@@ -176,6 +174,12 @@ impl<'a> Replica<'a> {
     /// Stages.
     pub fn stages(&self) -> usize {
         self.setup.stages.len()
+    }
+
+    /// Most tokens of a step, as the daemon's engine has it.
+    pub fn step_tokens(&self) -> u32 {
+        let (stages, ranks) = (self.stages() as u16, self.world as u16);
+        Layout { replicas: 1, stages, ranks }.step_tokens() as u32
     }
 
     /// Ranks of all stages.

@@ -84,7 +84,7 @@ pub fn answer(replica: &Replica<'_>, request: &Request) -> Result<Outcome, Simul
     let mut network = Network::new(replica.link(), &replica.speeds(), &request.noise, request.seed);
     let mut marks = Marks(Vec::new());
     let mut actions = vec![Vec::new(); replica.ranks()];
-    Step::prefill(request.prompt).try_for_each(|step| replica.step(step, &mut actions))?;
+    Step::prefill(request.prompt, replica.step_tokens()).try_for_each(|step| replica.step(step, &mut actions))?;
     replica.land(0, &mut actions[0]);
     network.run(&actions, &mut marks).map_err(SimulateError::Stuck)?;
     for token in 0..request.tokens {

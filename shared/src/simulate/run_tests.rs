@@ -118,9 +118,9 @@ fn stages_overlap_on_a_prompt_and_on_several_answers_but_not_on_one() {
     let sizes = sizes("llama-3.1-8b", Quantisation::Q4_0);
     let one = outcome(&sizes, &pipeline(&sizes, 1, 1));
     let two = outcome(&sizes, &pipeline(&sizes, 2, 1));
-    // Four chunks over two stages take five times as long as one chunk in one stage; the output makes the second longer.
+    // Eight chunks over two stages take nine times as long as one chunk in one stage: 16 / 9, but for output and hand-over.
     let prefill = one.ttft.0 as f64 / two.ttft.0 as f64;
-    assert!((1.5..1.6).contains(&prefill), "{prefill}");
+    assert!((1.7..1.78).contains(&prefill), "{prefill}");
     let decode = one.tpot.0 as f64 / two.tpot.0 as f64;
     assert!((0.98..1.0).contains(&decode), "{decode}");
     let rate = |stages: usize, sequences: u32| {

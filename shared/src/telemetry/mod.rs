@@ -5,7 +5,7 @@ pub mod node;
 pub mod straggler;
 pub mod sync;
 
-pub use bench::{BenchFound, BenchProgress, KernelBench, NodeBench};
+pub use bench::{BenchFound, BenchProgress, KernelBench, LinkBench, LinkTime, NodeBench};
 pub use health::{Health, Warning};
 pub use node::{LoadProgress, NodeReport, NodeState};
 pub use straggler::{LatenessSums, Named, WINDOW_STEPS, judge, straggler};

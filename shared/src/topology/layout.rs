@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 use super::spec::{NODES_MAX, SpecError};
 use crate::ids::{MemberIndex, Rank};
 
+/// Most tokens in a step: a prompt goes through the layers in chunks of this, mixed with the tokens of running answers.
+pub const STEP_TOKENS_MAX: usize = 128;
+
 /// How many replicas, stages and ranks; written `dp2-pp2-tp4`, parts equal to 1 left out except `tp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Layout {
@@ -52,6 +55,11 @@ impl Layout {
         nearest.unwrap_or(Self::tensor_parallel(nodes as u16))
     }
 
+    /// Most tokens of a step: in a pipeline more and shorter chunks, which leave its stages idle for less of a prompt.
+    pub fn step_tokens(self) -> usize {
+        if self.stages > 1 { STEP_TOKENS_MAX / 2 } else { STEP_TOKENS_MAX }
+    }
+
     /// Nodes of a replica.
     pub fn replica_length(self) -> usize {
         usize::from(self.stages) * usize::from(self.ranks)
@@ -94,6 +102,11 @@ pub struct Place {
 }
 
 impl Place {
+    /// Most tokens of a step.
+    pub fn step_tokens(&self) -> usize {
+        Layout { replicas: 1, stages: self.stages, ranks: self.group.len() as u16 }.step_tokens()
+    }
+
     /// Whether it schedules the replica.
     pub fn is_head(&self) -> bool {
         self.rank == Rank(0)

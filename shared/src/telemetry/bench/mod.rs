@@ -1,11 +1,13 @@
 //! What a machine does with real work, as `brambled bench` finds it and `console bench` shows it. Plain values with their
 //! units; nothing is measured here.
+pub mod collectives;
 mod table;
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+pub use collectives::{CollectiveBench, CollectiveRow, LinkBench, LinkTime, collectives_table};
 pub use table::{kernels_table, node_table};
 
 /// Longest text of a progress line in bytes.
