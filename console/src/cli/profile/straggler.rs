@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn the_straggler_of_any_stage_is_named_with_its_shares_and_cause() {
-        // Two stages of two; in the second, rank 1 (member 3) costs the other a third of its time.
+        // Two stages of two; in the second, rank 1 (member 3) costs the other a ninth of its time.
         let late = |late: u64| -> Vec<SyncRecord> {
             let times = |step| SyncRecord { tokens: 1, compute: Nanoseconds(90), ..record(step, 0, 0) };
             let late = |record| SyncRecord { last: Rank(1), wait: Nanoseconds(60), late: Nanoseconds(late), ..record };
