@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use harness::{
     oracle::kl_divergence,
-    programs::{Cluster, folder_with},
+    programs::{Cluster, finish, folder_with, spawn_console},
     ranks::{Run, rms_error, run},
     tiny_model::TinyModel,
 };
@@ -191,4 +191,32 @@ fn stages_that_hand_over_halves_stay_within_the_bound_of_divergence() {
         assert!(divergence <= 1e-3, "{exchange}: {divergence}");
         assert!(rms_error(&found, &exact) > 0.0, "{exchange} rounds");
     }
+}
+
+#[test]
+fn several_answers_at_once_take_turns_in_a_pipeline_and_each_is_what_it_is_alone() {
+    let mut model = TinyModel::new(Architecture::Qwen3);
+    model.block_count = 4;
+    let folder = folder_with(&[("tiny.gguf", &model.bytes())]);
+    let cluster = Cluster::with(4, folder.path(), "");
+    let nodes = cluster.nodes();
+    // Long prompts go through in chunks while short ones are answered already.
+    let prompts: Vec<String> = (0..6).map(|index| "ab ".repeat(1 + 30 * (index % 3)) + &"c".repeat(index)).collect();
+    let start = |prompt: &String, topology: &str| {
+        let arguments =
+            ["generate", "--nodes", &nodes, "--model", "tiny.gguf", "--topology", topology, "--json", "--prompt"];
+        let more = [prompt.as_str(), "--max-tokens", "40", "--temperature", "0.7", "--seed", "5", "--kv", "f32"];
+        spawn_console(&[&arguments[..], &more[..]].concat())
+    };
+    let ids = |child| finish(child).completion()["token_ids"].clone();
+    let alone: Vec<Value> = prompts.iter().map(|prompt| ids(start(prompt, "tp4"))).collect();
+    for topology in ["pp2-tp2", "pp4"] {
+        // The first assigns; the others find it running.
+        assert_eq!(ids(start(&prompts[0], topology)), alone[0], "{topology}");
+        let running: Vec<_> = prompts.iter().map(|prompt| start(prompt, topology)).collect();
+        for (child, expected) in running.into_iter().zip(&alone) {
+            assert_eq!(&ids(child), expected, "{topology}");
+        }
+    }
+    cluster.assert_alive();
 }
