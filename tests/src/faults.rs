@@ -13,7 +13,7 @@ use shared::topology::Layout;
 use tempfile::TempDir;
 
 use crate::{
-    programs::{Cluster, DEEP, Ended, console, deep_models, finish, spawn_console},
+    programs::{Cluster, DEEP, Ended, console, deep_models, finish, spawn_console_with},
     proxy::Proxies,
     random::Random,
 };
@@ -58,7 +58,7 @@ impl Rig {
         let fixed = ["generate", "--nodes", &nodes, "--model", DEEP, "--topology", &topology, "--temperature", "0"];
         let more = ["--prompt", &prompt, "--max-tokens", tokens];
         let arguments: Vec<&str> = fixed.into_iter().chain(more).chain(is_json.then_some("--json")).collect();
-        spawn_console(&arguments)
+        spawn_console_with(&arguments, None)
     }
 
     /// Every node runs, and every wire carries, again.

@@ -380,8 +380,17 @@ impl Ended {
 /// # Panics
 /// It cannot be started.
 pub fn spawn_console(arguments: &[&str]) -> Child {
+    spawn_console_with(arguments, Some("10000"))
+}
+
+/// As [`spawn_console`]; a node that is silent for so many milliseconds is lost, as shipped for `None`.
+///
+/// # Panics
+/// It cannot be started.
+pub fn spawn_console_with(arguments: &[&str], silent_ms: Option<&str>) -> Child {
     let mut command = Command::new(programs().join("console"));
-    command.args(arguments).env_remove("BRAMBLE_NODES").env_remove("BRAMBLE_LOG_DIR").env("BRAMBLE_SILENT_MS", "10000");
+    command.args(arguments).env_remove("BRAMBLE_NODES").env_remove("BRAMBLE_LOG_DIR");
+    command.envs(silent_ms.map(|silent| ("BRAMBLE_SILENT_MS", silent)));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().expect("console starts")
 }
