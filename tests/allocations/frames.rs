@@ -3,20 +3,21 @@ use daemon::engine::plan::{Limits, Opened, Plan, PlanEntry, Sequences};
 use harness::random::Random;
 use serde::de::DeserializeOwned;
 use shared::{
-    ids::{Epoch, MemberIndex, ModelIdentity, RequestId, Slot, TopologyHash},
+    ids::{Epoch, LayerIndex, MemberIndex, ModelIdentity, Rank, RequestId, Slot, TopologyHash},
     latency::RequestTimes,
     protocol::{
         frame::{FrameHeader, HEADER_BYTES},
         handshake::{self, Between, Hello, Identity, PREAMBLE_BYTES, Preamble, Purpose, Welcome},
         message::{
-            self, Beat, FinishReason, Finished, Generate, Prepare, Request, RequestBody, Response, ResponseBody,
-            TokenEvent, TokenLogprob,
+            self, Beat, FinishReason, Finished, Generate, ModelCard, Prepare, Request, RequestBody, Response,
+            ResponseBody, TokenEvent, TokenLogprob,
         },
     },
     sampling::SamplingParameters,
     schedule::Choice,
-    telemetry::RankTotals,
+    telemetry::{RankTotals, SyncKind, SyncRecord},
     topology::{Exchange, Exclusions, KvFormat, Layout, Member, Topology},
+    units::{Bytes, Nanoseconds},
 };
 
 use crate::peak_of;
@@ -104,7 +105,32 @@ fn requests_and_responses_survive_cuts_and_mutants() {
     let times = RequestTimes::default();
     let ranks = vec![RankTotals::default(); 4];
     let finished = Finished { reason: FinishReason::Stop, times, ranks, sampling_rounds: 0 };
-    for body in [ResponseBody::Token(token), ResponseBody::Finished(finished)] {
+    let record = SyncRecord {
+        step: 300,
+        enter: Nanoseconds(1 << 40),
+        layer: LayerIndex(3),
+        kind: SyncKind::FeedForward,
+        tokens: 64,
+        compute: Nanoseconds(1 << 20),
+        wait: Nanoseconds(300),
+        wire: Nanoseconds(300),
+        slowest: Rank(1),
+        last: Rank(1),
+        late: Nanoseconds(300),
+    };
+    let card = ModelCard {
+        model: "m.gguf".into(),
+        identity: ModelIdentity([7; 32]),
+        size: Bytes(1 << 30),
+        context_length: 4096,
+        block_count: 22,
+        embedding_length: 2048,
+        head_count: 32,
+        layer_bytes: vec![Bytes(1 << 24); 22],
+        output_bytes: Bytes(1 << 25),
+    };
+    let records = ResponseBody::Records(vec![record; 20]);
+    for body in [ResponseBody::Token(token), ResponseBody::Finished(finished), records, ResponseBody::Model(card)] {
         check("response", &message::encode(&Response { id, body }), decoded::<Response>);
     }
     let beat = Beat { progress: 5, busy: true, waiting: false, draining: false, leaving: false };

@@ -2,6 +2,7 @@
 use std::{sync::Arc, time::Duration};
 
 use shared::{
+    gguf::shape::BLOCK_COUNT_MAX,
     ids::{Epoch, MemberIndex, TopologyHash},
     protocol::{
         error::{Fault, FaultKind},
@@ -138,9 +139,20 @@ async fn reports(sessions: &[Arc<Session>]) -> Result<Vec<NodeReport>, Fault> {
 async fn identify(session: &Session, model: &str) -> Result<ModelCard, Fault> {
     let mut reply = session.ask(RequestBody::Identify { model: model.into() }).await?;
     match reply.next("reading the model's header", REPORT).await? {
-        ResponseBody::Model(card) => Ok(card),
+        ResponseBody::Model(card) if is_sound(&card) => Ok(card),
+        ResponseBody::Model(card) => {
+            let (layers, sizes) = (card.block_count, card.layer_bytes.len());
+            let reason = format!("{layers} layers and the sizes of {sizes}");
+            Err(Fault::new(error_node(session), FaultKind::Malformed { reason }))
+        }
         other => Err(unexpected(session, &other)),
     }
+}
+
+/// Whether the layers can be split: their number comes from outside, and splitting takes time by its square.
+fn is_sound(card: &ModelCard) -> bool {
+    let count = card.layer_bytes.len() as u64;
+    (1..=BLOCK_COUNT_MAX).contains(&count) && count == u64::from(card.block_count)
 }
 
 /// The epoch of the wanted topology, if exactly this runs on all nodes.
@@ -278,17 +290,16 @@ mod tests {
     }
 
     fn card() -> ModelCard {
-        ModelCard {
-            model: "m.gguf".into(),
-            identity: ModelIdentity([3; 32]),
-            size: Bytes(1 << 20),
-            context_length: 512,
-            block_count: 6,
-            embedding_length: 256,
-            head_count: 8,
-            layer_bytes: vec![Bytes(1000); 6],
-            output_bytes: Bytes(500),
-        }
+        ModelCard { model: "m.gguf".into(), identity: ModelIdentity([3; 32]), ..crate::fixtures::card() }
+    }
+
+    #[test]
+    fn a_card_whose_layers_are_not_those_that_it_counts_is_refused() {
+        assert!(is_sound(&card()));
+        assert!(!is_sound(&ModelCard { block_count: 7, ..card() }));
+        let most = BLOCK_COUNT_MAX as usize;
+        let of = |count: usize| ModelCard { block_count: count as u32, layer_bytes: vec![Bytes(1); count], ..card() };
+        assert!(is_sound(&of(most)) && !is_sound(&of(most + 1)) && !is_sound(&of(0)));
     }
 
     fn node(name: &str) -> Identity {

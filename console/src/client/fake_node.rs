@@ -275,17 +275,7 @@ fn name_of(body: &RequestBody) -> &'static str {
 }
 
 fn card(model: String) -> ModelCard {
-    ModelCard {
-        model,
-        identity: ModelIdentity([7; 32]),
-        size: Bytes(1 << 20),
-        context_length: 512,
-        block_count: 6,
-        embedding_length: 256,
-        head_count: 8,
-        layer_bytes: vec![Bytes(1000); 6],
-        output_bytes: Bytes(500),
-    }
+    ModelCard { model, identity: ModelIdentity([7; 32]), ..crate::fixtures::card() }
 }
 
 /// The end of a generation of [`TOKENS`] on two ranks.

@@ -19,6 +19,7 @@ const BUDGET: Duration = Duration::from_millis(600);
 const REPEATS: (u32, u32) = (3, 9);
 /// A candidate replaces the formula's choice when its median is below this share of it: timings of busy machines vary.
 const WORTH: f64 = 0.85;
+
 impl Group {
     /// Fills the table by timing, if the choice is left to it. All ranks of the stage call it before their first step.
     ///
