@@ -159,19 +159,20 @@ impl<'a> Execution<'a> {
             }
             let (mark, slowest) = (self.mark_out(to), self.slowest());
             let own = &self.buffers.own[tensor.bytes(columns)];
-            let bytes = self.links.send_marked(self.global(to), mark, slowest, |out| out.extend_from_slice(own))?;
+            let bytes = self.links.send_slice(self.global(to), mark, slowest, own)?;
             self.count(bytes);
             return Ok(());
         }
         let (mark, slowest, to) = (self.mark_out(to), self.slowest(), self.global(to));
         let values = if own == Source::Part { part } else { &self.buffers.sum };
-        let bytes = self.links.send_marked(to, mark, slowest, |out| {
-            if columns.len() == tensor.columns {
-                out.extend_from_slice(bytemuck::must_cast_slice(&values[..tensor.tokens * tensor.columns]));
-            } else {
+        let bytes = if columns.len() == tensor.columns {
+            let whole = bytemuck::must_cast_slice(&values[..tensor.tokens * tensor.columns]);
+            self.links.send_slice(to, mark, slowest, whole)?
+        } else {
+            self.links.send_marked(to, mark, slowest, |out| {
                 tensor.rows(columns).for_each(|row| out.extend_from_slice(bytemuck::must_cast_slice(&values[row])));
-            }
-        })?;
+            })?
+        };
         self.count(bytes);
         Ok(())
     }
@@ -179,7 +180,7 @@ impl<'a> Execution<'a> {
     fn send_result(&mut self, to: Rank, columns: &Range<usize>) -> Result<(), CollectiveError> {
         let (mark, slowest, to) = (self.mark_out(to), self.slowest(), self.global(to));
         let result = &self.buffers.result[self.tensor.bytes(columns)];
-        let bytes = self.links.send_marked(to, mark, slowest, |out| out.extend_from_slice(result))?;
+        let bytes = self.links.send_slice(to, mark, slowest, result)?;
         self.count(bytes);
         Ok(())
     }

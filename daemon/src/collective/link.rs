@@ -143,18 +143,43 @@ impl Links {
         slowest: (Nanoseconds, Rank),
         fill: impl FnOnce(&mut Vec<u8>),
     ) -> Result<u64, CollectiveError> {
+        let header = self.header(to, mark, slowest)?;
+        let peer = self.peers[to.index()].as_mut().expect("a rank has links to all others and none to itself");
+        let bytes = peer.load(header, fill);
+        peer.write(to, &mut self.calls)?;
+        Ok(bytes)
+    }
+
+    /// As [`Self::send_marked`], for a payload that lies in one piece.
+    ///
+    /// # Errors
+    /// The peer is lost, or the message before could not be sent.
+    pub fn send_slice(
+        &mut self,
+        to: Rank,
+        mark: Mark,
+        slowest: (Nanoseconds, Rank),
+        payload: &[u8],
+    ) -> Result<u64, CollectiveError> {
+        let header = self.header(to, mark, slowest)?;
+        let peer = self.peers[to.index()].as_mut().expect("a rank has links to all others and none to itself");
+        peer.send(to, header, payload, &mut self.calls)
+    }
+
+    /// The header of the next message to a rank, once the one before is with the system.
+    fn header(
+        &mut self,
+        to: Rank,
+        mark: Mark,
+        (compute, slowest): (Nanoseconds, Rank),
+    ) -> Result<FrameHeader, CollectiveError> {
         if !self.peer(to).is_flushed() {
             self.wait(Goal { flushed: RankSet::one(to), ..Goal::default() })?;
         }
         let Seat { own, epoch, hash, .. } = self.seat;
         let Mark { kind, step, sequence, place } = mark;
-        let (Nanoseconds(compute_ns), slowest) = slowest;
-        let header =
-            FrameHeader { kind, from: own, length: 0, epoch, hash, step, sequence, place, slowest, compute_ns };
-        let peer = self.peers[to.index()].as_mut().expect("a rank has links to all others and none to itself");
-        let bytes = peer.load(header, fill);
-        peer.write(to, &mut self.calls)?;
-        Ok(bytes)
+        let compute_ns = compute.0;
+        Ok(FrameHeader { kind, from: own, length: 0, epoch, hash, step, sequence, place, slowest, compute_ns })
     }
 
     /// Waits until a frame of each rank in `from` is in front and all that was sent within the stage is with the system.

@@ -2,7 +2,7 @@
 //! Buffers are allocated once and grow to the largest message; calls of the system are counted.
 use std::{
     ffi::OsString,
-    io,
+    io::{self, IoSlice},
     net::TcpStream,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     time::{Duration, Instant},
@@ -10,7 +10,7 @@ use std::{
 
 use nix::{
     errno::Errno,
-    sys::socket::{MsgFlags, recv, send, setsockopt, sockopt::TcpCongestion},
+    sys::socket::{MsgFlags, UnixAddr, recv, send, sendmsg, setsockopt, sockopt::TcpCongestion},
 };
 use shared::{
     ids::Rank,
@@ -119,6 +119,41 @@ impl Peer {
         self.seal_out.seal(&mut self.out);
         self.sent = 0;
         self.out.len() as u64
+    }
+
+    /// Starts sending `header` with a payload that lies in one piece: what the socket takes at once is not copied before. Returns the
+    /// message's bytes; the one before is flushed.
+    pub(super) fn send(
+        &mut self,
+        rank: Rank,
+        mut header: FrameHeader,
+        payload: &[u8],
+        calls: &mut Calls,
+    ) -> Result<u64, CollectiveError> {
+        if !Seal::IS_PLAIN {
+            let bytes = self.load(header, |out| out.extend_from_slice(payload));
+            self.write(rank, calls)?;
+            return Ok(bytes);
+        }
+        debug_assert!(self.is_flushed(), "a message waits for the one before it");
+        header.length = payload.len() as u32;
+        let (header, flags) = (header.encode(), MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
+        let parts = [IoSlice::new(&header), IoSlice::new(payload)];
+        calls.writes += 1;
+        let sent = match sendmsg::<UnixAddr>(self.stream.as_raw_fd(), &parts, &[], flags, None) {
+            Ok(0) => return Err(CollectiveError::Closed(rank)),
+            Ok(count) => count,
+            Err(error) => retry(rank, error).map(|()| 0)?,
+        };
+        self.out.clear();
+        self.sent = 0;
+        if sent < header.len() {
+            self.out.extend_from_slice(&header[sent..]);
+        }
+        self.out.extend_from_slice(&payload[sent.saturating_sub(header.len())..]);
+        // What the socket takes now that part of it has left.
+        self.write(rank, calls)?;
+        Ok((header.len() + payload.len()) as u64)
     }
 
     /// Sends as much as the socket takes.

@@ -9,6 +9,9 @@ impl Seal {
     /// Bytes that sealing adds to a message.
     pub const OVERHEAD: usize = 0;
 
+    /// Whether a message travels as it is: then its parts can be sent from where they lie.
+    pub const IS_PLAIN: bool = true;
+
     /// Seals `message` (header included) in place; the buffer's capacity must allow for [`Seal::OVERHEAD`].
     pub fn seal(&mut self, message: &mut Vec<u8>) {
         let _unchanged = message;
