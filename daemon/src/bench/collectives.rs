@@ -1,7 +1,8 @@
-//! `brambled bench collectives`: all-reduces between ranks as threads over loopback sockets, beside a bare exchange of the
-//! same bytes on the same sockets, in turns. Columns as nccl-tests: algbw = bytes / time, busbw = algbw * 2(n-1)/n.
+//! `brambled bench collectives`: all-reduces between ranks as threads over sockets of loopback or of network namespaces, beside a
+//! bare exchange of the same bytes on the same sockets, in turns. Columns as nccl-tests: algbw = bytes / time, busbw = algbw * 2(n-1)/n.
 use std::{
-    net::{TcpListener, TcpStream},
+    fs::File,
+    net::{IpAddr, Ipv4Addr, TcpListener, TcpStream},
     sync::{Arc, Barrier},
     thread,
     time::Instant,
@@ -9,6 +10,7 @@ use std::{
 
 use anyhow::{Context, anyhow, ensure};
 use clap::Args;
+use nix::sched::{CloneFlags, setns};
 use shared::{
     ids::{Epoch, Rank, TopologyHash},
     protocol::{
@@ -48,12 +50,28 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = REDUCES_DEFAULT,
         value_parser = clap::value_parser!(u32).range(1..=i64::from(BENCH_REDUCES_MAX)))]
     repeats: u32,
+    /// Put each rank's sockets into the network namespace of a process, at an address there (needs root)
+    #[arg(long = "in", value_name = "PID@ADDRESS,..", value_delimiter = ',', value_parser = place)]
+    places: Vec<Namespace>,
     /// Waiting ranks spin: only with a core for each
     #[arg(long)]
     spin: bool,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
+}
+
+/// Where a rank's sockets are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Namespace {
+    process: u32,
+    address: IpAddr,
+}
+
+fn place(text: &str) -> Result<Namespace, String> {
+    let parts = text.split_once('@').and_then(|(pid, address)| Some((pid.parse().ok()?, address.parse().ok()?)));
+    let (process, address) = parts.ok_or("a place is PID@ADDRESS, for example 1234@10.77.0.1")?;
+    Ok(Namespace { process, address })
 }
 
 /// The shape of a tensor.
@@ -85,6 +103,8 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<CollectiveBench> {
     let algorithms =
         if arguments.algorithms.is_empty() { Algorithm::ALL.to_vec() } else { arguments.algorithms.clone() };
     let world = usize::from(arguments.ranks);
+    let places = &arguments.places;
+    ensure!(places.is_empty() || places.len() == world, "--in names {} places for {world} ranks", places.len());
     let mut rows = Vec::new();
     for size in &arguments.sizes {
         let barrier = Arc::new(Barrier::new(world));
@@ -99,7 +119,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<CollectiveBench> {
                 })
             })
         };
-        let threads: Vec<_> = sockets(world)?.into_iter().enumerate().map(spawn).collect();
+        let threads: Vec<_> = sockets(world, places)?.into_iter().enumerate().map(spawn).collect();
         let ended = threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a rank failed")));
         let ranks = ended.collect::<anyhow::Result<Vec<_>>>()?;
         for (index, algorithm) in algorithms.iter().enumerate() {
@@ -210,14 +230,32 @@ fn traffic(algorithm: Algorithm, exchange: Exchange, size: Size, own: usize, wor
     between
 }
 
-/// Connected sockets between all pairs of ranks on a loopback address.
-fn sockets(world: usize) -> anyhow::Result<Vec<Vec<Option<TcpStream>>>> {
+/// Connected sockets between all pairs of ranks, on loopback or where the ranks are to be.
+fn sockets(world: usize, places: &[Namespace]) -> anyhow::Result<Vec<Vec<Option<TcpStream>>>> {
     let mut links: Vec<Vec<Option<TcpStream>>> = (0..world).map(|_| (0..world).map(|_| None).collect()).collect();
-    let listener = TcpListener::bind("127.0.0.1:0").context("loopback cannot be bound")?;
-    let address = listener.local_addr()?;
+    let here = IpAddr::from(Ipv4Addr::LOCALHOST);
     for (low, high) in (0..world).flat_map(|low| (low + 1..world).map(move |high| (low, high))) {
-        links[low][high] = Some(TcpStream::connect(address)?);
+        let address = places.get(high).map_or(here, |place| place.address);
+        let bind = move || TcpListener::bind((address, 0)).with_context(|| format!("{address} cannot be bound"));
+        let listener = at(places.get(high), bind)?;
+        let listens = listener.local_addr()?;
+        links[low][high] = Some(at(places.get(low), move || Ok(TcpStream::connect(listens)?))?);
         links[high][low] = Some(listener.accept()?.0);
     }
     Ok(links)
+}
+
+/// Makes a socket in a namespace, on a thread that ends with it: a socket stays where it was made.
+fn at<T: Send + 'static>(
+    place: Option<&Namespace>,
+    make: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    let Some(process) = place.map(|place| place.process) else { return make() };
+    let inside = move || {
+        let path = format!("/proc/{process}/ns/net");
+        let namespace = File::open(&path).with_context(|| format!("cannot open {path}"))?;
+        setns(namespace, CloneFlags::CLONE_NEWNET).with_context(|| format!("cannot enter {path}; this needs root"))?;
+        make()
+    };
+    thread::spawn(inside).join().map_err(|_| anyhow!("a thread failed"))?
 }
