@@ -377,6 +377,7 @@ pub(crate) fn finished() -> Finished {
         last_token: Nanoseconds(698_000_000),
         prompt_tokens: 4,
         sampled_tokens: 31,
+        ..RequestTimes::default()
     };
     let ranks = vec![RankTotals { decode, ..RankTotals::default() }; NODES];
     Finished { reason: FinishReason::Length, times, ranks, sampling_rounds: 0 }

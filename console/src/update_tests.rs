@@ -16,7 +16,7 @@ use crate::{
 
 fn prompt_of(effect: &Effect) -> Option<&str> {
     match effect {
-        Effect::Generate { generate, .. } => Some(&generate.prompt),
+        Effect::Generate { generate, .. } => generate.prompt.text(),
         _ => None,
     }
 }
@@ -104,7 +104,7 @@ fn a_prompt_goes_to_the_head_and_each_has_its_own_seed() {
     story.on(Event::Paste("again".to_owned())).key(KeyCode::Enter);
     let sent: Vec<(&str, u64)> = (story.effects.iter())
         .filter_map(|effect| match effect {
-            Effect::Generate { generate, .. } => Some((generate.prompt.as_str(), generate.sampling.seed)),
+            Effect::Generate { generate, .. } => Some((generate.prompt.text()?, generate.sampling.seed)),
             _ => None,
         })
         .collect();

@@ -14,8 +14,14 @@ pub struct RequestTimes {
     pub last_token: Nanoseconds,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
+    /// Tokens of the prompt whose keys and values were there already.
+    pub cached_tokens: u32,
     /// Tokens sampled, the end token included.
     pub sampled_tokens: u32,
+    /// Tokens that were drafted by speculation.
+    pub drafted_tokens: u32,
+    /// Drafted tokens that were what the model says.
+    pub accepted_tokens: u32,
 }
 
 impl RequestTimes {
@@ -127,6 +133,7 @@ mod tests {
             last_token: Nanoseconds(310_000_000),
             prompt_tokens: 50,
             sampled_tokens: 5,
+            ..RequestTimes::default()
         };
         assert_eq!(times.ttft_ms(), 110.0);
         assert_eq!(times.tpot_ms(), 50.0);

@@ -21,7 +21,7 @@ use harness::{ranks::sockets, tiny_model::TinyModel};
 use shared::{
     gguf::{Architecture, BlockFormat, GgufFile, Shape},
     ids::{Epoch, MemberIndex, Rank, TopologyHash},
-    protocol::message::Generate,
+    protocol::message::{Generate, ToolFormat},
     sampling::SamplingParameters,
     schedule::Choice,
     tokenizer::Tokenizer,
@@ -82,7 +82,7 @@ fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Syn
     let ends: Vec<(u32, f32)> = [0, 1, 2].map(|id| (id, -1e9)).to_vec();
     let sampling = SamplingParameters { logit_bias: ends, ..sampling };
     let prompt = "ROMEO:".to_owned();
-    let generate = Generate { prompt, max_tokens: TOKENS as u32 + 1, sampling, stop: vec!["\u{1}".into()] };
+    let generate = Generate::new(prompt, TOKENS as u32 + 1, sampling, vec!["\u{1}".into()]);
     let (orders, of_head) = mpsc::channel();
     orders.send(EngineCommand::Submit(RequestKey(1), Arc::new(generate))).expect("the engine listens");
     thread::scope(|scope| {
@@ -96,7 +96,7 @@ fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Syn
         let (sender, mut receiver) = tokio::sync::mpsc::channel::<Progress>(QUEUE);
         // The daemon's queue has turned over long before: it carries everything that happens to a node.
         for _ in 0..8 {
-            let fill = |_| sender.blocking_send(Progress::Started(RequestKey(0), Vec::new()));
+            let fill = |_| sender.blocking_send(Progress::Started(RequestKey(0), Vec::new(), ToolFormat::None));
             (0..QUEUE).try_for_each(fill).expect("the receiver is there");
             (0..QUEUE).for_each(|_| drop(receiver.blocking_recv()));
         }

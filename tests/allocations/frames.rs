@@ -93,7 +93,7 @@ fn requests_and_responses_survive_cuts_and_mutants() {
     let id = RequestId(3);
     let prepare = Prepare { seen: Epoch(3), epoch: Epoch(4), topology: topology(), member: MemberIndex(1) };
     let sampling = SamplingParameters { logit_bias: vec![(3, 1.0); 4], ..SamplingParameters::default() };
-    let generate = Generate { prompt: "ROMEO:".into(), max_tokens: 5, sampling, stop: vec!["\n".into(); 3] };
+    let generate = Generate::new("ROMEO:", 5, sampling, vec!["\n".into(); 3]);
     let mut out = Exclusions::default();
     (0..8).for_each(|node| out.say(&format!("n{node}"), "a", Some("x"), "b"));
     let generate = RequestBody::Generate(Box::new(generate));

@@ -44,7 +44,7 @@ const RULES: &[Rule] = &[
     Rule { room: "daemon/src/collective", except: &["daemon/src/collective/tests.rs"], words: LOCKS },
     Rule {
         room: "shared/src",
-        except: &["shared/src/protocol/connection.rs"],
+        except: &["shared/src/protocol/connection.rs", "shared/src/protocol/session.rs"],
         words: &["tokio", "std::thread", "Instant::now"],
     },
     Rule { room: "shared/src", except: &[], words: &["daemon::", "console::"] },

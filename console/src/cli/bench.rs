@@ -22,7 +22,13 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{Failure, brambled, collectives, exclude::find, interrupts::Interrupts, options, output};
-use crate::client::{assign::report, bench::bench, cluster::Cluster, session::Session, with_port};
+use crate::client::{
+    assign::report,
+    bench::bench,
+    cluster::Cluster,
+    session::{self, Session},
+    with_port,
+};
 
 /// A node that was taken out must hold nothing within this.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -125,7 +131,7 @@ async fn ask_all(
 
 async fn of_node(address: String, benches: Arc<Vec<Bench>>, cancel: CancellationToken) -> Answer {
     let mut answer = Answer { address, ..Answer::default() };
-    let session = match Session::open(&answer.address).await {
+    let session = match session::open(&answer.address).await {
         Ok(session) => session,
         Err(fault) => return Answer { failure: Some(fault.into()), ..answer },
     };

@@ -145,7 +145,7 @@ impl Sampling {
             logprobs,
             ..SamplingParameters::default()
         };
-        message::Generate { prompt, max_tokens: self.max_tokens, sampling, stop: self.stop.clone() }
+        message::Generate::new(prompt, self.max_tokens, sampling, self.stop.clone())
     }
 }
 

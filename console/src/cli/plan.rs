@@ -27,8 +27,7 @@ use super::{
 use crate::client::{
     assign::{SLOTS_DEFAULT, report},
     bench::bench,
-    session::Session,
-    with_port,
+    session, with_port,
 };
 
 /// Rows of the table where nobody asked for all.
@@ -137,7 +136,7 @@ async fn probe_all(options: &Plan, sizes: &ModelSizes) -> Result<Vec<PlanNode>, 
 }
 
 async fn probe(address: &str, options: &Plan, sizes: &ModelSizes) -> Result<PlanNode, Failure> {
-    let session = Session::open(address).await?;
+    let session = session::open(address).await?;
     let report = report(&session).await?;
     let name = report.name.clone();
     let model = std::path::Path::new(&options.hypothetical.model).file_name();

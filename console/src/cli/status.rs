@@ -11,7 +11,7 @@ use shared::{
 use tokio::task::JoinSet;
 
 use super::{Failure, options, output};
-use crate::client::{assign::report, session::Session, with_port};
+use crate::client::{assign::report, session, with_port};
 
 /// Asks all nodes at once; exit code 3 if one is away that is not out.
 pub(super) async fn run(options: &options::Status) -> Result<u8, Failure> {
@@ -20,7 +20,7 @@ pub(super) async fn run(options: &options::Status) -> Result<u8, Failure> {
     for index in 0..nodes.len() {
         let nodes = Arc::clone(&nodes);
         asked.spawn(async move {
-            let result = match Session::open(&nodes[index]).await {
+            let result = match session::open(&nodes[index]).await {
                 Ok(session) => report(&session).await,
                 Err(fault) => Err(fault),
             };

@@ -21,7 +21,7 @@ use super::{
 use crate::client::{
     assign::Assigned,
     fake_node::{FakeNode, Generation, Script, TOKENS, finished},
-    session::Session,
+    session,
 };
 
 #[test]
@@ -131,9 +131,9 @@ async fn the_dashboard_without_a_terminal_is_a_usage_error() {
 async fn a_signal_cancels_on_the_head_and_keeps_what_came_and_a_second_one_does_not_wait() {
     let script = Script { generation: Generation::UntilCancelled, ..Script::default() };
     let node = FakeNode::start("pi1", script).await;
-    let session = Session::open(&node.address).await.expect("it answers");
+    let session = session::open(&node.address).await.expect("it answers");
     let sampling = SamplingParameters::default();
-    let request = shared::protocol::message::Generate { prompt: "x".into(), max_tokens: 9, sampling, stop: Vec::new() };
+    let request = shared::protocol::message::Generate::new("x", 9, sampling, Vec::new());
 
     let (signal, codes) = channel(4);
     let mut interrupts = Interrupts::from(codes);
@@ -148,7 +148,7 @@ async fn a_signal_cancels_on_the_head_and_keeps_what_came_and_a_second_one_does_
     assert_eq!(completion.text, "O Romeo");
 
     let mute = FakeNode::start("pi2", Script { is_mute: true, ..Script::default() }).await;
-    let session = Session::open(&mute.address).await.expect("it answers");
+    let session = session::open(&mute.address).await.expect("it answers");
     for _ in 0..2 {
         signal.send(130).await.expect("somebody listens");
     }

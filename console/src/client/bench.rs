@@ -98,7 +98,7 @@ mod tests {
 
     async fn asked(script: Script) -> (Vec<String>, Result<BenchFound, Fault>) {
         let node = FakeNode::start("pi1", script).await;
-        let session = Session::open(&node.address).await.expect("it listens");
+        let session = crate::client::session::open(&node.address).await.expect("it listens");
         let told = Mutex::new(Vec::new());
         let tell = |progress: &BenchProgress| told.lock().expect("nobody panics").push(progress.to_string());
         let result = bench(&session, request(), &tell, &CancellationToken::new()).await;

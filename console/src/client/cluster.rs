@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use super::{
     assign::{report, unexpected},
-    session::Session,
+    session::{self, Session},
 };
 
 /// A list of exclusions must be kept within this.
@@ -44,7 +44,7 @@ impl Cluster {
         for (index, address) in addresses.iter().enumerate() {
             let address = address.clone();
             asked.spawn(async move {
-                let session = Session::open(&address).await.map(Arc::new);
+                let session = session::open(&address).await.map(Arc::new);
                 (index, ClusterNode { answer: answer(session).await, address })
             });
         }

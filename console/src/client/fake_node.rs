@@ -10,7 +10,7 @@ use shared::{
         handshake::{Identity, Welcome},
         message::{
             FinishReason, Finished, ModelCard, Prepare, Request, RequestBody, Response, ResponseBody, TokenEvent,
-            TokenLogprob,
+            TokenLogprob, ToolFormat,
         },
     },
     telemetry::{
@@ -240,7 +240,7 @@ impl State {
         let logprobs = vec![TokenLogprob { id: 10, text: "O ".into(), logprob: -0.5 }];
         let token =
             |(id, text): (u32, &str)| TokenEvent { id: Some(id), text: text.into(), logprobs: logprobs.clone() };
-        let mut answers = vec![ResponseBody::Started { prompt_token_ids: vec![1, 2] }];
+        let mut answers = vec![ResponseBody::Started { prompt_token_ids: vec![1, 2], tool_format: ToolFormat::None }];
         answers.extend(TOKENS.map(|pair| ResponseBody::Token(token(pair))));
         match &self.script.generation {
             Generation::Tokens => {
@@ -287,6 +287,7 @@ pub(crate) fn finished(reason: FinishReason) -> Finished {
         last_token: ms(31),
         prompt_tokens: 2,
         sampled_tokens: 3,
+        ..RequestTimes::default()
     };
     let decode = PhaseTotals {
         steps: 2,

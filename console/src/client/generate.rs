@@ -61,7 +61,7 @@ async fn run(
         };
         silent.set(silence(session));
         match body {
-            ResponseBody::Started { prompt_token_ids } => {
+            ResponseBody::Started { prompt_token_ids, .. } => {
                 tell(events, GenerateEvent::Started { prompt_token_ids }).await
             }
             ResponseBody::Token(token) => tell(events, GenerateEvent::Token(token)).await,

@@ -207,7 +207,7 @@ async fn keep(nodes: &[Node], index: usize, watch_ms: u32, events: &Sender<Clien
     let node = &nodes[index];
     let mut pause = BACKOFF_MIN;
     loop {
-        let fault = match Session::open(&node.address).await {
+        let fault = match session::open(&node.address).await {
             Ok(session) => {
                 pause = BACKOFF_MIN;
                 let session = Arc::new(session);

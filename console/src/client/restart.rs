@@ -21,7 +21,7 @@ use super::{
     assign::{assign, report, unexpected},
     cluster::Cluster,
     event::{AssignEvent, OperateEvent, RestartStep},
-    session::Session,
+    session::{self, Session},
 };
 use crate::wanted::Wanted;
 
@@ -137,7 +137,7 @@ async fn ended(session: &Session, mut reply: super::session::Reply) -> Result<()
 async fn back(address: &str, before: &NodeReport) -> Result<(Arc<Session>, NodeReport), Fault> {
     let deadline = Instant::now() + BACK;
     while Instant::now() < deadline {
-        if let Ok(session) = Session::open(address).await
+        if let Ok(session) = session::open(address).await
             && let Ok(report) = report(&session).await
             && report.instance != before.instance
         {

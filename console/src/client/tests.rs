@@ -22,7 +22,7 @@ use super::{
 async fn open(nodes: &[FakeNode]) -> Vec<Arc<Session>> {
     let mut sessions = Vec::new();
     for node in nodes {
-        sessions.push(Arc::new(Session::open(&node.address).await.expect("the node answers")));
+        sessions.push(Arc::new(session::open(&node.address).await.expect("the node answers")));
     }
     sessions
 }
@@ -45,7 +45,7 @@ fn wanted(ranks: u16) -> Wanted {
 
 fn request() -> Generate {
     let sampling = SamplingParameters::default();
-    Generate { prompt: "ROMEO:".into(), max_tokens: 3, sampling, stop: Vec::new() }
+    Generate::new("ROMEO:", 3, sampling, Vec::new())
 }
 
 /// Assigns on all nodes, and returns what it told.
@@ -190,11 +190,11 @@ async fn whoever_cannot_be_spoken_to_is_named_with_the_reason() {
     let closed = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
     let address = closed.local_addr().expect("it has an address").to_string();
     drop(closed);
-    let fault = Session::open(&address).await.expect_err("nobody listens");
+    let fault = session::open(&address).await.expect_err("nobody listens");
     assert_eq!((fault.kind.class(), fault.node.as_str()), (FaultClass::Unreachable, address.as_str()));
 
     let nodes = start(vec![Script { welcome: Some(FaultKind::Draining), ..Script::default() }]).await;
-    let fault = Session::open(&nodes[0].address).await.expect_err("it refuses");
+    let fault = session::open(&nodes[0].address).await.expect_err("it refuses");
     assert_eq!(fault, Fault::new("pi1", FaultKind::Draining));
 
     let newer = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
@@ -205,7 +205,7 @@ async fn whoever_cannot_be_spoken_to_is_named_with_the_reason() {
         // Open until the console has read it.
         let _ = tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut Vec::new()).await;
     });
-    let fault = Session::open(&address).await.expect_err("it is newer");
+    let fault = session::open(&address).await.expect_err("it is newer");
     assert!(matches!(fault.kind, FaultKind::WireVersion { lowest: 7, highest: 9, .. }), "{fault}");
     assert_eq!(fault.kind.class(), FaultClass::Refused);
 }

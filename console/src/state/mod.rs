@@ -131,7 +131,7 @@ impl GenerateDefaults {
     pub fn request(&self, prompt: &str, count: u64) -> Generate {
         let mut sampling = self.sampling.clone();
         sampling.seed = sampling.seed.wrapping_add(count);
-        Generate { prompt: prompt.to_owned(), max_tokens: self.max_tokens, sampling, stop: self.stop.clone() }
+        Generate::new(prompt, self.max_tokens, sampling, self.stop.clone())
     }
 }
 

@@ -16,7 +16,7 @@ use shared::{
         bench::BenchLinks,
         error::{Fault, FaultKind},
         frame::FrameKind,
-        message::{FinishReason, Finished, Generate, TokenEvent, TokenLogprob},
+        message::{FinishReason, Finished, Generate, Prompt, TokenEvent, TokenLogprob, ToolFormat},
     },
     telemetry::RankTotals,
     tokenizer::Tokenizer,
@@ -43,6 +43,9 @@ use crate::{
 struct Request {
     output: Output,
     prompt_length: usize,
+    /// Tokens of the answer that were there when it came.
+    resumed: usize,
+    /// Most tokens of the answer.
     max_tokens: usize,
     received: Instant,
     times: RequestTimes,
@@ -148,26 +151,41 @@ impl<'a> Head<'a> {
 
     fn submit(&mut self, key: RequestKey, generate: &Arc<Generate>) {
         let received = Instant::now();
-        let prompt = self.tokenizer.encode(&generate.prompt, true, true);
+        let mut tokens = match &generate.prompt {
+            Prompt::Text(text) => self.tokenizer.encode(text, true, true),
+            Prompt::Tokens(tokens) => tokens.clone(),
+            Prompt::Chat(_) => {
+                return (self.sink)(Progress::Refused(key, Fault::new(&self.node, FaultKind::NoTemplate)));
+            }
+        };
+        let prompt_length = tokens.len();
+        tokens.extend_from_slice(&generate.resumed);
         let context = self.limits.context_length;
-        let in_vocabulary = prompt.iter().all(|id| (*id as usize) < self.limits.vocabulary_length);
-        let refusal = match prompt.len() {
-            0 => Some(FaultKind::PromptEmpty),
+        let in_vocabulary = tokens.iter().all(|id| (*id as usize) < self.limits.vocabulary_length);
+        let refusal = match tokens.len() {
+            _ if prompt_length == 0 => Some(FaultKind::PromptEmpty),
             tokens if tokens > context => {
                 Some(FaultKind::PromptTooLong { tokens: tokens as u32, context: context as u32 })
             }
-            _ if !in_vocabulary => Some(FaultKind::Internal { reason: "a token id beyond the vocabulary".into() }),
+            _ if !in_vocabulary => {
+                let most = self.limits.vocabulary_length;
+                Some(FaultKind::ParameterInvalid { reason: format!("a token id beyond the vocabulary of {most}") })
+            }
             _ => None,
         };
         if let Some(kind) = refusal {
             return (self.sink)(Progress::Refused(key, Fault::new(&self.node, kind)));
         }
         let max_tokens = (generate.max_tokens as usize).min(context);
-        let times = RequestTimes { prompt_tokens: prompt.len() as u32, ..RequestTimes::default() };
+        let times = RequestTimes { prompt_tokens: prompt_length as u32, ..RequestTimes::default() };
         let world = self.world();
+        let mut output = Output::new(&self.tokenizer, generate.stop.clone());
+        // Whoever resumes has the text of these; what they hold back is held back here, too.
+        generate.resumed.iter().for_each(|id| drop(output.push(&self.tokenizer, *id)));
         let request = Request {
-            output: Output::new(&self.tokenizer, generate.stop.clone()),
-            prompt_length: prompt.len(),
+            output,
+            prompt_length,
+            resumed: generate.resumed.len(),
             max_tokens,
             received,
             times,
@@ -175,8 +193,10 @@ impl<'a> Head<'a> {
             sampling_rounds: 0,
         };
         self.requests.insert(key, request);
-        (self.sink)(Progress::Started(key, prompt.clone()));
-        self.scheduler.submit(Admitted { key, prompt, max_tokens, sampling: generate.sampling.clone() });
+        (self.sink)(Progress::Started(key, tokens[..prompt_length].to_vec(), ToolFormat::None));
+        // Room for what is still to be sampled; an answer that is nearly full may have no more.
+        let max_tokens = max_tokens.saturating_sub(generate.resumed.len()).max(1);
+        self.scheduler.submit(Admitted { key, prompt: tokens, max_tokens, sampling: generate.sampling.clone() });
     }
 
     fn cancel(&mut self, key: RequestKey) {
@@ -325,7 +345,7 @@ impl<'a> Head<'a> {
             return self.finish(key, FinishReason::Stop);
         }
         let (text, stopped) = request.output.push(&self.tokenizer, chosen.id);
-        let sampled = request.times.sampled_tokens as usize;
+        let sampled = request.resumed + request.times.sampled_tokens as usize;
         let reason = match () {
             () if stopped => Some(FinishReason::Stop),
             () if sampled >= request.max_tokens => Some(FinishReason::Length),

@@ -6,7 +6,7 @@ use shared::{
     protocol::{
         bench::{Bench, BenchLinks},
         error::{Fault, Loss},
-        message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent},
+        message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent, ToolFormat},
     },
     telemetry::{BenchFound, BenchProgress, LinkBench, LoadProgress},
     topology::Exclusions,
@@ -91,7 +91,7 @@ pub struct PeerDrain {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Progress {
     /// A request was taken.
-    Started(RequestKey, Vec<u32>),
+    Started(RequestKey, Vec<u32>, ToolFormat),
     /// A token.
     Token(RequestKey, TokenEvent),
     /// A request ended.

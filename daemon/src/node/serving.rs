@@ -4,7 +4,9 @@ use shared::{
     protocol::{
         bench::BenchLinks,
         error::{Fault, FaultKind, Loss},
-        message::{Generate, PROMPT_BYTES_MAX, ResponseBody, STOP_BYTES_MAX, STOP_STRINGS_MAX},
+        message::{
+            GRAMMAR_BYTES_MAX, Generate, Grammar, PROMPT_BYTES_MAX, ResponseBody, STOP_BYTES_MAX, STOP_STRINGS_MAX,
+        },
     },
 };
 
@@ -41,8 +43,20 @@ impl Node {
     pub(super) fn check_generate(&self, generate: &Generate) -> Result<(), FaultKind> {
         self.serving()?;
         let invalid = |reason: String| Err(FaultKind::ParameterInvalid { reason });
-        if generate.prompt.len() > PROMPT_BYTES_MAX {
-            return invalid(format!("a prompt of {}, at most {}", generate.prompt.len(), PROMPT_BYTES_MAX));
+        if generate.prompt.byte_count() > PROMPT_BYTES_MAX {
+            return invalid(format!("a prompt of {} bytes, at most {PROMPT_BYTES_MAX}", generate.prompt.byte_count()));
+        }
+        if let Some(Grammar::JsonSchema(schema)) =
+            generate.grammar.as_ref().filter(|grammar| grammar.byte_count() > GRAMMAR_BYTES_MAX)
+        {
+            return invalid(format!("a schema of {} bytes, at most {GRAMMAR_BYTES_MAX}", schema.len()));
+        }
+        if generate.resumed.len() >= generate.max_tokens as usize && !generate.resumed.is_empty() {
+            return invalid(format!(
+                "{} tokens are resumed, max_tokens is {}",
+                generate.resumed.len(),
+                generate.max_tokens
+            ));
         }
         if generate.max_tokens == 0 {
             return invalid("max_tokens is 0; ask for at least one token".into());
@@ -87,8 +101,8 @@ impl Node {
         };
         let requests = &mut running.requests;
         let effect = match progress {
-            Progress::Started(key, prompt_token_ids) => {
-                requests.respond(key, ResponseBody::Started { prompt_token_ids })
+            Progress::Started(key, prompt_token_ids, tool_format) => {
+                requests.respond(key, ResponseBody::Started { prompt_token_ids, tool_format })
             }
             Progress::Token(key, token) => {
                 self.tokens += u64::from(token.id.is_some());

@@ -90,7 +90,7 @@ pub(super) fn running() -> Node {
 
 fn generate(node: &mut Node, session: SessionId, id: u64) -> Vec<Effect> {
     let sampling = SamplingParameters::default();
-    let request = Generate { prompt: "x".into(), max_tokens: 3, sampling, stop: Vec::new() };
+    let request = Generate::new("x", 3, sampling, Vec::new());
     ask(node, session, id, RequestBody::Generate(Box::new(request)))
 }
 
@@ -241,7 +241,7 @@ fn a_request_that_cannot_be_is_refused_before_the_engine_sees_it() {
     let mut node = running();
     let mut refused = |change: fn(&mut Generate)| {
         let sampling = SamplingParameters::default();
-        let mut request = Generate { prompt: "x".into(), max_tokens: 3, sampling, stop: Vec::new() };
+        let mut request = Generate::new("x", 3, sampling, Vec::new());
         change(&mut request);
         let effects = ask(&mut node, CONSOLE, 8, RequestBody::Generate(Box::new(request)));
         matches!(failure(&effects), Some(FaultKind::ParameterInvalid { .. }))
@@ -249,7 +249,7 @@ fn a_request_that_cannot_be_is_refused_before_the_engine_sees_it() {
     assert!(refused(|request| request.max_tokens = 0));
     assert!(refused(|request| request.sampling.temperature = f32::NAN));
     assert!(refused(|request| request.stop = vec![String::new(); 17]));
-    assert!(refused(|request| request.prompt = "x".repeat((2 << 20) + 1)));
+    assert!(refused(|request| request.prompt = "x".repeat((2 << 20) + 1).into()));
 }
 
 #[test]

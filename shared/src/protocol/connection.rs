@@ -1,4 +1,4 @@
-//! Sockets of sessions: dialling, the handshake on both sides, and whole messages. The only file of `shared` with tokio.
+//! Sockets of sessions: dialling, the handshake on both sides, and whole messages. With `session.rs` the only file of `shared` with tokio.
 use std::{io, time::Duration};
 
 use serde::{Serialize, de::DeserializeOwned};

@@ -135,6 +135,9 @@ pub enum FaultKind {
     /// Nothing to generate from.
     #[error("the prompt is empty")]
     PromptEmpty,
+    /// The model's file has no template for conversations.
+    #[error("holds a model without a chat template")]
+    NoTemplate,
     /// A parameter out of bounds.
     #[error("parameter refused: {reason}")]
     ParameterInvalid { reason: String },
@@ -219,6 +222,7 @@ impl FaultKind {
             Self::QueueFull { .. } => "queue_full",
             Self::PromptTooLong { .. } => "prompt_too_long",
             Self::PromptEmpty => "prompt_empty",
+            Self::NoTemplate => "no_template",
             Self::ParameterInvalid { .. } => "parameter_invalid",
             Self::NodeLost { .. } => "node_lost",
             Self::SlowReader => "slow_reader",
@@ -280,6 +284,7 @@ impl FaultKind {
             Self::QueueFull { .. } => "try again when running requests are done",
             Self::PromptTooLong { .. } => "shorten the prompt or assign with a longer --context",
             Self::PromptEmpty => "give a prompt with --prompt",
+            Self::NoTemplate => "complete a text instead of a conversation, or use a file of an instruct model",
             Self::ParameterInvalid { .. } => "correct the parameter",
             Self::NodeLost { .. } => "restart the node, then send the request again: the topology is assigned anew",
             Self::SlowReader => "read the stream faster, or ask for fewer tokens",

@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn the_preamble_has_its_golden_bytes() {
-        let golden = *b"BRAMBLE\n\x03\0\x03\0\0\0\0\0";
+        let golden = *b"BRAMBLE\n\x04\0\x04\0\0\0\0\0";
         assert_eq!(Preamble::OWN.encode(), golden);
         assert_eq!(Preamble::decode(golden), Some(Preamble::OWN));
         for byte in (0..8).chain(13..16) {
@@ -180,11 +180,11 @@ mod tests {
     #[test]
     fn versions_agree_on_the_highest_common_one_or_refuse_by_name() {
         let with = |lowest, highest, security| Preamble { lowest, highest, security }.agree();
-        assert_eq!(with(1, 7, 0), Ok(3));
-        assert_eq!(with(0, 3, 0), Ok(3));
-        assert!(matches!(with(4, 7, 0), Err(FaultKind::WireVersion { lowest: 4, highest: 7, .. })));
+        assert_eq!(with(1, 7, 0), Ok(4));
+        assert_eq!(with(0, 4, 0), Ok(4));
+        assert!(matches!(with(5, 7, 0), Err(FaultKind::WireVersion { lowest: 5, highest: 7, .. })));
         assert!(matches!(with(0, 1, 0), Err(FaultKind::WireVersion { .. })));
-        assert_eq!(with(3, 3, 9), Err(FaultKind::SecurityMode { mode: 9 }));
+        assert_eq!(with(4, 4, 9), Err(FaultKind::SecurityMode { mode: 9 }));
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub const PROMPT_BYTES_MAX: usize = 2 << 20;
 pub const STOP_STRINGS_MAX: usize = 16;
 /// Longest stop string in bytes.
 pub const STOP_BYTES_MAX: usize = 256;
+/// Longest schema of a grammar in bytes.
+pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
 /// Shortest interval between reports, in milliseconds.
 pub const REPORT_INTERVAL_MS_MIN: u32 = 50;
 
@@ -98,14 +100,106 @@ pub struct Prepare {
 /// A text to complete.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Generate {
-    /// Raw text; the tokenizer adds BOS where the model wants it.
-    pub prompt: String,
-    /// Most tokens to sample.
+    /// What goes before the answer.
+    pub prompt: Prompt,
+    /// Tokens of the answer that are there already, sampled on another replica or before a loss: they are fed with the prompt and not
+    /// told again. Text, stop strings and random numbers go on as if they had been sampled here.
+    pub resumed: Vec<u32>,
+    /// Most tokens of the answer, `resumed` included.
     pub max_tokens: u32,
     /// How tokens are drawn.
     pub sampling: SamplingParameters,
     /// Texts that end the generation; they are not part of it.
     pub stop: Vec<String>,
+    /// What the answer must look like.
+    pub grammar: Option<Grammar>,
+}
+
+/// What goes before an answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Prompt {
+    /// Raw text; the tokenizer adds BOS where the model wants it.
+    Text(String),
+    /// Token ids as they are.
+    Tokens(Vec<u32>),
+    /// A conversation, which the head writes out with the model's chat template.
+    Chat(Box<Chat>),
+}
+
+/// A conversation as the OpenAI API has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Chat {
+    /// A JSON array of messages.
+    pub messages: String,
+    /// A JSON array of tools.
+    pub tools: Option<String>,
+}
+
+/// What an answer must look like.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Grammar {
+    /// Any JSON object.
+    Json,
+    /// JSON that a schema allows (the schema's text).
+    JsonSchema(String),
+}
+
+/// How a model's chat template writes calls of tools, which tells how they are found in an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ToolFormat {
+    /// It knows no tools.
+    #[default]
+    None,
+    /// `{"name": .., "parameters": ..}` (Llama 3.1 and later).
+    Llama3,
+    /// `<tool_call>{"name": .., "arguments": ..}</tool_call>` (Hermes, Qwen 2.5 and 3).
+    Hermes,
+}
+
+impl From<String> for Prompt {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<&str> for Prompt {
+    fn from(text: &str) -> Self {
+        Self::Text(text.into())
+    }
+}
+
+impl Prompt {
+    /// Raw text, if it is one.
+    pub fn text(&self) -> Option<&str> {
+        if let Self::Text(text) = self { Some(text) } else { None }
+    }
+
+    /// Bytes of its texts, or four for each token.
+    pub fn byte_count(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Tokens(tokens) => 4 * tokens.len(),
+            Self::Chat(chat) => chat.messages.len() + chat.tools.as_ref().map_or(0, String::len),
+        }
+    }
+}
+
+impl Grammar {
+    /// Bytes of its text.
+    pub fn byte_count(&self) -> usize {
+        match self {
+            Self::Json => 0,
+            Self::JsonSchema(schema) => schema.len(),
+        }
+    }
+}
+
+impl Generate {
+    /// An answer from its beginning, in whatever form it comes.
+    pub fn new(prompt: impl Into<Prompt>, max_tokens: u32, sampling: SamplingParameters, stop: Vec<String>) -> Self {
+        Self { prompt: prompt.into(), resumed: Vec::new(), max_tokens, sampling, stop, grammar: None }
+    }
 }
 
 /// A node's response.
@@ -136,6 +230,8 @@ pub enum ResponseBody {
     Started {
         /// The prompt's tokens.
         prompt_token_ids: Vec<u32>,
+        /// How calls of tools look in the answer.
+        tool_format: ToolFormat,
     },
     /// A token was sampled.
     Token(TokenEvent),

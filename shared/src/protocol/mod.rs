@@ -6,13 +6,14 @@ pub mod frame;
 pub mod handshake;
 pub mod message;
 pub mod seal;
+pub mod session;
 
 /// The port that brambled listens on unless told otherwise.
 pub const PORT: u16 = 9999;
 /// Lowest wire version that this build speaks.
-pub const WIRE_LOWEST: u16 = 3;
+pub const WIRE_LOWEST: u16 = 4;
 /// Highest wire version that this build speaks.
-pub const WIRE_HIGHEST: u16 = 3;
+pub const WIRE_HIGHEST: u16 = 4;
 /// Changes whenever a kernel gives other numbers: ranks of a stage must share it.
 pub const NUMERIC_VERSION: u32 = 3;
 /// The build, for people; never compared.

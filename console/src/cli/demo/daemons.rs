@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     cli::{brambled, output},
-    client::session::Session,
+    client::session,
 };
 
 /// All daemons must answer within this.
@@ -136,7 +136,7 @@ impl Daemons {
 
     async fn await_answer(&mut self, index: usize, deadline: Instant) -> anyhow::Result<()> {
         loop {
-            let answer = Session::open(&self.addresses[index]).await;
+            let answer = session::open(&self.addresses[index]).await;
             let ended = lock(&self.children)[index].try_wait().context("cannot watch a daemon")?;
             // Somebody else's daemon may have been quicker to take the port: then the child has ended.
             if answer.is_ok_and(|session| session.identity.name == name(index)) && ended.is_none() {
