@@ -52,7 +52,8 @@ pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
         output::note(&format!("seed {seed}"));
     }
     let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
-    let completion = complete(&sessions[head.index()], request, !options.json, &mut interrupts).await?;
+    let completion =
+        complete(&first(&sessions, head, &assigned.topology), request, !options.json, &mut interrupts).await?;
     if options.json {
         output::line(&object(&completion, (&assigned, head), seed, options.logprobs > 0).to_string());
     } else {
@@ -130,10 +131,17 @@ pub(super) async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Resu
     Ok(least_loaded(topology, |head| requests[head.index()]).unwrap_or(MemberIndex(0)))
 }
 
-/// Runs a request to its end; prints the text as it comes if asked to. The first signal cancels on the head, a second
+/// The sessions of all replicas' heads, that of `head` in front: where it is lost, another one goes on.
+pub(super) fn first(sessions: &[Arc<Session>], head: MemberIndex, topology: &Topology) -> Vec<Arc<Session>> {
+    let heads = (0..sessions.len()).step_by(topology.layout.replica_length());
+    let others = heads.filter(|index| *index != head.index()).map(|index| &sessions[index]);
+    std::iter::once(&sessions[head.index()]).chain(others).cloned().collect()
+}
+
+/// Runs a request to its end on the first node; prints the text as it comes if asked to. The first signal cancels on the head, a second
 /// does not wait for it.
 pub(super) async fn complete(
-    session: &Session,
+    nodes: &[Arc<Session>],
     request: message::Generate,
     prints: bool,
     interrupts: &mut Interrupts,
@@ -141,7 +149,7 @@ pub(super) async fn complete(
     let cancel = CancellationToken::new();
     let (events, mut received) = channel(EVENTS_MAX);
     let running = async {
-        generate(session, request, &cancel, &events).await;
+        generate(nodes, request, &cancel, &events).await;
         drop(events);
     };
     let collecting = async {

@@ -1,4 +1,6 @@
 //! Command lines, exit codes and JSON, against nodes that do what their script says.
+use std::sync::Arc;
+
 use clap::CommandFactory;
 use serde_json::Value;
 use shared::{
@@ -131,13 +133,13 @@ async fn the_dashboard_without_a_terminal_is_a_usage_error() {
 async fn a_signal_cancels_on_the_head_and_keeps_what_came_and_a_second_one_does_not_wait() {
     let script = Script { generation: Generation::UntilCancelled, ..Script::default() };
     let node = FakeNode::start("pi1", script).await;
-    let session = session::open(&node.address).await.expect("it answers");
+    let nodes = [Arc::new(session::open(&node.address).await.expect("it answers"))];
     let sampling = SamplingParameters::default();
     let request = shared::protocol::message::Generate::new("x", 9, sampling, Vec::new());
 
     let (signal, codes) = channel(4);
     let mut interrupts = Interrupts::from(codes);
-    let running = complete(&session, request.clone(), false, &mut interrupts);
+    let running = complete(&nodes, request.clone(), false, &mut interrupts);
     let interrupting = async {
         node.await_asked("generate").await;
         signal.send(130).await.expect("somebody listens");
@@ -152,7 +154,7 @@ async fn a_signal_cancels_on_the_head_and_keeps_what_came_and_a_second_one_does_
     for _ in 0..2 {
         signal.send(130).await.expect("somebody listens");
     }
-    let ended = complete(&session, request, false, &mut interrupts).await;
+    let ended = complete(&[Arc::new(session)], request, false, &mut interrupts).await;
     assert!(matches!(ended, Err(Failure::Interrupted { code: 130 })), "{ended:?}");
 }
 
