@@ -34,6 +34,8 @@ mod ranks;
 mod reference;
 // The runbook's commands.
 mod runbook;
+// Requests on one engine: resumed, beside each other, from what was computed before.
+mod serving;
 // The straggler's rule over recorded runs.
 mod straggler;
 // The house rules.
