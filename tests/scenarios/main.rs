@@ -36,6 +36,8 @@ mod reference;
 mod runbook;
 // The straggler's rule over recorded runs.
 mod straggler;
+// Chat templates.
+mod templates;
 // The house rules.
 mod tidy;
 // Pipelines, replicas, unequal shares.
