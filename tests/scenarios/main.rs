@@ -38,6 +38,8 @@ mod runbook;
 mod serving;
 // The straggler's rule over recorded runs.
 mod straggler;
+// Chat templates.
+mod templates;
 // The house rules.
 mod tidy;
 // Pipelines, replicas, unequal shares.
