@@ -5,6 +5,7 @@ pub mod effect;
 pub mod event;
 #[cfg(test)]
 mod fixtures;
+pub mod http;
 pub mod keymap;
 pub mod run;
 pub mod state;
