@@ -7,6 +7,7 @@ pub mod event;
 mod fixtures;
 pub mod http;
 pub mod keymap;
+pub mod proxy;
 pub mod run;
 pub mod state;
 pub mod terminal;

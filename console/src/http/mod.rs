@@ -61,6 +61,19 @@ impl HttpError {
         }
     }
 
+    /// `HOST:PORT` of the server, where there is one.
+    pub fn at(&self) -> Option<&str> {
+        match self {
+            Self::Url { .. } => None,
+            Self::Unreachable { at, .. }
+            | Self::Timeout { at, .. }
+            | Self::Lost { at, .. }
+            | Self::Malformed { at, .. }
+            | Self::Refused { at, .. }
+            | Self::Diverged { at, .. } => Some(at),
+        }
+    }
+
     /// What to do.
     pub fn next(&self) -> &'static str {
         match self {
