@@ -5,7 +5,9 @@ pub mod effect;
 pub mod event;
 #[cfg(test)]
 mod fixtures;
+pub mod http;
 pub mod keymap;
+pub mod proxy;
 pub mod run;
 pub mod state;
 pub mod terminal;

@@ -13,7 +13,7 @@ use shared::{
 use tokio::sync::mpsc::channel;
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, interrupts::Interrupts, options, output};
+use super::{Failure, answer, interrupts::Interrupts, options, output};
 use crate::client::{
     assign::{Assigned, assign, report},
     cluster::Cluster,
@@ -22,6 +22,7 @@ use crate::client::{
     session::Session,
     with_port,
 };
+use crate::http::{Ask, Kind, new_request_id};
 use crate::wanted::{Wanted, least_loaded};
 
 /// Events that may wait to be printed.
@@ -41,12 +42,17 @@ pub(super) struct Completion {
 
 /// Runs the command.
 pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
+    // Nodes may come from the environment: what was typed goes before.
+    if !options.endpoint.url.is_empty() {
+        return over_http(options).await;
+    }
+    let (nodes, model, options) = (options.nodes, options.model.unwrap_or_default(), options.completing);
     let prompt = prompt(&options)?;
     let request = options.sampling.request(prompt, options.logprobs);
     let seed = request.sampling.seed;
     let mut interrupts = Interrupts::listen()?;
-    let sessions = interrupts.end(open(&options.nodes.nodes)).await?;
-    let wanted = options.assignment.wanted(sessions.len(), &options.model);
+    let sessions = interrupts.end(open(&nodes)).await?;
+    let wanted = options.assignment.wanted(sessions.len(), &model);
     let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
     if !options.json && request.sampling.temperature > 0.0 {
         output::note(&format!("seed {seed}"));
@@ -70,7 +76,28 @@ pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
     Ok(completion.interrupted.unwrap_or(0))
 }
 
-pub(super) fn prompt(options: &options::Generate) -> Result<String, Failure> {
+/// The same over the API of a node, whatever it serves.
+async fn over_http(options: options::Generate) -> Result<u8, Failure> {
+    let (completing, patience) = (&options.completing, options.endpoint.patience());
+    let request = completing.sampling.request(prompt(completing)?, completing.logprobs);
+    let apis = options.endpoint.apis();
+    let mut interrupts = Interrupts::listen()?;
+    let model = interrupts.end(options.endpoint.model(&apis, options.model.as_deref())).await?;
+    let mut body = answer::body(&request, &model);
+    body["prompt"] = json!(request.prompt.text().unwrap_or_default());
+    if completing.logprobs > 0 {
+        body["logprobs"] = json!(completing.logprobs);
+    }
+    if !completing.json && request.sampling.temperature > 0.0 {
+        output::note(&format!("seed {}", request.sampling.seed));
+    }
+    let ask = Ask { kind: Kind::Text, body, request_id: new_request_id() };
+    let outcome = answer::answer(&apis, &ask, patience, !completing.json, &mut interrupts).await?;
+    outcome.show(completing.json, &ask.request_id, Some(request.sampling.seed));
+    Ok(outcome.interrupted.unwrap_or(0))
+}
+
+pub(super) fn prompt(options: &options::Completing) -> Result<String, Failure> {
     let Some(path) = &options.prompt_file else { return Ok(options.prompt.clone().unwrap_or_default()) };
     let limit = PROMPT_BYTES_MAX as u64 + 1;
     let mut text = String::new();

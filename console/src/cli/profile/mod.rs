@@ -28,12 +28,12 @@ use trace::RankRecords;
 
 /// Runs the command.
 pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
-    let generate = &options.generate;
+    let generate = &options.completing;
     let request = generate.sampling.request(prompt(generate)?, 0);
     let seed = request.sampling.seed;
     let mut interrupts = Interrupts::listen()?;
-    let sessions = interrupts.end(open(&generate.nodes.nodes)).await?;
-    let wanted = generate.assignment.wanted(sessions.len(), &generate.model);
+    let sessions = interrupts.end(open(&options.nodes.nodes)).await?;
+    let wanted = generate.assignment.wanted(sessions.len(), &options.model);
     let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
     let (_, card) = interrupts.end(async { Ok::<_, Failure>(propose(&sessions, &wanted).await?) }).await?;
     let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
