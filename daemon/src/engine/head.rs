@@ -250,6 +250,7 @@ impl<'a> Head<'a> {
             self.tell(plan)?;
         }
         let has_tokens = self.sampler.step(&mut self.stepper, plan)?;
+        self.scheduler.took(plan, since(now, Instant::now()));
         let flight = self.flight(plan);
         if has_tokens {
             self.landed(&flight);

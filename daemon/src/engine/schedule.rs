@@ -4,11 +4,17 @@ use std::collections::VecDeque;
 use shared::{
     ids::Slot,
     sampling::SamplingParameters,
-    topology::{layout::STEP_TOKENS_MAX, spec::KV_BLOCK_LENGTH},
+    topology::{
+        layout::STEP_TOKENS_MAX,
+        spec::{KV_BLOCK_LENGTH, SLOTS_MAX},
+    },
+    units::Nanoseconds,
 };
+use smallvec::SmallVec;
 
 use super::{
     blocks::{Blocks, Table},
+    costs::Costs,
     plan::{Limits, Opened, Plan, PlanEntry},
 };
 
@@ -39,6 +45,8 @@ struct Running {
     /// Tokens that went through the layers.
     fed: usize,
     table: Table,
+    /// Counts those that were opened before.
+    number: u64,
 }
 
 impl Running {
@@ -57,6 +65,10 @@ pub struct Scheduler {
     blocks: Blocks,
     closed: Vec<Slot>,
     was_busy: bool,
+    /// What steps take.
+    costs: Costs,
+    /// Requests that were opened so far.
+    opened: u64,
     /// Turns that running answers take: as many as the pipeline has stages, so that none of them idles.
     turns: usize,
     /// Most tokens of a step.
@@ -74,6 +86,8 @@ impl Scheduler {
             blocks: Blocks::new(limits.blocks),
             closed: Vec::new(),
             was_busy: false,
+            costs: Costs::default(),
+            opened: 0,
             turns: 1,
             step_tokens: STEP_TOKENS_MAX,
         }
@@ -131,29 +145,67 @@ impl Scheduler {
             // Slots that ended stay in `closed` until a step goes out; no rank needs to know before.
             return false;
         }
-        let answers = self.slots.iter().flatten().filter(|running| running.is_answering()).count();
-        let mut turn = answers.div_ceil(self.turns);
-        for answering in [true, false] {
-            for (index, running) in self.slots.iter_mut().enumerate() {
-                let Some(running) = running.as_mut().filter(|running| running.is_answering() == answering) else {
-                    continue;
-                };
-                // What was fed whole waits for its token.
-                if running.fed == running.tokens.len() || (answering && turn == 0) {
-                    continue;
-                }
-                turn -= usize::from(answering);
-                plan.is_prefill |= !answering;
-                enter(Slot(index as u16), running, self.step_tokens, &mut plan.entries);
-                self.blocks.name(&mut running.table, &running.tokens[..running.fed]);
-            }
-        }
+        self.enter_answers(plan);
+        self.enter_prompts(plan);
         if plan.entries.is_empty() {
             return false;
         }
         // A slot that was closed and is opened again in one plan is closed first on every rank.
         plan.closed.append(&mut self.closed);
         true
+    }
+
+    /// Enters the answers whose turn it is.
+    fn enter_answers(&mut self, plan: &mut Plan) {
+        let answers = self.slots.iter().flatten().filter(|running| running.is_answering()).count();
+        let mut turn = answers.div_ceil(self.turns);
+        for (index, running) in self.slots.iter_mut().enumerate() {
+            let Some(running) = running.as_mut().filter(|running| running.is_answering()) else { continue };
+            // What was fed whole waits for its token.
+            if running.fed < running.tokens.len() && turn > 0 {
+                turn -= 1;
+                enter(Slot(index as u16), running, 1, &mut plan.entries);
+                self.blocks.name(&mut running.table, &running.tokens[..running.fed]);
+            }
+        }
+    }
+
+    /// Enters prompts in chunks. Half of what the step can carry is for the prompt that came first, half for that which is nearest to
+    /// its end; what they leave goes by arrival.
+    fn enter_prompts(&mut self, plan: &mut Plan) {
+        let is_alone = !self.slots.iter().flatten().any(Running::is_answering);
+        let most = self.step_tokens.saturating_sub(plan.entries.len());
+        let mut left = if is_alone { most } else { self.costs.beside(plan.entries.len(), most) };
+        let mut prompts: SmallVec<[Prefill; SLOTS_MAX as usize]> = SmallVec::new();
+        for (index, running) in self.slots.iter().enumerate() {
+            let Some(running) = running.as_ref().filter(|running| !running.is_answering()) else { continue };
+            prompts.push(Prefill {
+                number: running.number,
+                index,
+                rest: running.prompt_length - running.fed,
+                share: 0,
+            });
+        }
+        prompts.sort_unstable_by_key(|prompt| prompt.number);
+        let half = left.div_ceil(2);
+        if let Some(first) = prompts.first_mut() {
+            first.take(half, &mut left);
+        }
+        if let Some(nearest) = prompts.iter_mut().filter(|prompt| prompt.rest > 0).min_by_key(|prompt| prompt.rest) {
+            nearest.take(left, &mut left);
+        }
+        prompts.iter_mut().for_each(|prompt| prompt.take(left, &mut left));
+        for prompt in prompts.iter().filter(|prompt| prompt.share > 0) {
+            let Some(running) = self.slots[prompt.index].as_mut() else { continue };
+            plan.is_prefill = true;
+            enter(Slot(prompt.index as u16), running, prompt.share, &mut plan.entries);
+            self.blocks.name(&mut running.table, &running.tokens[..running.fed]);
+        }
+    }
+
+    /// The step of a plan took so long.
+    pub fn took(&mut self, plan: &Plan, time: Nanoseconds) {
+        self.costs.observe(plan.entries.len(), plan.is_prefill, time);
     }
 
     /// Moves waiting requests into free slots while their blocks are there: no sequence can run out of blocks later.
@@ -177,7 +229,8 @@ impl Scheduler {
             let (fed, prompt_length) = (table.cached, tokens.len());
             let Admitted { key, prompt, sampling, .. } = request;
             plan.opened.push(Opened { slot, sampling, cached: fed as u32, prompt });
-            self.slots[index] = Some(Running { key, tokens, prompt_length, fed, table });
+            self.opened += 1;
+            self.slots[index] = Some(Running { key, tokens, prompt_length, fed, table, number: self.opened });
         }
     }
 
@@ -193,10 +246,27 @@ impl Scheduler {
     }
 }
 
-/// Enters as many tokens of a sequence as the step still holds.
-fn enter(slot: Slot, running: &mut Running, most: usize, entries: &mut Vec<PlanEntry>) {
-    let room = most - entries.len();
-    let count = room.min(running.tokens.len() - running.fed);
+/// A prompt that goes through the layers.
+#[derive(Debug)]
+struct Prefill {
+    number: u64,
+    index: usize,
+    /// Tokens that have no share yet.
+    rest: usize,
+    share: usize,
+}
+
+impl Prefill {
+    fn take(&mut self, most: usize, left: &mut usize) {
+        let share = self.rest.min(most).min(*left);
+        self.rest -= share;
+        self.share += share;
+        *left -= share;
+    }
+}
+
+/// Enters the next `count` tokens of a sequence.
+fn enter(slot: Slot, running: &mut Running, count: usize, entries: &mut Vec<PlanEntry>) {
     let last = running.tokens.len() - 1;
     let entry = |position: usize| PlanEntry {
         slot,
