@@ -1,4 +1,5 @@
 //! console: the operator's terminal of a bramble. See ARCHITECTURE.md for the rooms and who may import whom.
+pub mod bench;
 pub mod cli;
 pub mod client;
 pub mod effect;

@@ -12,7 +12,7 @@ use shared::{
     topology::{Exchange, KvFormat, Layout, exclusion::REASON_LENGTH_MAX},
 };
 
-use super::{collectives::Collectives, endpoint::Endpoint};
+use super::{bench::BenchWhat, endpoint::Endpoint};
 use crate::{client::assign::SLOTS_DEFAULT, wanted::Wanted};
 
 pub(super) fn node(text: &str) -> Result<String, String> {
@@ -238,18 +238,11 @@ pub(super) struct Bench {
     pub(super) json: bool,
 }
 
-/// What else is measured.
-#[derive(Clone, Debug, clap::Subcommand)]
-pub(super) enum BenchWhat {
-    /// All-reduces: between the nodes of a topology on their links, or between threads of this machine
-    Collectives(Box<Collectives>),
-}
-
 impl Bench {
     /// Whether an object is wanted.
     pub(super) fn json(&self) -> bool {
         match &self.what {
-            Some(BenchWhat::Collectives(collectives)) => collectives.json,
+            Some(what) => what.json(),
             None => self.json,
         }
     }

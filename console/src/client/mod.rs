@@ -11,6 +11,7 @@ pub mod generate;
 pub mod restart;
 pub mod session;
 mod shares;
+pub mod target;
 
 use std::{
     sync::{
