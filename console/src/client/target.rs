@@ -260,7 +260,7 @@ async fn on_head(
     let (events, mut received) = channel(EVENTS_MAX);
     let cancel = CancellationToken::new();
     let asking = async {
-        generate(session, request, &cancel, &events).await;
+        generate(std::slice::from_ref(session), request, &cancel, &events).await;
         drop(events);
     };
     let watching = async {
