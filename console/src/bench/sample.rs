@@ -200,6 +200,20 @@ impl Summary {
     }
 }
 
+impl Summary {
+    /// Of loads that followed each other: as if they were one, with the median of their steady rates.
+    pub fn of_waves(waves: Vec<Vec<Sample>>, slo: &Slo) -> Self {
+        let rates: Vec<f64> = waves.iter().filter_map(|wave| steady(wave)).collect();
+        let (mut all, mut begin) = (Vec::new(), 0);
+        for wave in waves {
+            let end = wave.iter().map(|sample| sample.due.0 + sample.ended_at.0).max().unwrap_or(0);
+            all.extend(wave.into_iter().map(|sample| Sample { due: Nanoseconds(sample.due.0 + begin), ..sample }));
+            begin += end;
+        }
+        Self { steady_tokens_per_second: median(&rates), ..Self::of(&all, slo) }
+    }
+}
+
 /// Tokens a second between the last request's first token and the first request's last one, where every request of a wave decodes:
 /// each counts with the tokens that its own pace gives in that time.
 fn steady(samples: &[Sample]) -> Option<f64> {
@@ -254,6 +268,10 @@ pub(super) mod tests {
     fn steady_decode_is_told_only_where_all_decoded_at_once() {
         let together = [sample(0, 100, 500, 5), sample(0, 300, 900, 13)];
         assert_eq!(Summary::of(&together, &Slo::default()).steady_tokens_per_second.map(f64::round), Some(30.0));
+        let waves = vec![together.to_vec(), together.to_vec()];
+        let summary = Summary::of_waves(waves, &Slo::default());
+        assert_eq!(summary.steady_tokens_per_second.map(f64::round), Some(30.0));
+        assert_eq!((summary.requests, summary.seconds, summary.tokens_per_second), (4, 1.8, 20.0));
         let apart = [sample(0, 100, 300, 5), sample(0, 400, 900, 6)];
         assert_eq!(Summary::of(&apart, &Slo::default()).steady_tokens_per_second, None);
     }

@@ -14,6 +14,8 @@ use super::{
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// After a break an answer is asked for again within this: a server keeps it for as long.
 const AGAIN: Duration = Duration::from_secs(60);
+/// A server that serves no model is asked again for so long.
+const MODEL: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 5000 });
 /// Before the first and the later repeats.
 const PAUSES: [Duration; 5] = [
     Duration::ZERO,
@@ -146,23 +148,35 @@ pub fn new_request_id() -> String {
     format!("console-{:016x}", RandomState::new().build_hasher().finish())
 }
 
-/// The first model that a server of these names.
+/// The first model that a server of these names. One that serves none is asked again for a while: it may not yet have heard of a
+/// topology that was assigned a moment ago.
 ///
 /// # Errors
-/// None answers, or the one that does serves no model.
+/// None answers, or none serves a model.
 pub async fn model(apis: &[Api], patience: Duration) -> Result<String, HttpError> {
-    let mut first = None;
-    for api in apis {
-        match api.json(&Request { path: "/v1/models", ..Request::default() }, patience).await {
-            Ok(list) => {
-                let reason = "its list of models is empty".into();
-                let name = list["data"][0]["id"].as_str().map(str::to_owned);
-                return name.ok_or_else(|| HttpError::Malformed { at: api.at().into(), reason });
+    let deadline = Instant::now() + MODEL;
+    loop {
+        let mut none = None;
+        for api in apis {
+            match api.json(&Request { path: "/v1/models", ..Request::default() }, patience).await {
+                Ok(list) => match list["data"][0]["id"].as_str() {
+                    Some(name) => return Ok(name.to_owned()),
+                    None => none = Some(no_model(api.at())),
+                },
+                Err(error) => none = none.or(Some(error)),
             }
-            Err(error) => first = first.or(Some(error)),
         }
+        let error = none.unwrap_or(HttpError::Url { url: String::new(), reason: "no URL" });
+        if !matches!(error, HttpError::Refused { status: 503, .. }) || Instant::now() > deadline {
+            return Err(error);
+        }
+        sleep(MODEL / 20).await;
     }
-    Err(first.unwrap_or(HttpError::Url { url: String::new(), reason: "no URL" }))
+}
+
+fn no_model(at: &str) -> HttpError {
+    let (code, message) = ("no_model".into(), "it serves no model; assign a topology first".into());
+    HttpError::Refused { at: at.into(), status: 503, code, message, retry_after_seconds: None }
 }
 
 /// Asks the first server, or the next where one is away, and tells of the answer as it comes. `patience` is how long a server may be

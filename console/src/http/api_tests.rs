@@ -111,8 +111,12 @@ async fn the_model_is_the_first_that_is_served() {
     });
     let apis = [api("127.0.0.1:1"), api(&server.url())];
     assert_eq!(model(&apis, PATIENCE).await, Ok("bard".into()));
+    let later = FakeServer::start(|number, _| {
+        vec![Step::Bytes(answer(200, "", if number < 3 { "{\"data\":[]}" } else { "{\"data\":[{\"id\":\"late\"}]}" }))]
+    });
+    assert_eq!(model(&[api(&later.url())], PATIENCE).await, Ok("late".into()));
     let empty = FakeServer::start(|_, _| vec![Step::Bytes(answer(200, "", "{\"data\":[]}"))]);
-    assert!(model(&[api(&empty.url())], PATIENCE).await.is_err());
+    assert!(model(&[api(&empty.url())], PATIENCE).await.is_err_and(|error| error.code() == "no_model"));
 }
 
 #[test]

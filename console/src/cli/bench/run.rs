@@ -20,6 +20,9 @@ use crate::{
 
 /// Requests of 9999 that are silent for so long have failed.
 const PATIENCE: Duration = Duration::from_secs(900);
+/// Tokens of an answer's worth of waves in a decode cell, and the most waves.
+const WAVE_TOKENS: u32 = 128;
+const WAVES_MAX: u32 = 8;
 /// The most slots that a topology has.
 const SLOTS: std::ops::RangeInclusive<u16> = 4..=shared::topology::spec::SLOTS_MAX;
 
@@ -112,13 +115,18 @@ impl Rig {
             let until = Until { requests: self.warmup as usize, elapsed: PATIENCE };
             load.closed(&job(cell.output.min(4)), 1, until).await;
         }
-        // Answers are measured while all of them run: one wave. Prompts follow each other.
-        let requests = match cell.phase {
-            Phase::Prefill => concurrency.max(self.requests as usize),
-            Phase::Decode => concurrency,
-        };
-        let until = Until { requests, elapsed: PATIENCE };
-        Summary::of(&load.closed(&job(cell.output), concurrency, until).await, &Slo::default())
+        if cell.phase == Phase::Prefill {
+            let until = Until { requests: concurrency.max(self.requests as usize), elapsed: PATIENCE };
+            return Summary::of(&load.closed(&job(cell.output), concurrency, until).await, &Slo::default());
+        }
+        // Answers are measured while all of them run: in waves, of which short answers need several.
+        let waves = (WAVE_TOKENS / cell.output.max(1)).clamp(1, WAVES_MAX);
+        let until = Until { requests: concurrency, elapsed: PATIENCE };
+        let mut samples = Vec::with_capacity(waves as usize);
+        for _ in 0..waves {
+            samples.push(load.closed(&job(cell.output), concurrency, until).await);
+        }
+        Summary::of_waves(samples, &Slo::default())
     }
 
     async fn target(&self, running: &Running) -> Result<Target, Failure> {
