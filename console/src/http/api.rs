@@ -209,10 +209,10 @@ pub async fn stream(
         let is_away = matches!(error, HttpError::Unreachable { .. } | HttpError::Refused { status: 502 | 503, .. });
         away = if has_begun { 0 } else { away + 1 };
         match broken {
+            None if has_begun => broken = Some(Instant::now()),
             // Nothing of an answer yet: every server is asked once.
-            None if !has_begun && !(is_away && away < apis.len()) => return Err(error),
-            None if !has_begun => continue,
-            None => broken = Some(Instant::now()),
+            None if is_away && away < apis.len() => continue,
+            None => return Err(error),
             Some(_) => {}
         }
         if !error.is_passing() || broken.is_some_and(|since| since.elapsed() > AGAIN) {
