@@ -154,7 +154,7 @@ fn drafts_change_no_token_whatever_is_asked_for() {
         Generate::new(Prompt::Tokens(prompt.clone()), 120, way.clone(), stop.to_vec())
     };
     let mut requests: Vec<Generate> = ways.iter().map(|way| ask(way, &[])).collect();
-    let plain = Replica { drafts: false, ..Replica::of(1) }.each_alone(&file, &requests);
+    let plain = Replica { is_plain: true, ..Replica::of(1) }.each_alone(&file, &requests);
     // Until the context is full, and until texts that lie across several tokens.
     requests.push(Generate { max_tokens: 4000, ..ask(&ways[1], &[]) });
     for answer in &plain[..3] {
@@ -163,7 +163,7 @@ fn drafts_change_no_token_whatever_is_asked_for() {
     }
     for replica in [Replica::of(1), Replica::of(2), Replica::pipeline()] {
         let replica = Replica { context_length: 320, blocks: 200, ..replica };
-        let without = Replica { drafts: false, ..replica }.each_alone(&file, &requests);
+        let without = Replica { is_plain: true, ..replica }.each_alone(&file, &requests);
         assert!(without.iter().all(|answer| answer.end().times.drafted_tokens == 0));
         let with = replica.each_alone(&file, &requests);
         let what = format!("{} ranks, {} stages", replica.ranks, replica.stages);

@@ -125,9 +125,10 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Without drafts: for measuring beside them.
-    pub fn omit_drafts(self) -> Self {
-        Self { drafts: false, ..self }
+    /// Without drafts, every prompt computed anew: for measuring.
+    pub fn plain(self) -> Self {
+        let scheduler = self.scheduler.without_sharing();
+        Self { drafts: false, scheduler, ..self }
     }
 
     /// Gives the rank back, links and all.

@@ -44,8 +44,8 @@ pub struct Setup {
     pub model: Box<dyn FnOnce() -> Model + Send>,
     /// The other ranks.
     pub group: Group,
-    /// For benchmarks: a head drafts no tokens.
-    pub omit_drafts: bool,
+    /// For benchmarks: a head drafts no tokens and computes every prompt anew.
+    pub plain: bool,
     /// On the head.
     pub tokenizer: Option<Tokenizer>,
     /// What watchers see.
@@ -81,7 +81,7 @@ pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progres
         _ if tuned.is_err() => (tuned, Some(stepper)),
         Some(tokenizer) if stepper.place.is_head() => {
             let head = Head::new((setup.node, setup.limits), tokenizer, stepper, sink);
-            let mut head = if setup.omit_drafts { head.omit_drafts() } else { head };
+            let mut head = if setup.plain { head.plain() } else { head };
             (head.serve(orders), Some(head.into_stepper()))
         }
         _ => {

@@ -131,6 +131,11 @@ impl Scheduler {
         Self { turns: turns.max(1), step_tokens: step_tokens.clamp(1, STEP_TOKENS_MAX), ..self }
     }
 
+    /// Every prompt is computed anew.
+    pub fn without_sharing(self) -> Self {
+        Self { blocks: Blocks::without_sharing(self.limits.blocks), ..self }
+    }
+
     /// Puts a request at the end of the queue.
     pub fn submit(&mut self, request: Admitted) {
         self.waiting.push_back(request);
@@ -305,7 +310,8 @@ impl Scheduler {
     /// Whether a prompt that is going through the layers begins as this one does, for at least a block beyond what is there already:
     /// then it is worth waiting for that.
     fn is_computed_beside(&self, prompt: &[u32]) -> bool {
-        let going = self.slots.iter().flatten().filter(|running| !running.is_answering());
+        let is_worth_it = |running: &&Running| self.blocks.shares() && !running.is_answering();
+        let going = self.slots.iter().flatten().filter(is_worth_it);
         let shared = going.map(|running| {
             let pairs = prompt[..prompt.len() - 1].iter().zip(&running.tokens);
             pairs.take_while(|(a, b)| a == b).count() / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH

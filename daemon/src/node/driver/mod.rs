@@ -136,7 +136,7 @@ impl Driver {
             threads: config.threads,
             liveness: config.liveness,
             omit_exchange: config.omit_exchange,
-            omit_drafts: config.omit_drafts,
+            plain: config.plain,
             inputs: inputs.clone(),
         };
         let driver = Self {

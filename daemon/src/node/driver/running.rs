@@ -77,8 +77,8 @@ pub(super) struct Surroundings {
     pub(super) liveness: Liveness,
     /// For benchmarks: ranks compute without summing.
     pub(super) omit_exchange: bool,
-    /// For benchmarks: heads draft no tokens.
-    pub(super) omit_drafts: bool,
+    /// For benchmarks: heads draft no tokens and compute every prompt anew.
+    pub(super) plain: bool,
     pub(super) inputs: Sender<Input>,
 }
 
@@ -217,7 +217,7 @@ fn setup(around: &Surroundings, place: &Place, loaded: Loaded, group: Group, abo
         Model::new(shard, cache, Compute { kernels, pool })
     });
     let (node, place, tokenizer) = (around.name.clone(), place.seat(), loaded.tokenizer);
-    Setup { node, place, limits, model, group, omit_drafts: around.omit_drafts, tokenizer, abort }
+    Setup { node, place, limits, model, group, plain: around.plain, tokenizer, abort }
 }
 
 fn sink(inputs: Sender<Input>, epoch: Epoch) -> impl Fn(crate::node::Progress) + Send + 'static {
