@@ -30,10 +30,14 @@ class Server:
     """A daemon with a model, and texts from it."""
 
     def __init__(self, daemon, model, context):
-        self.daemon, self.model, self.context = daemon, model, context
+        self.topology = os.path.join(daemon.state, "topology.toml")
+        with open(self.topology, "w") as file:
+            file.write(f'model = "{model}"\ncontext_length = {context}\nslots = 16\n[[stage]]\nnodes = ["{daemon.address}"]\n')
 
-    def run(self, prompt, tokens, *more):
-        return bramble.generate([self.daemon], self.model, prompt, tokens, "--slots", "16", *more, context=self.context)
+    def run(self, prompt, tokens):
+        """A text by temperature 0."""
+        command = ["generate", "--topology-file", self.topology, "--prompt", prompt, "--max-tokens", str(tokens), "--temperature", "0"]
+        return bramble.console(*command)
 
     def at_once(self, prompts, tokens):
         """Tokens a second of all prompts together."""
