@@ -16,6 +16,8 @@ use super::{
     route::{Outcome, Router, Way},
 };
 
+/// While nothing serves a request waits for this: what was assigned a moment ago is known only with the next report.
+const GRACE: Duration = Duration::from_millis(600);
 /// Share of the latest request in the mean of their durations.
 const LATEST: f64 = 0.2;
 
@@ -131,6 +133,7 @@ impl Admission {
     /// There is none, and none comes in time.
     pub(super) async fn admit(self: &Arc<Self>, claim: Claim) -> Result<Place, Refused> {
         let ticket = self.enter(claim.is_resumed)?;
+        let patience = if claim.is_resumed { claim.deadline } else { claim.deadline.min(Instant::now() + GRACE) };
         loop {
             let mut moved = std::pin::pin!(self.moved.notified());
             let mut changed = std::pin::pin!(self.cluster.changed.notified());
@@ -143,7 +146,7 @@ impl Admission {
                     let (outcome, admission) = (Outcome::Neither, Arc::clone(self));
                     return Ok(Place { head, outcome, admission, since: Instant::now() });
                 }
-                Way::Nowhere if !claim.is_resumed => return Err(Refused::Nowhere),
+                Way::Nowhere if Instant::now() >= patience => return Err(Refused::Nowhere),
                 Way::Nowhere | Way::Busy => {}
             }
             let either = async {
@@ -152,7 +155,8 @@ impl Admission {
                     () = changed => {}
                 }
             };
-            if timeout_at(claim.deadline.into(), either).await.is_err() {
+            let until = if way == Way::Nowhere { patience } else { claim.deadline };
+            if timeout_at(until.into(), either).await.is_err() {
                 return Err(if way == Way::Nowhere { Refused::Nowhere } else { Refused::Overdue });
             }
         }
