@@ -40,8 +40,12 @@ mod ranks;
 mod reference;
 // The runbook's commands.
 mod runbook;
+// Requests on one engine: resumed, beside each other, from what was computed before.
+mod serving;
 // The straggler's rule over recorded runs.
 mod straggler;
+// Chat templates.
+mod templates;
 // The house rules.
 mod tidy;
 // Pipelines, replicas, unequal shares.

@@ -237,6 +237,7 @@ impl<'a> Head<'a> {
         for opened in &plan.opened {
             if let Some(request) = self.scheduler.key(opened.slot).and_then(|key| self.requests.get_mut(&key)) {
                 request.times.dispatched = since(request.received, now);
+                request.times.cached_tokens = opened.cached.min(request.prompt_length as u32);
             }
         }
         let group = &mut self.stepper.group;
@@ -249,6 +250,7 @@ impl<'a> Head<'a> {
             self.tell(plan)?;
         }
         let has_tokens = self.sampler.step(&mut self.stepper, plan)?;
+        self.scheduler.took(plan, since(now, Instant::now()));
         let flight = self.flight(plan);
         if has_tokens {
             self.landed(&flight);

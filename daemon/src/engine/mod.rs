@@ -1,4 +1,7 @@
 //! The engine: its own thread, plain synchronous Rust. The head schedules and samples; the other ranks follow its plans.
+pub mod blocks;
+pub mod costs;
+pub mod drafts;
 pub mod follower;
 pub mod head;
 pub mod output;

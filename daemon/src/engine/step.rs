@@ -75,6 +75,7 @@ impl Stepper {
     pub fn step(&mut self, plan: &Plan, summaries: &mut Vec<Summary>) -> Result<(), EngineError> {
         summaries.clear();
         self.sequences.apply(plan)?;
+        self.model.copy_blocks(&plan.copies);
         let (tokens, blocks) = self.sequences.batch();
         if let Some(before) = self.place.before() {
             let (hidden, totals) = (self.model.hidden(tokens.len()), &mut self.totals[..usize::from(self.place.stage)]);
