@@ -98,6 +98,16 @@ impl Admission {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes in what heads report, as long as it is polled.
+    pub(super) async fn learn(self: Arc<Self>) {
+        loop {
+            let changed = self.cluster.changed.notified();
+            let serving = self.cluster.serving();
+            self.state().router.learn(&serving.replicas);
+            changed.await;
+        }
+    }
+
     /// Requests that wait; `None` while there is room for another.
     pub(super) fn is_full(&self) -> Option<usize> {
         let waiting = self.state().queue.len();

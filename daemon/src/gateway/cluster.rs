@@ -164,7 +164,8 @@ impl Cluster {
 
     fn learn(&self, address: &str, report: NodeReport) {
         let mut known = self.known();
-        if let Some((topology, hash, _)) = &report.topology {
+        // A node that is out of order must not take this one down.
+        if let Some((topology, hash, _)) = report.topology.as_ref().filter(|(topology, ..)| topology.check().is_ok()) {
             let is_new = known.latest.as_ref().is_none_or(|(_, latest, _)| latest != hash);
             let holds = matches!(report.state, NodeState::Ready | NodeState::Serving | NodeState::Draining);
             let is_later = known
