@@ -12,12 +12,10 @@ use std::{
 use tokio::{sync::Notify, time::timeout_at};
 
 use super::{
-    cluster::Cluster,
+    cluster::{Cluster, GRACE},
     route::{Outcome, Router, Way},
 };
 
-/// While nothing serves a request waits for this: what was assigned a moment ago is known only with the next report.
-const GRACE: Duration = Duration::from_millis(600);
 /// Share of the latest request in the mean of their durations.
 const LATEST: f64 = 0.2;
 
