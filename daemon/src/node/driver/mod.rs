@@ -130,11 +130,18 @@ impl Driver {
         let (epoch, exclusions, supervised) = (kept.epoch, kept.exclusions, config.supervised);
         let beginning = Beginning { name: config.name.clone(), epoch, exclusions, supervised };
         let monitor = Monitor::new(&config.health_root, config.listen);
-        let (name, threads, liveness, omit_exchange) =
-            (config.name.clone(), config.threads, config.liveness, config.omit_exchange);
+        let around = Surroundings {
+            name: config.name.clone(),
+            kernels,
+            threads: config.threads,
+            liveness: config.liveness,
+            omit_exchange: config.omit_exchange,
+            omit_drafts: config.omit_drafts,
+            inputs: inputs.clone(),
+        };
         let driver = Self {
             node: Node::new(beginning, patience(&config)),
-            around: Surroundings { name, kernels, threads, liveness, omit_exchange, inputs: inputs.clone() },
+            around,
             config,
             identity,
             state,
