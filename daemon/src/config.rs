@@ -52,6 +52,9 @@ pub struct Arguments {
     /// Leave all all-reduces out: what nodes compute is worth nothing, only its time (for benchmarks)
     #[arg(long, hide = true)]
     omit_exchange: bool,
+    /// Draft no tokens and compute every prompt anew (for benchmarks)
+    #[arg(long, hide = true)]
+    plain: bool,
     /// End when standard input closes
     #[arg(long)]
     pub exit_with_parent: bool,
@@ -115,6 +118,8 @@ pub struct Config {
     pub supervised: bool,
     /// Whether all-reduces are left out, for benchmarks.
     pub omit_exchange: bool,
+    /// Whether heads draft no tokens and compute every prompt anew, for benchmarks.
+    pub plain: bool,
     /// Where /proc and /sys are.
     pub health_root: PathBuf,
     /// Compute threads, if they are not left to the assignment.
@@ -200,6 +205,7 @@ impl Config {
             pid_file: arguments.pid_file,
             // systemd gives every service an id of its invocation.
             omit_exchange: arguments.omit_exchange,
+            plain: arguments.plain,
             supervised: arguments.supervised || std::env::var_os("INVOCATION_ID").is_some(),
             health_root: arguments.health_root.unwrap_or_else(|| "/".into()),
             threads,

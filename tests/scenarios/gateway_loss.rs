@@ -59,6 +59,25 @@ fn answers_of_a_killed_replica_go_on_at_the_other_with_the_same_text() {
 }
 
 #[test]
+fn answers_of_a_head_that_hangs_go_on_at_the_other() {
+    let models = deep_models();
+    let cluster = Cluster::with(2, models.path(), "silent_ms = 1000\nstall_ms = 60000\n");
+    assign(&cluster, 2, "dp2-tp1", &["--context", "2048"]);
+    let address = beside(&cluster.addresses[1]);
+    wait_until("both serve", || get(&address, "/health").json()["replicas"] == json!({"serving": 2, "all": 2}));
+    let expected: Vec<String> = (0..4).map(|index| rest(begin(&address, &body(index, 300))).0).collect();
+    let running: Vec<_> = (0..4).map(|index| begin(&address, &body(index, 300))).collect();
+    cluster.signal(0, Signal::SIGSTOP);
+    let found: Vec<(String, Value)> = running.into_iter().map(rest).collect();
+    cluster.signal(0, Signal::SIGCONT);
+    let resumed = found.iter().filter(|(_, trace)| trace["resumed"].as_u64() > Some(0)).count();
+    assert!(resumed > 0, "the stopped node ran some of them");
+    for ((text, trace), expected) in found.iter().zip(&expected) {
+        assert_eq!(text, expected, "{trace}");
+    }
+}
+
+#[test]
 fn an_answer_waits_for_its_replica_to_be_assigned_again() {
     let models = deep_models();
     let mut cluster = Cluster::with(2, models.path(), "");

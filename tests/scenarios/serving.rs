@@ -7,6 +7,7 @@ use harness::{
 };
 use shared::{
     gguf::{Architecture, BlockFormat, GgufFile},
+    latency::RequestTimes,
     protocol::message::{FinishReason, Generate, Prompt},
     sampling::SamplingParameters,
 };
@@ -134,4 +135,43 @@ fn a_conversation_goes_on_from_its_own_answer_and_equal_prompts_wait_for_the_fir
     assert_eq!(cached[0], 0);
     assert!(cached[1..].iter().all(|cached| (288..300).contains(cached)), "{cached:?}");
     assert!(found[2].iter().all(|one| one.ids == found[2][0].ids));
+}
+
+#[test]
+fn drafts_change_no_token_whatever_is_asked_for() {
+    let file = file();
+    // A few tokens that may be drawn at all: what stood before is likely to come again.
+    let few = |temperature: f32, seed: u64| {
+        let logit_bias = (40..46).map(|id| (id, 60.0)).collect();
+        SamplingParameters { logit_bias, ..sampling(temperature, seed) }
+    };
+    let penalised = SamplingParameters { repeat_penalty: 1.3, frequency_penalty: 0.4, logprobs: 3, ..few(0.8, 5) };
+    let nucleus = SamplingParameters { top_p: 0.9, logprobs: 2, ..few(0.8, 6) };
+    let ways = [few(0.0, 1), few(0.8, 2), sampling(0.0, 3), sampling(0.8, 4), penalised, nucleus];
+    let mut prompt: Vec<u32> = (0..60).map(|index| 40 + index % 5).collect();
+    prompt.extend(tokens(4, 9));
+    let ask = |way: &SamplingParameters, stop: &[String]| {
+        Generate::new(Prompt::Tokens(prompt.clone()), 120, way.clone(), stop.to_vec())
+    };
+    let mut requests: Vec<Generate> = ways.iter().map(|way| ask(way, &[])).collect();
+    let plain = Replica { is_plain: true, ..Replica::of(1) }.each_alone(&file, &requests);
+    // Until the context is full, and until texts that lie across several tokens.
+    requests.push(Generate { max_tokens: 4000, ..ask(&ways[1], &[]) });
+    for answer in &plain[..3] {
+        let stop = answer.text.chars().skip(90).take(7).collect();
+        requests.push(ask(&ways[1], &[stop]));
+    }
+    for replica in [Replica::of(1), Replica::of(2), Replica::pipeline()] {
+        let replica = Replica { context_length: 320, blocks: 200, ..replica };
+        let without = Replica { is_plain: true, ..replica }.each_alone(&file, &requests);
+        assert!(without.iter().all(|answer| answer.end().times.drafted_tokens == 0));
+        let with = replica.each_alone(&file, &requests);
+        let what = format!("{} ranks, {} stages", replica.ranks, replica.stages);
+        check(&with, &without, &what);
+        check(&replica.answers(&file, &[requests.clone()])[0], &without, &format!("at once, {what}"));
+        let sum = |count: fn(&RequestTimes) -> u32| with.iter().map(|one| count(&one.end().times)).sum::<u32>();
+        let (drafted, accepted) = (sum(|times| times.drafted_tokens), sum(|times| times.accepted_tokens));
+        println!("{accepted} of {drafted} drafts accepted, {what}");
+        assert!(replica.stages > 1 || (accepted >= 40 && accepted < drafted), "{accepted} of {drafted}, {what}");
+    }
 }

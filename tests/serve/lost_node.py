@@ -85,7 +85,7 @@ async def run(cluster, daemons, victim, texts, arguments):
 async def all_victims(cluster, daemons, arguments):
     failed = []
     for index, victim in enumerate(daemons):
-        nodes = ["--topology", arguments.topology, "--slots", str(arguments.slots)]
+        nodes = ["--topology", arguments.topology]
         bramble.generate(daemons, MODEL, "ROMEO:", 2, *nodes)
         survivor = client.place(daemons[(index + 1) % len(daemons)])
         texts = await expected(survivor, arguments)
@@ -99,7 +99,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topology", default="dp2-tp2")
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=48)
     arguments = parser.parse_args()

@@ -19,6 +19,7 @@ import client
 MODEL = "bard-q8_0.gguf"
 MODELS = os.path.join(bramble.ROOT, "packaging", "demo")
 TOKENS = 32
+UNFINISHED = b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03"
 MALFORMED = [
     b"GARBAGE\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n{bad}",
@@ -26,7 +27,7 @@ MALFORMED = [
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 12\r\n\r\n{\"messages\":1",
     b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
-    b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03",
+    UNFINISHED,
     b"DELETE /v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 60\r\n\r\n" + b'{"model":"m","prompt":"x","max_tokens":-5,"temperature":"hot"}'[:60],
 ]
@@ -92,8 +93,11 @@ async def malformed(host, count):
             status = "closed"
             try:
                 reader, writer = await asyncio.open_connection(host, client.PORT)
-                writer.write(MALFORMED[number % len(MALFORMED)])
-                writer.write_eof()
+                payload = MALFORMED[number % len(MALFORMED)]
+                writer.write(payload)
+                if payload is UNFINISHED:
+                    # No head: an end is all that can be waited for.
+                    writer.write_eof()
                 first = await asyncio.wait_for(reader.readline(), 30)
                 status = int(first.split()[1]) if first else "closed"
                 writer.close()

@@ -47,6 +47,8 @@ pub struct Replica {
     pub context_length: usize,
     /// Threads of each rank.
     pub threads: usize,
+    /// Whether the head drafts no tokens and computes every prompt anew.
+    pub is_plain: bool,
 }
 
 /// What came of a request.
@@ -69,7 +71,7 @@ pub struct Answer {
 impl Replica {
     /// One stage of so many ranks with a context of 1024 tokens, room for four times that in 16 slots.
     pub fn of(ranks: u16) -> Self {
-        Self { stages: 1, ranks, slots: 16, blocks: 128, context_length: 1024, threads: 1 }
+        Self { stages: 1, ranks, slots: 16, blocks: 128, context_length: 1024, threads: 1, is_plain: false }
     }
 
     /// Two stages of one rank each.
@@ -128,7 +130,8 @@ impl Replica {
         let tokenizer = (number == 0).then(|| Tokenizer::from_metadata(file.metadata()).expect("the model has one"));
         let settings = Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto };
         let group = Group::new(links, settings, Accounting::new(rank, Arc::new(SyncRing::default())));
-        Setup { node: format!("pi{number}"), place, limits, model, group, tokenizer, abort }
+        let plain = self.is_plain;
+        Setup { node: format!("pi{number}"), place, limits, model, group, plain, tokenizer, abort }
     }
 
     /// Runs requests in batches: those of one are submitted together, the next batch when all of them are done.

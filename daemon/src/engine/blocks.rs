@@ -56,6 +56,7 @@ pub struct Blocks {
     kept: BTreeSet<(u64, u32)>,
     /// Counts names and releases.
     clock: u64,
+    shares: bool,
 }
 
 impl Blocks {
@@ -68,7 +69,18 @@ impl Blocks {
             whole: HashMap::with_capacity(2 * count),
             kept: BTreeSet::new(),
             clock: BEGINNING,
+            shares: true,
         }
+    }
+
+    /// `count` free blocks that are never kept.
+    pub fn without_sharing(count: usize) -> Self {
+        Self { shares: false, ..Self::new(count) }
+    }
+
+    /// Whether blocks are kept and found again.
+    pub fn shares(&self) -> bool {
+        self.shares
     }
 
     /// Blocks that no sequence holds.
@@ -150,6 +162,9 @@ impl Blocks {
 
     /// Names the whole blocks of a sequence whose first tokens are computed, so that others find them from the next step on.
     pub fn name(&mut self, table: &mut Table, computed: &[u32]) {
+        if !self.shares {
+            return;
+        }
         let (pieces, _) = computed.as_chunks();
         for tokens in pieces.get(table.named..).unwrap_or_default() {
             let content = Content { before: table.serial, tokens: *tokens };
@@ -172,7 +187,7 @@ impl Blocks {
     pub fn release(&mut self, mut table: Table, computed: &[u32]) {
         self.name(&mut table, computed);
         let rest = computed.get(table.named * KV_BLOCK_LENGTH..).unwrap_or_default();
-        if let Some(number) = table.blocks.get(table.named).filter(|_| !rest.is_empty()) {
+        if let Some(number) = table.blocks.get(table.named).filter(|_| self.shares && !rest.is_empty()) {
             let mut content = Content { before: table.serial, tokens: [0; KV_BLOCK_LENGTH] };
             content.tokens[..rest.len()].copy_from_slice(rest);
             self.blocks[*number as usize].content = Some((content, rest.len()));

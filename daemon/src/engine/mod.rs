@@ -44,6 +44,8 @@ pub struct Setup {
     pub model: Box<dyn FnOnce() -> Model + Send>,
     /// The other ranks.
     pub group: Group,
+    /// For benchmarks: a head drafts no tokens and computes every prompt anew.
+    pub plain: bool,
     /// On the head.
     pub tokenizer: Option<Tokenizer>,
     /// What watchers see.
@@ -78,7 +80,8 @@ pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progres
     let (result, _links) = match setup.tokenizer {
         _ if tuned.is_err() => (tuned, Some(stepper)),
         Some(tokenizer) if stepper.place.is_head() => {
-            let mut head = Head::new((setup.node, setup.limits), tokenizer, stepper, sink);
+            let head = Head::new((setup.node, setup.limits), tokenizer, stepper, sink);
+            let mut head = if setup.plain { head.plain() } else { head };
             (head.serve(orders), Some(head.into_stepper()))
         }
         _ => {

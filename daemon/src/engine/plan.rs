@@ -6,6 +6,7 @@ use shared::{
     topology::{Topology, layout::STEP_TOKENS_MAX, spec::KV_BLOCK_LENGTH},
 };
 
+use super::costs::ROWS_MAX;
 use crate::model::BatchToken;
 
 /// One step, as the head decided it.
@@ -203,6 +204,10 @@ impl Sequences {
         self.batch.clear();
         if plan.entries.is_empty() || plan.entries.len() > STEP_TOKENS_MAX {
             return Err(PlanError(format!("{} tokens in a step", plan.entries.len())));
+        }
+        let wanted = plan.entries.iter().filter(|entry| entry.wants_logits).count();
+        if wanted > ROWS_MAX {
+            return Err(PlanError(format!("logits of {wanted} tokens in a step")));
         }
         plan.entries.iter().try_for_each(|entry| self.enter(entry))
     }

@@ -14,7 +14,8 @@ use smallvec::SmallVec;
 
 use super::{
     blocks::{Blocks, Table},
-    costs::Costs,
+    costs::{Costs, ROWS_MAX},
+    drafts::{Acceptance, Match, find},
     plan::{Limits, Opened, Plan, PlanEntry},
 };
 
@@ -33,6 +34,8 @@ pub struct Admitted {
     pub max_tokens: usize,
     /// How tokens are drawn.
     pub sampling: SamplingParameters,
+    /// Whether tokens may be drafted.
+    pub may_draft: bool,
 }
 
 #[derive(Debug)]
@@ -47,12 +50,38 @@ struct Running {
     table: Table,
     /// Counts those that were opened before.
     number: u64,
+    /// Most tokens, prompt included.
+    length: usize,
+    may_draft: bool,
+    /// What was entered behind the latest token, where it was found, and how many of it were drawn so far.
+    drafts: Drafts,
+    found: Match,
+    accepted: usize,
+    acceptance: Acceptance,
 }
+
+type Drafts = SmallVec<[u32; ROWS_MAX]>;
 
 impl Running {
     /// Whether its prompt is through: it feeds one sampled token at a time, or waits for the next.
     fn is_answering(&self) -> bool {
         self.fed >= self.prompt_length
+    }
+
+    /// Drafts what may follow the latest token, at most `most` tokens, in a step that carries `rows` answers' tokens without them.
+    fn draft(&mut self, most: usize, rows: usize, costs: &Costs) {
+        // What is drawn after the last draft must fit, too.
+        let most = most.min(self.length.saturating_sub(self.tokens.len() + 1));
+        let Some(found) = Some(most).filter(|most| self.may_draft && *most > 0).and_then(|_| find(&self.tokens)) else {
+            return;
+        };
+        let count = self.acceptance.count(found, most, rows, costs);
+        (self.found, self.accepted) = (found, 0);
+        for index in found.next..found.next + count {
+            // What is repeated right now goes on with itself.
+            let token = self.tokens.get(index).copied().unwrap_or_else(|| self.drafts[index - self.tokens.len()]);
+            self.drafts.push(token);
+        }
     }
 }
 
@@ -67,6 +96,8 @@ pub struct Scheduler {
     was_busy: bool,
     /// What steps take.
     costs: Costs,
+    /// What requests begin with.
+    acceptance: Acceptance,
     /// Requests that were opened so far.
     opened: u64,
     /// Turns that running answers take: as many as the pipeline has stages, so that none of them idles.
@@ -87,6 +118,7 @@ impl Scheduler {
             closed: Vec::new(),
             was_busy: false,
             costs: Costs::default(),
+            acceptance: Acceptance::default(),
             opened: 0,
             turns: 1,
             step_tokens: STEP_TOKENS_MAX,
@@ -97,6 +129,11 @@ impl Scheduler {
     /// `step_tokens`.
     pub fn in_turns(self, turns: usize, step_tokens: usize) -> Self {
         Self { turns: turns.max(1), step_tokens: step_tokens.clamp(1, STEP_TOKENS_MAX), ..self }
+    }
+
+    /// Every prompt is computed anew.
+    pub fn without_sharing(self) -> Self {
+        Self { blocks: Blocks::without_sharing(self.limits.blocks), ..self }
     }
 
     /// Puts a request at the end of the queue.
@@ -128,10 +165,19 @@ impl Scheduler {
         self.was_busy &= self.has_work();
     }
 
-    /// A token was sampled for a slot; it is fed with the next step unless the request is ended before.
+    /// A token was sampled for a slot; it is fed with the next step unless the request is ended before. Where a draft is what was
+    /// sampled, it is fed already, and the token after it comes next.
     pub fn sampled(&mut self, slot: Slot, token: u32) {
-        if let Some(running) = self.slots.get_mut(slot.index()).and_then(Option::as_mut) {
-            running.tokens.push(token);
+        let Some(running) = self.slots.get_mut(slot.index()).and_then(Option::as_mut) else { return };
+        running.tokens.push(token);
+        if running.drafts.get(running.accepted) == Some(&token) {
+            running.accepted += 1;
+            running.fed += 1;
+        } else if !running.drafts.is_empty() {
+            let (length, drafted, accepted) = (running.found.length, running.drafts.len(), running.accepted);
+            running.acceptance.observe(length, drafted, accepted);
+            self.acceptance.observe_for_all(length, drafted, accepted);
+            running.drafts.clear();
         }
     }
 
@@ -155,18 +201,32 @@ impl Scheduler {
         true
     }
 
-    /// Enters the answers whose turn it is.
+    /// Enters the answers whose turn it is; in a single stage, where no prompt is under way, with drafts.
     fn enter_answers(&mut self, plan: &mut Plan) {
-        let answers = self.slots.iter().flatten().filter(|running| running.is_answering()).count();
-        let mut turn = answers.div_ceil(self.turns);
+        let answers = self.slots.iter().flatten().filter(|running| running.is_answering());
+        let mut turn = answers.clone().count().div_ceil(self.turns);
+        let mut rows = answers.filter(|running| running.fed < running.tokens.len()).count().min(turn);
+        let has_prompts = self.slots.iter().flatten().any(|running| !running.is_answering());
+        let rows_max = if has_prompts || self.turns > 1 { 0 } else { ROWS_MAX.min(self.step_tokens) };
         for (index, running) in self.slots.iter_mut().enumerate() {
             let Some(running) = running.as_mut().filter(|running| running.is_answering()) else { continue };
             // What was fed whole waits for its token.
-            if running.fed < running.tokens.len() && turn > 0 {
-                turn -= 1;
-                enter(Slot(index as u16), running, 1, &mut plan.entries);
-                self.blocks.name(&mut running.table, &running.tokens[..running.fed]);
+            if running.fed == running.tokens.len() || turn == 0 {
+                continue;
             }
+            turn -= 1;
+            running.draft(rows_max.saturating_sub(rows), rows, &self.costs);
+            rows += running.drafts.len();
+            let slot = Slot(index as u16);
+            enter(slot, running, 1, &mut plan.entries);
+            let draft = |(position, token): (usize, &u32)| PlanEntry {
+                slot,
+                position: position as u32,
+                token: *token,
+                wants_logits: true,
+            };
+            plan.entries.extend((running.fed..).zip(&running.drafts).map(draft));
+            self.blocks.name(&mut running.table, &running.tokens[..running.fed]);
         }
     }
 
@@ -226,18 +286,32 @@ impl Scheduler {
             plan.copies.extend(table.copy);
             let mut tokens = Vec::with_capacity(length);
             tokens.extend_from_slice(&request.prompt);
-            let (fed, prompt_length) = (table.cached, tokens.len());
-            let Admitted { key, prompt, sampling, .. } = request;
+            let (fed, prompt_length, acceptance) = (table.cached, tokens.len(), self.acceptance.begin());
+            let Admitted { key, prompt, sampling, may_draft, .. } = request;
             plan.opened.push(Opened { slot, sampling, cached: fed as u32, prompt });
             self.opened += 1;
-            self.slots[index] = Some(Running { key, tokens, prompt_length, fed, table, number: self.opened });
+            self.slots[index] = Some(Running {
+                key,
+                tokens,
+                prompt_length,
+                fed,
+                table,
+                number: self.opened,
+                length,
+                may_draft,
+                drafts: Drafts::new(),
+                found: Match { next: 0, length: 1 },
+                accepted: 0,
+                acceptance,
+            });
         }
     }
 
     /// Whether a prompt that is going through the layers begins as this one does, for at least a block beyond what is there already:
     /// then it is worth waiting for that.
     fn is_computed_beside(&self, prompt: &[u32]) -> bool {
-        let going = self.slots.iter().flatten().filter(|running| !running.is_answering());
+        let is_worth_it = |running: &&Running| self.blocks.shares() && !running.is_answering();
+        let going = self.slots.iter().flatten().filter(is_worth_it);
         let shared = going.map(|running| {
             let pairs = prompt[..prompt.len() - 1].iter().zip(&running.tokens);
             pairs.take_while(|(a, b)| a == b).count() / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH

@@ -12,7 +12,7 @@ use std::{
 use tokio::{sync::Notify, time::timeout_at};
 
 use super::{
-    cluster::Cluster,
+    cluster::{Cluster, GRACE},
     route::{Outcome, Router, Way},
 };
 
@@ -96,6 +96,16 @@ impl Admission {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes in what heads report, as long as it is polled.
+    pub(super) async fn learn(self: Arc<Self>) {
+        loop {
+            let changed = self.cluster.changed.notified();
+            let serving = self.cluster.serving();
+            self.state().router.learn(&serving.replicas);
+            changed.await;
+        }
+    }
+
     /// Requests that wait; `None` while there is room for another.
     pub(super) fn is_full(&self) -> Option<usize> {
         let waiting = self.state().queue.len();
@@ -131,6 +141,7 @@ impl Admission {
     /// There is none, and none comes in time.
     pub(super) async fn admit(self: &Arc<Self>, claim: Claim) -> Result<Place, Refused> {
         let ticket = self.enter(claim.is_resumed)?;
+        let patience = if claim.is_resumed { claim.deadline } else { claim.deadline.min(Instant::now() + GRACE) };
         loop {
             let mut moved = std::pin::pin!(self.moved.notified());
             let mut changed = std::pin::pin!(self.cluster.changed.notified());
@@ -143,7 +154,7 @@ impl Admission {
                     let (outcome, admission) = (Outcome::Neither, Arc::clone(self));
                     return Ok(Place { head, outcome, admission, since: Instant::now() });
                 }
-                Way::Nowhere if !claim.is_resumed => return Err(Refused::Nowhere),
+                Way::Nowhere if Instant::now() >= patience => return Err(Refused::Nowhere),
                 Way::Nowhere | Way::Busy => {}
             }
             let either = async {
@@ -152,7 +163,8 @@ impl Admission {
                     () = changed => {}
                 }
             };
-            if timeout_at(claim.deadline.into(), either).await.is_err() {
+            let until = if way == Way::Nowhere { patience } else { claim.deadline };
+            if timeout_at(until.into(), either).await.is_err() {
                 return Err(if way == Way::Nowhere { Refused::Nowhere } else { Refused::Overdue });
             }
         }

@@ -25,7 +25,7 @@ use super::{
 };
 
 /// Sessions with one head that are kept for the next request.
-const IDLE_MAX: usize = 16;
+const IDLE_MAX: usize = 4;
 /// A head that says nothing for so long is asked for a report.
 const LOOK: Duration = Duration::from_secs(1);
 /// Between two attempts to place an answer.

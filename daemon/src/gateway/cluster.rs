@@ -17,12 +17,18 @@ use shared::{
     telemetry::{NodeReport, NodeState},
     topology::{Member, Topology},
 };
-use tokio::{sync::Notify, task::JoinHandle, time::sleep};
+use tokio::{
+    sync::Notify,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 
 /// Between two reports of a node.
 const INTERVAL_MS: u32 = 250;
 /// Between two looks at which nodes matter.
 const LOOK: Duration = Duration::from_millis(250);
+/// While nothing serves a request waits for this: what was assigned a moment ago is known only with the next report.
+pub(super) const GRACE: Duration = Duration::from_millis(600);
 /// Longest pause before a node that is away is dialled again.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
@@ -123,6 +129,22 @@ impl Cluster {
         wanted
     }
 
+    /// Waits a moment for the first topology to be known.
+    pub(super) async fn await_topology(&self) {
+        let known = async {
+            loop {
+                let mut changed = std::pin::pin!(self.changed.notified());
+                changed.as_mut().enable();
+                if self.known().latest.is_some() {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        // Without one the request is refused for that reason.
+        let _ = timeout(GRACE, known).await;
+    }
+
     async fn follow(self: Arc<Self>, address: String) {
         let mut pause = Duration::from_millis(50);
         loop {
@@ -164,7 +186,8 @@ impl Cluster {
 
     fn learn(&self, address: &str, report: NodeReport) {
         let mut known = self.known();
-        if let Some((topology, hash, _)) = &report.topology {
+        // A node that is out of order must not take this one down.
+        if let Some((topology, hash, _)) = report.topology.as_ref().filter(|(topology, ..)| topology.check().is_ok()) {
             let is_new = known.latest.as_ref().is_none_or(|(_, latest, _)| latest != hash);
             let holds = matches!(report.state, NodeState::Ready | NodeState::Serving | NodeState::Draining);
             let is_later = known

@@ -57,6 +57,7 @@ struct Run {
 /// # Errors
 /// Whatever becomes known before the answer begins; after that a stream tells its errors itself.
 pub(super) async fn complete(gateway: Arc<Gateway>, asked: Asked, arrival: Arrival) -> Result<Response, ApiError> {
+    gateway.cluster.await_topology().await;
     let Some(served) = gateway.model() else { return Err(gateway.not_serving()) };
     if let Some(model) = asked.model.as_ref().filter(|model| !model.is_empty() && !is_model(model, &served)) {
         return Err(ApiError::no_such_model(model, &served));

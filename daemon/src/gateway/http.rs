@@ -29,6 +29,8 @@ use super::{
 const BODY_BYTES_MAX: usize = 8 << 20;
 /// Bodies longer than this are read a few at a time.
 const LONG_BODY_BYTES: usize = 256 << 10;
+/// Bodies up to this are read also when nothing comes of them.
+const SHORT_BODY_BYTES: usize = 16 << 10;
 /// A body must be there within this.
 const BODY: Duration = Duration::from_secs(30);
 /// Longest request id that is taken over.
@@ -117,12 +119,16 @@ async fn ask(gateway: Arc<Gateway>, kind: Kind, request: Request) -> Result<Resp
     let (parts, body) = request.into_parts();
     let arrival = parts.extensions.get::<Arrival>().cloned();
     let arrival = arrival.expect("every request passes the layer that puts it there");
+    let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     // Before the body is looked at: a refusal must cost next to nothing.
     if let Some(waiting) = gateway.admission.is_full() {
+        // What is short is taken off the connection, so that it can be used again.
+        if length.is_some_and(|length: usize| length <= SHORT_BODY_BYTES) {
+            drop(body_of(body).await);
+        }
         return Err(ApiError::queue_full(waiting, gateway.admission.retry_after()));
     }
     let asked = {
-        let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         if length.is_some_and(|length: usize| length > BODY_BYTES_MAX) {
             return Err(ApiError::too_large(BODY_BYTES_MAX));
         }

@@ -60,7 +60,7 @@ struct Gateway {
 pub struct Running {
     connections: TaskTracker,
     stop: CancellationToken,
-    tasks: [JoinHandle<()>; 2],
+    tasks: [JoinHandle<()>; 3],
 }
 
 /// Binds the address of the API. `None`: it is off, or nobody named the address and it is taken.
@@ -100,9 +100,10 @@ pub fn serve(listener: TcpListener, settings: Settings, own: SocketAddr, identit
         cluster: Arc::clone(&cluster),
     };
     let (connections, stop) = (TaskTracker::new(), CancellationToken::new());
+    let learning = tokio::spawn(Arc::clone(&gateway.admission).learn());
     let router = http::router(Arc::new(gateway));
     let accepting = tokio::spawn(socket::accept(listener, router, connections.clone(), stop.clone()));
-    Running { connections, stop, tasks: [accepting, tokio::spawn(cluster.watch())] }
+    Running { connections, stop, tasks: [accepting, learning, tokio::spawn(cluster.watch())] }
 }
 
 impl Running {

@@ -56,6 +56,10 @@ enum Gate {
 #[derive(Debug)]
 struct Standing {
     running: u32,
+    /// Requests of others there, by its last two reports: a report that crosses an end of our own counts one too many.
+    others: [u32; 2],
+    /// When the latest of them was written.
+    heard: Option<Instant>,
     failures: u32,
     gate: Gate,
     out: Duration,
@@ -67,7 +71,17 @@ struct Standing {
 
 impl Default for Standing {
     fn default() -> Self {
-        Self { running: 0, failures: 0, gate: Gate::Closed, out: OUT, failed_at: None, token_ms: 0.0, samples: 0 }
+        Self {
+            running: 0,
+            others: [0; 2],
+            heard: None,
+            failures: 0,
+            gate: Gate::Closed,
+            out: OUT,
+            failed_at: None,
+            token_ms: 0.0,
+            samples: 0,
+        }
     }
 }
 
@@ -111,6 +125,17 @@ impl Router {
         }
         self.remember(prefix, &head);
         Way::To(head)
+    }
+
+    /// Takes in what heads reported since the last time: what of it was not sent from here.
+    pub(super) fn learn(&mut self, replicas: &[Replica]) {
+        for replica in replicas.iter().filter(|replica| replica.is_serving) {
+            let standing = self.heads.entry(replica.head.clone()).or_default();
+            if standing.heard.is_none_or(|heard| replica.at > heard) {
+                standing.heard = Some(replica.at);
+                standing.others = [replica.requests.saturating_sub(standing.running), standing.others[0]];
+            }
+        }
     }
 
     /// Places of all replicas that take requests, and those taken.
@@ -177,9 +202,10 @@ impl Router {
         })
     }
 
-    /// What it said, and what was sent since: other gateways send, too.
+    /// What runs there from here, and what others sent.
     fn load(&self, replica: &Replica) -> u32 {
-        self.running(&replica.head).max(replica.requests)
+        let others = |standing: &Standing| standing.others[0].min(standing.others[1]);
+        self.heads.get(&replica.head).map_or(0, |standing| standing.running + others(standing))
     }
 
     fn is_slow(&self, head: &str) -> bool {
@@ -216,6 +242,15 @@ mod tests {
         Replica { head: head.into(), name: head.into(), slots: 4, requests, at, is_serving: true }
     }
 
+    /// A router that has heard of these replicas twice.
+    fn after(replicas: &[Replica]) -> Router {
+        let mut router = Router::default();
+        let earlier = |replica: &Replica| Replica { at: replica.at - Duration::from_millis(1), ..replica.clone() };
+        router.learn(&replicas.iter().map(earlier).collect::<Vec<_>>());
+        router.learn(replicas);
+        router
+    }
+
     fn to(way: Way) -> String {
         match way {
             Way::To(head) => head,
@@ -226,8 +261,8 @@ mod tests {
     #[test]
     fn the_least_loaded_gets_it_unless_another_has_the_beginning_and_is_not_much_more_loaded() {
         let now = Instant::now();
-        let mut router = Router::default();
         let replicas = [replica("a", 1, now), replica("b", 0, now)];
+        let mut router = after(&replicas);
         assert_eq!(to(router.choose(&replicas, 1, now)), "b");
         assert_eq!(to(router.choose(&replicas, 1, now)), "b", "it has the beginning, and one more is not much");
         assert_eq!(to(router.choose(&replicas, 2, now)), "a", "b runs two now");
@@ -238,10 +273,16 @@ mod tests {
     #[test]
     fn all_places_taken_is_busy_and_nothing_that_serves_is_nowhere() {
         let now = Instant::now();
-        let mut router = Router::default();
+        let replicas = [replica("a", 3, now), replica("b", 9, now)];
+        let mut router = after(&replicas);
         assert_eq!(router.choose(&[], 1, now), Way::Nowhere);
-        assert_eq!(router.choose(&[replica("a", 4, now)], 1, now), Way::Busy);
-        assert_eq!(router.places(&[replica("a", 3, now), replica("b", 9, now)]), (8, 7));
+        assert_eq!(router.places(&replicas), (8, 7));
+        assert_eq!(to(router.choose(&replicas, 1, now)), "a");
+        assert_eq!(router.choose(&replicas, 1, now), Way::Busy);
+        // Its report still counts the request that has just ended.
+        router.ended("a", Outcome::Done(None), now);
+        router.learn(&[Replica { at: now + Duration::from_millis(1), ..replica("a", 4, now) }]);
+        assert_eq!(to(router.choose(&replicas, 1, now)), "a");
         let away = Replica { is_serving: false, ..replica("a", 0, now) };
         assert_eq!(router.choose(&[away], 1, now), Way::Nowhere);
     }
@@ -250,8 +291,8 @@ mod tests {
     fn a_replica_that_fails_is_out_until_a_probe_comes_back() {
         let begin = Instant::now();
         let at = |seconds: u64| begin + Duration::from_secs(seconds);
-        let mut router = Router::default();
         let replicas = |now| [replica("a", 0, now), replica("b", 2, now)];
+        let mut router = after(&replicas(begin));
         for second in 0..3 {
             assert_eq!(to(router.choose(&replicas(at(second)), 1, at(second))), "a");
             router.ended("a", Outcome::Lost, at(second));
@@ -289,6 +330,7 @@ mod tests {
         assert!(router.is_out("b") && !router.is_out("a"));
         let later = now + OUT;
         let replicas = [replica("a", 1, later), replica("b", 0, later)];
+        assert_eq!(to(router.choose(&replicas[..1], 2, later)), "a");
         assert_eq!(to(router.choose(&replicas, 1, later)), "b", "a probe");
         router.ended("b", Outcome::Done(Some(12.0)), later);
         assert!(!router.is_out("b"));

@@ -5,7 +5,7 @@ const LIMITS: Limits = Limits { slots: 2, blocks: 9, context_length: 256, vocabu
 
 fn request(key: u64, prompt: usize, max_tokens: usize) -> Admitted {
     let sampling = SamplingParameters::default();
-    Admitted { key: RequestKey(key), prompt: vec![key as u32; prompt], max_tokens, sampling }
+    Admitted { key: RequestKey(key), prompt: vec![key as u32; prompt], max_tokens, sampling, may_draft: false }
 }
 
 fn next(scheduler: &mut Scheduler) -> Option<Plan> {
@@ -191,4 +191,51 @@ fn equal_beginnings_are_computed_once_and_blocks_are_waited_for_not_prompts_that
     };
     let cached: Vec<u32> = opened.iter().map(|opened| opened.cached).collect();
     assert!(cached.iter().all(|cached| (288..300).contains(cached)), "{cached:?}");
+}
+
+#[test]
+fn drafts_change_nothing_but_how_many_steps_a_text_takes() {
+    let limits = Limits { slots: 3, blocks: 60, context_length: 400, vocabulary_length: 100 };
+    // A text that repeats itself every 23 tokens but for a few, and goes beyond the context.
+    let truth = |position: usize| if position.is_multiple_of(61) { 99 } else { (position % 23 * 7 % 40) as u32 };
+    let steps = |may_draft: bool| {
+        let (mut scheduler, mut follower) = (Scheduler::new(limits), Sequences::new(limits));
+        for (key, prompt, max_tokens) in [(1, 70, 300), (2, 33, 390), (3, 50, 40)] {
+            let prompt: Vec<u32> = (0..prompt).map(truth).collect();
+            scheduler.submit(Admitted { prompt, may_draft, ..request(key, 1, max_tokens) });
+        }
+        let mut texts = [70, 33, 50].map(|prompt| (0..prompt).map(truth).collect::<Vec<u32>>());
+        let (ends, mut steps) = ([370, 400, 90], 0);
+        while scheduler.has_work() {
+            let plan = next(&mut scheduler).expect("there is work");
+            follower.apply(&plan).expect("the head's plan can be followed");
+            let rows = plan.entries.iter().filter(|entry| entry.wants_logits).count();
+            assert!(rows <= ROWS_MAX, "{rows}");
+            scheduler.took(&plan, Nanoseconds(10_000_000 + 300_000 * plan.entries.len() as u64));
+            steps += 1;
+            let mut refused = None;
+            for entry in plan.entries.iter().filter(|entry| entry.wants_logits) {
+                let (index, position) = (usize::from(entry.slot.0), entry.position as usize);
+                let Some(key) = scheduler.key(entry.slot).filter(|_| refused != Some(entry.slot)) else { continue };
+                if entry.token != truth(position) {
+                    // A draft that is not what was drawn before it.
+                    refused = Some(entry.slot);
+                    continue;
+                }
+                assert_eq!(texts[index].len(), position + 1);
+                texts[index].push(truth(position + 1));
+                match texts[index].len() == ends[index] {
+                    true => scheduler.end(key),
+                    false => scheduler.sampled(entry.slot, truth(position + 1)),
+                }
+            }
+        }
+        for (text, end) in texts.iter().zip(ends) {
+            assert_eq!(*text, (0..end).map(truth).collect::<Vec<u32>>());
+        }
+        assert_eq!(scheduler.blocks.available(), limits.blocks);
+        steps
+    };
+    let (without, with) = (steps(false), steps(true));
+    assert!(with * 2 < without, "{with} steps with drafts, {without} without");
 }

@@ -77,6 +77,8 @@ pub(super) struct Surroundings {
     pub(super) liveness: Liveness,
     /// For benchmarks: ranks compute without summing.
     pub(super) omit_exchange: bool,
+    /// For benchmarks: heads draft no tokens and compute every prompt anew.
+    pub(super) plain: bool,
     pub(super) inputs: Sender<Input>,
 }
 
@@ -214,7 +216,8 @@ fn setup(around: &Surroundings, place: &Place, loaded: Loaded, group: Group, abo
         pool.pin_caller();
         Model::new(shard, cache, Compute { kernels, pool })
     });
-    Setup { node: around.name.clone(), place: place.seat(), limits, model, group, tokenizer: loaded.tokenizer, abort }
+    let (node, place, tokenizer) = (around.name.clone(), place.seat(), loaded.tokenizer);
+    Setup { node, place, limits, model, group, plain: around.plain, tokenizer, abort }
 }
 
 fn sink(inputs: Sender<Input>, epoch: Epoch) -> impl Fn(crate::node::Progress) + Send + 'static {
