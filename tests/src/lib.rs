@@ -1,5 +1,6 @@
 //! What the scenarios share: writers of GGUF files and small models, weights in every format, seeded numbers.
 pub mod dequantise;
+pub mod engines;
 pub mod faults;
 pub mod gguf_writer;
 pub mod oracle;

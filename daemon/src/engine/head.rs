@@ -16,7 +16,7 @@ use shared::{
         bench::BenchLinks,
         error::{Fault, FaultKind},
         frame::FrameKind,
-        message::{FinishReason, Finished, Generate, Prompt, TokenEvent, TokenLogprob, ToolFormat},
+        message::{FinishReason, Finished, Generate, Grammar, TokenEvent, TokenLogprob},
     },
     telemetry::RankTotals,
     tokenizer::Tokenizer,
@@ -26,8 +26,10 @@ use shared::{
 use smallvec::SmallVec;
 
 use super::{
+    grammar::{self, Constraint},
     output::Output,
     plan::{Limits, Plan},
+    prompt::{self, Template},
     sample::Chosen,
     sampler::Sampler,
     schedule::{Admitted, RequestKey, Scheduler},
@@ -70,6 +72,7 @@ pub struct Head<'a> {
     node: String,
     limits: Limits,
     tokenizer: Tokenizer,
+    template: Template,
     stepper: Stepper,
     scheduler: Scheduler,
     requests: BTreeMap<RequestKey, Request>,
@@ -86,7 +89,7 @@ impl<'a> Head<'a> {
     /// A head without requests. `sink` is told how they go on.
     pub fn new(
         (node, limits): (String, Limits),
-        tokenizer: Tokenizer,
+        (tokenizer, template): (Tokenizer, Template),
         stepper: Stepper,
         sink: &'a dyn Fn(Progress),
     ) -> Self {
@@ -94,7 +97,21 @@ impl<'a> Head<'a> {
         let scheduler = scheduler.in_turns(usize::from(stepper.place.stages), stepper.place.step_tokens());
         let (requests, flights) = (BTreeMap::new(), VecDeque::with_capacity(limits.slots));
         let (sampler, plan, payload) = (Sampler::default(), Plan::default(), Vec::new());
-        Self { node, limits, tokenizer, stepper, scheduler, requests, step: 0, sink, flights, sampler, plan, payload }
+        Self {
+            node,
+            limits,
+            tokenizer,
+            template,
+            stepper,
+            scheduler,
+            requests,
+            step: 0,
+            sink,
+            flights,
+            sampler,
+            plan,
+            payload,
+        }
     }
 
     /// Gives the rank back, links and all.
@@ -151,13 +168,14 @@ impl<'a> Head<'a> {
 
     fn submit(&mut self, key: RequestKey, generate: &Arc<Generate>) {
         let received = Instant::now();
-        let mut tokens = match &generate.prompt {
-            Prompt::Text(text) => self.tokenizer.encode(text, true, true),
-            Prompt::Tokens(tokens) => tokens.clone(),
-            Prompt::Chat(_) => {
-                return (self.sink)(Progress::Refused(key, Fault::new(&self.node, FaultKind::NoTemplate)));
-            }
+        let refused = |kind: FaultKind| (self.sink)(Progress::Refused(key, Fault::new(&self.node, kind)));
+        let mut tokens = match prompt::tokens(&generate.prompt, &self.tokenizer, &self.template) {
+            Ok(tokens) => tokens,
+            Err(kind) => return refused(kind),
         };
+        if let Some(Err(reason)) = generate.grammar.as_ref().map(grammar::check) {
+            return refused(FaultKind::ParameterInvalid { reason });
+        }
         let prompt_length = tokens.len();
         tokens.extend_from_slice(&generate.resumed);
         let context = self.limits.context_length;
@@ -174,7 +192,7 @@ impl<'a> Head<'a> {
             _ => None,
         };
         if let Some(kind) = refusal {
-            return (self.sink)(Progress::Refused(key, Fault::new(&self.node, kind)));
+            return refused(kind);
         }
         let max_tokens = (generate.max_tokens as usize).min(context);
         let times = RequestTimes { prompt_tokens: prompt_length as u32, ..RequestTimes::default() };
@@ -193,10 +211,13 @@ impl<'a> Head<'a> {
             sampling_rounds: 0,
         };
         self.requests.insert(key, request);
-        (self.sink)(Progress::Started(key, tokens[..prompt_length].to_vec(), ToolFormat::None));
+        let tool_format = prompt::tool_format(&self.template);
+        (self.sink)(Progress::Started(key, tokens[..prompt_length].to_vec(), tool_format));
         // Room for what is still to be sampled; an answer that is nearly full may have no more.
         let max_tokens = max_tokens.saturating_sub(generate.resumed.len()).max(1);
-        self.scheduler.submit(Admitted { key, prompt: tokens, max_tokens, sampling: generate.sampling.clone() });
+        let constraint = |grammar: &Grammar| Constraint { grammar: grammar.clone(), begin: prompt_length as u32 };
+        let (sampling, grammar) = (generate.sampling.clone(), generate.grammar.as_ref().map(constraint));
+        self.scheduler.submit(Admitted { key, prompt: tokens, max_tokens, sampling, grammar });
     }
 
     fn cancel(&mut self, key: RequestKey) {
@@ -341,7 +362,7 @@ impl<'a> Head<'a> {
         if request.times.sampled_tokens == 1 {
             request.times.first_token = now;
         }
-        if self.tokenizer.is_end(chosen.id) {
+        if self.tokenizer.is_end(chosen.id) || chosen.id == Chosen::NONE {
             return self.finish(key, FinishReason::Stop);
         }
         let (text, stopped) = request.output.push(&self.tokenizer, chosen.id);

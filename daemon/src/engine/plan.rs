@@ -6,6 +6,7 @@ use shared::{
     topology::{Topology, layout::STEP_TOKENS_MAX, spec::KV_BLOCK_LENGTH},
 };
 
+use super::grammar::Constraint;
 use crate::model::BatchToken;
 
 /// One step, as the head decided it.
@@ -34,6 +35,8 @@ pub struct Opened {
     pub sampling: SamplingParameters,
     /// Its prompt.
     pub prompt: Vec<u32>,
+    /// What its answer must look like.
+    pub grammar: Option<Constraint>,
 }
 
 /// A token of a step.

@@ -7,7 +7,10 @@ use shared::{
     topology::{layout::STEP_TOKENS_MAX, spec::KV_BLOCK_LENGTH},
 };
 
-use super::plan::{Limits, Opened, Plan, PlanEntry};
+use super::{
+    grammar::Constraint,
+    plan::{Limits, Opened, Plan, PlanEntry},
+};
 
 /// Names a request inside an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -24,6 +27,8 @@ pub struct Admitted {
     pub max_tokens: usize,
     /// How tokens are drawn.
     pub sampling: SamplingParameters,
+    /// What the answer must look like.
+    pub grammar: Option<Constraint>,
 }
 
 #[derive(Debug)]
@@ -166,7 +171,12 @@ impl Scheduler {
             plan.blocks.extend(blocks.iter().map(|block| (slot, *block)));
             let mut tokens = Vec::with_capacity(length);
             tokens.extend_from_slice(&request.prompt);
-            plan.opened.push(Opened { slot, sampling: request.sampling, prompt: request.prompt });
+            plan.opened.push(Opened {
+                slot,
+                sampling: request.sampling,
+                prompt: request.prompt,
+                grammar: request.grammar,
+            });
             self.slots[index] = Some(Running { key: request.key, tokens, fed: 0, blocks });
         }
     }
@@ -195,7 +205,7 @@ mod tests {
 
     fn request(key: u64, prompt: usize, max_tokens: usize) -> Admitted {
         let sampling = SamplingParameters::default();
-        Admitted { key: RequestKey(key), prompt: vec![key as u32; prompt], max_tokens, sampling }
+        Admitted { key: RequestKey(key), prompt: vec![key as u32; prompt], max_tokens, sampling, grammar: None }
     }
 
     fn next(scheduler: &mut Scheduler) -> Option<Plan> {

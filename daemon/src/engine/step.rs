@@ -3,6 +3,7 @@
 use shared::{ids::Rank, protocol::frame::FrameKind, telemetry::RankTotals, topology::Place};
 
 use super::{
+    grammar::Grammars,
     plan::{Limits, Plan, PlanError, Sequences},
     sample::{SampleError, Slice, Summary},
     sampler::encode_totals,
@@ -52,6 +53,8 @@ pub struct Stepper {
     pub group: Group,
     /// The running sequences.
     pub sequences: Sequences,
+    /// What the answers of some of them must look like, on the last stage.
+    pub grammars: Grammars,
     /// One slice for each place of a batch that wants logits.
     slices: Vec<Slice>,
     /// Where the time went of the ranks that handed over to this one, stage by stage, and last its own.
@@ -64,7 +67,8 @@ impl Stepper {
     pub fn new(place: Place, model: Model, mut group: Group, limits: Limits) -> Self {
         group.accounting.watch(model.compute().pool.clock());
         let (sequences, totals) = (Sequences::new(limits), vec![RankTotals::default(); usize::from(place.stage) + 1]);
-        Self { place, model, group, sequences, slices: Vec::new(), totals, payload: Vec::new() }
+        let (grammars, slices, payload) = (Grammars::default(), Vec::new(), Vec::new());
+        Self { place, model, group, sequences, grammars, slices, totals, payload }
     }
 
     /// Applies a plan and runs the layers. Leaves in `summaries` one of each token that wants logits, in the plan's order; on all
@@ -88,6 +92,7 @@ impl Stepper {
             let wants_logits = tokens.iter().any(|token| token.wants_logits);
             return self.hand_over(next, tokens.len(), wants_logits);
         }
+        self.grammars.apply(plan);
         let wanted = tokens.iter().filter(|token| token.wants_logits);
         for (index, BatchToken { slot, position, .. }) in wanted.enumerate() {
             let sequence = self.sequences.get(*slot).ok_or(EngineError::Message(FrameKind::Plan))?;
@@ -96,7 +101,8 @@ impl Stepper {
             if self.slices.len() == index {
                 self.slices.push(Slice::new(vocabulary.start as u32));
             }
-            summaries.push(self.slices[index].summary(&sequence.sampling, *position, history, logits)?);
+            let mask = self.grammars.mask(*slot, history);
+            summaries.push(self.slices[index].summary(&sequence.sampling, *position, history, (logits, mask))?);
         }
         Ok(())
     }

@@ -33,7 +33,7 @@ fn draw(
     for length in lengths {
         let mut slice = Slice::new(begin as u32);
         let part = &logits[begin..begin + length];
-        let summary = slice.summary(p, position, history, part).expect("the logits are numbers");
+        let summary = slice.summary(p, position, history, (part, None)).expect("the logits are numbers");
         let mut bytes = Vec::new();
         summary.encode(&mut bytes);
         assert!(bytes.len() <= Summary::BYTES_MAX && Summary::BYTES_MAX <= 1024, "{}", bytes.len());
