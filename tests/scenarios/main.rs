@@ -24,6 +24,8 @@ mod gguf_hostile;
 mod gguf_round_trip;
 // Splits that are missing, misnamed or of different models.
 mod gguf_splits;
+// Answers that must have a form.
+mod grammar;
 // What machines say of themselves.
 mod health;
 // Nodes that die, hang, drain and come back.

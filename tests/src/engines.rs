@@ -13,7 +13,7 @@ use std::{
 
 use daemon::{
     collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing},
-    engine::{self, RequestKey, Setup, plan::Limits},
+    engine::{self, RequestKey, Setup, grammar::PieceSource, plan::Limits},
     kernels::{Compute, Kernels, Pool, PoolOptions},
     model::{KvCache, Model, Shard, Source},
     node::{EngineCommand, Progress},
@@ -21,9 +21,12 @@ use daemon::{
 use shared::{
     gguf::{GgufFile, Shape},
     ids::{Epoch, MemberIndex, Rank, TopologyHash},
-    protocol::message::{Finished, Generate, TokenLogprob},
+    protocol::{
+        error::Fault,
+        message::{Finished, Generate, TokenLogprob},
+    },
     schedule::Choice,
-    tokenizer::Tokenizer,
+    tokenizer::{Tokenizer, template::ChatTemplate},
     topology::{Exchange, KvFormat, Layout, ShardPlan, cut_stages, split_layers},
 };
 
@@ -49,10 +52,14 @@ pub struct Replica {
     pub threads: usize,
     /// Whether the head drafts no tokens and computes every prompt anew.
     pub is_plain: bool,
+    /// Format of the KV cache.
+    pub kv: KvFormat,
+    /// Whether ranks can read the vocabulary, which constrained answers need.
+    pub knows_pieces: bool,
 }
 
 /// What came of a request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Answer {
     /// The prompt's tokens.
     pub prompt: Vec<u32>,
@@ -66,12 +73,24 @@ pub struct Answer {
     pub logprobs: Vec<Vec<TokenLogprob>>,
     /// The end.
     pub finished: Option<Finished>,
+    /// Why it never began.
+    pub refused: Option<Fault>,
 }
 
 impl Replica {
     /// One stage of so many ranks with a context of 1024 tokens, room for four times that in 16 slots.
     pub fn of(ranks: u16) -> Self {
-        Self { stages: 1, ranks, slots: 16, blocks: 128, context_length: 1024, threads: 1, is_plain: false }
+        Self {
+            stages: 1,
+            ranks,
+            slots: 16,
+            blocks: 128,
+            context_length: 1024,
+            threads: 1,
+            is_plain: false,
+            kv: KvFormat::F16,
+            knows_pieces: true,
+        }
     }
 
     /// Two stages of one rank each.
@@ -107,7 +126,7 @@ impl Replica {
         let source = Source { file, shape, plan: &plan, kernels, cache: None, progress: &|_| true };
         let shard = Shard::load(source).expect("the shard can be loaded");
         let heads = plan.heads_kv.len();
-        let kv = KvCache::new(KvFormat::F16, plan.layers.len(), self.blocks, heads, shape.head_length);
+        let kv = KvCache::new(self.kv, plan.layers.len(), self.blocks, heads, shape.head_length);
         let kv = kv.expect("there is memory");
         let abort = Arc::new(Abort::new().expect("the system has descriptors"));
         let rank = Rank(number as u16);
@@ -130,14 +149,18 @@ impl Replica {
         let tokenizer = (number == 0).then(|| Tokenizer::from_metadata(file.metadata()).expect("the model has one"));
         let settings = Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto };
         let group = Group::new(links, settings, Accounting::new(rank, Arc::new(SyncRing::default())));
-        let plain = self.is_plain;
-        Setup { node: format!("pi{number}"), place, limits, model, group, plain, tokenizer, abort }
+        let template = tokenizer.as_ref().map(|tokenizer| ChatTemplate::from_metadata(file.metadata(), tokenizer));
+        let template = template.unwrap_or(Ok(None));
+        let pieces = self.knows_pieces && place.is_last_stage();
+        let pieces = pieces.then(|| PieceSource { file: Arc::clone(file), vocabulary_length: shape.vocabulary_length });
+        let (node, plain) = (format!("pi{number}"), self.is_plain);
+        Setup { node, place, limits, model, group, plain, tokenizer, template, pieces, abort }
     }
 
     /// Runs requests in batches: those of one are submitted together, the next batch when all of them are done.
     ///
     /// # Panics
-    /// A request is refused, an engine fails, or nothing happens for two minutes.
+    /// An engine fails, or nothing happens for two minutes.
     pub fn answers(&self, file: &Arc<GgufFile>, batches: &[Vec<Generate>]) -> Vec<Vec<Answer>> {
         let mut setups = self.setups(file).into_iter();
         let head = setups.next().expect("a replica has a head");
@@ -182,8 +205,7 @@ fn collect(receiver: &mpsc::Receiver<Progress>, count: usize) -> Vec<Answer> {
     while done < count {
         match receiver.recv_timeout(PATIENCE) {
             Ok(Progress::Started(RequestKey(key), prompt, _)) => {
-                let (ids, told, text, logprobs) = (Vec::new(), Vec::new(), String::new(), Vec::new());
-                answers.insert(key, Answer { prompt, ids, text, told, logprobs, finished: None });
+                answers.insert(key, Answer { prompt, ..Answer::default() });
             }
             Ok(Progress::Token(RequestKey(key), event)) => {
                 let answer = answers.get_mut(&key).expect("it has started");
@@ -194,6 +216,10 @@ fn collect(receiver: &mpsc::Receiver<Progress>, count: usize) -> Vec<Answer> {
             }
             Ok(Progress::Finished(RequestKey(key), finished)) => {
                 answers.get_mut(&key).expect("it has started").finished = Some(*finished);
+                done += 1;
+            }
+            Ok(Progress::Refused(RequestKey(key), fault)) => {
+                answers.insert(key, Answer { refused: Some(fault), ..Answer::default() });
                 done += 1;
             }
             Ok(other) => panic!("{other:?}"),

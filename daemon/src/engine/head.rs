@@ -16,7 +16,7 @@ use shared::{
         bench::BenchLinks,
         error::{Fault, FaultKind},
         frame::FrameKind,
-        message::{FinishReason, Finished, Generate, Prompt, TokenEvent, TokenLogprob, ToolFormat},
+        message::{FinishReason, Finished, Generate, Grammar, TokenEvent, TokenLogprob},
     },
     telemetry::RankTotals,
     tokenizer::Tokenizer,
@@ -26,8 +26,10 @@ use shared::{
 use smallvec::SmallVec;
 
 use super::{
+    grammar::{self, Constraint},
     output::Output,
     plan::{Limits, Plan},
+    prompt::{self, Template},
     sample::Chosen,
     sampler::Sampler,
     schedule::{Admitted, RequestKey, Scheduler},
@@ -83,6 +85,7 @@ pub struct Head<'a> {
     /// Whether tokens may be drafted.
     drafts: bool,
     tokenizer: Tokenizer,
+    template: Template,
     stepper: Stepper,
     scheduler: Scheduler,
     requests: BTreeMap<RequestKey, Request>,
@@ -99,7 +102,7 @@ impl<'a> Head<'a> {
     /// A head without requests. `sink` is told how they go on.
     pub fn new(
         (node, limits): (String, Limits),
-        tokenizer: Tokenizer,
+        (tokenizer, template): (Tokenizer, Template),
         stepper: Stepper,
         sink: &'a dyn Fn(Progress),
     ) -> Self {
@@ -113,6 +116,7 @@ impl<'a> Head<'a> {
             limits,
             drafts,
             tokenizer,
+            template,
             stepper,
             scheduler,
             requests,
@@ -185,13 +189,14 @@ impl<'a> Head<'a> {
 
     fn submit(&mut self, key: RequestKey, generate: &Arc<Generate>) {
         let received = Instant::now();
-        let mut tokens = match &generate.prompt {
-            Prompt::Text(text) => self.tokenizer.encode(text, true, true),
-            Prompt::Tokens(tokens) => tokens.clone(),
-            Prompt::Chat(_) => {
-                return (self.sink)(Progress::Refused(key, Fault::new(&self.node, FaultKind::NoTemplate)));
-            }
+        let refused = |kind: FaultKind| (self.sink)(Progress::Refused(key, Fault::new(&self.node, kind)));
+        let mut tokens = match prompt::tokens(&generate.prompt, &self.tokenizer, &self.template) {
+            Ok(tokens) => tokens,
+            Err(kind) => return refused(kind),
         };
+        if let Some(Err(reason)) = generate.grammar.as_ref().map(grammar::check) {
+            return refused(FaultKind::ParameterInvalid { reason });
+        }
         let prompt_length = tokens.len();
         tokens.extend_from_slice(&generate.resumed);
         let context = self.limits.context_length;
@@ -208,7 +213,7 @@ impl<'a> Head<'a> {
             _ => None,
         };
         if let Some(kind) = refusal {
-            return (self.sink)(Progress::Refused(key, Fault::new(&self.node, kind)));
+            return refused(kind);
         }
         let max_tokens = (generate.max_tokens as usize).min(context);
         let times = RequestTimes { prompt_tokens: prompt_length as u32, ..RequestTimes::default() };
@@ -227,11 +232,14 @@ impl<'a> Head<'a> {
             sampling_rounds: 0,
         };
         self.requests.insert(key, request);
-        (self.sink)(Progress::Started(key, tokens[..prompt_length].to_vec(), ToolFormat::None));
+        let tool_format = prompt::tool_format(&self.template);
+        (self.sink)(Progress::Started(key, tokens[..prompt_length].to_vec(), tool_format));
         // Room for what is still to be sampled; an answer that is nearly full may have no more.
         let max_tokens = max_tokens.saturating_sub(generate.resumed.len()).max(1);
-        let (sampling, may_draft) = (generate.sampling.clone(), self.drafts && generate.grammar.is_none());
-        self.scheduler.submit(Admitted { key, prompt: tokens, max_tokens, sampling, may_draft });
+        let constraint = |grammar: &Grammar| Constraint { grammar: grammar.clone(), begin: prompt_length as u32 };
+        let (sampling, grammar) = (generate.sampling.clone(), generate.grammar.as_ref().map(constraint));
+        let may_draft = self.drafts && grammar.is_none();
+        self.scheduler.submit(Admitted { key, prompt: tokens, max_tokens, sampling, may_draft, grammar });
     }
 
     fn cancel(&mut self, key: RequestKey) {
@@ -389,7 +397,7 @@ impl<'a> Head<'a> {
         if request.times.sampled_tokens == 1 {
             request.times.first_token = now;
         }
-        if self.tokenizer.is_end(chosen.id) {
+        if self.tokenizer.is_end(chosen.id) || chosen.id == Chosen::NONE {
             return self.finish(key, FinishReason::Stop);
         }
         let (text, stopped) = request.output.push(&self.tokenizer, chosen.id);

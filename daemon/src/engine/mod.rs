@@ -3,9 +3,11 @@ pub mod blocks;
 pub mod costs;
 pub mod drafts;
 pub mod follower;
+pub mod grammar;
 pub mod head;
 pub mod output;
 pub mod plan;
+pub mod prompt;
 pub mod sample;
 pub mod sampler;
 pub mod schedule;
@@ -22,8 +24,10 @@ pub use schedule::RequestKey;
 
 use self::{
     follower::Follower,
+    grammar::{Grammars, PieceSource},
     head::Head,
     plan::Limits,
+    prompt::Template,
     step::{EngineError, Stepper},
 };
 use crate::{
@@ -48,6 +52,10 @@ pub struct Setup {
     pub plain: bool,
     /// On the head.
     pub tokenizer: Option<Tokenizer>,
+    /// On the head.
+    pub template: Template,
+    /// On the ranks of the last stage.
+    pub pieces: Option<PieceSource>,
     /// What watchers see.
     pub abort: Arc<Abort>,
 }
@@ -76,11 +84,12 @@ fn tune(group: &mut Group) -> Result<(), EngineError> {
 pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progress)) {
     let model = (setup.model)();
     let mut stepper = Stepper::new(setup.place, model, setup.group, setup.limits);
+    stepper.grammars = Grammars::new(setup.pieces);
     let tuned = tune(&mut stepper.group);
     let (result, _links) = match setup.tokenizer {
         _ if tuned.is_err() => (tuned, Some(stepper)),
         Some(tokenizer) if stepper.place.is_head() => {
-            let head = Head::new((setup.node, setup.limits), tokenizer, stepper, sink);
+            let head = Head::new((setup.node, setup.limits), (tokenizer, setup.template), stepper, sink);
             let mut head = if setup.plain { head.plain() } else { head };
             (head.serve(orders), Some(head.into_stepper()))
         }

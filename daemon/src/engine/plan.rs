@@ -6,7 +6,7 @@ use shared::{
     topology::{Topology, layout::STEP_TOKENS_MAX, spec::KV_BLOCK_LENGTH},
 };
 
-use super::costs::ROWS_MAX;
+use super::{costs::ROWS_MAX, grammar::Constraint};
 use crate::model::BatchToken;
 
 /// One step, as the head decided it.
@@ -39,6 +39,8 @@ pub struct Opened {
     pub cached: u32,
     /// Its prompt.
     pub prompt: Vec<u32>,
+    /// What its answer must look like.
+    pub grammar: Option<Constraint>,
 }
 
 /// A token of a step.

@@ -94,7 +94,10 @@ impl Sampler {
         let broken = || EngineError::Message(FrameKind::Candidates);
         let sequence = stepper.sequences.get(entry.slot).ok_or_else(broken)?;
         let summaries = self.summaries.iter().skip(place).step_by(count);
-        let mut step = self.chooser.begin(place, &sequence.sampling, entry.position, summaries)?;
+        let mut step = match self.chooser.begin(place, &sequence.sampling, entry.position, summaries) {
+            Err(SampleError::NoToken) if stepper.grammars.holds(entry.slot) => return Ok(Chosen::none()),
+            begun => begun?,
+        };
         loop {
             let query = match step {
                 Step::Done(chosen) => return Ok(chosen),

@@ -16,6 +16,7 @@ use super::{
     blocks::{Blocks, Table},
     costs::{Costs, ROWS_MAX},
     drafts::{Acceptance, Match, find},
+    grammar::Constraint,
     plan::{Limits, Opened, Plan, PlanEntry},
 };
 
@@ -36,6 +37,8 @@ pub struct Admitted {
     pub sampling: SamplingParameters,
     /// Whether tokens may be drafted.
     pub may_draft: bool,
+    /// What the answer must look like.
+    pub grammar: Option<Constraint>,
 }
 
 #[derive(Debug)]
@@ -287,8 +290,8 @@ impl Scheduler {
             let mut tokens = Vec::with_capacity(length);
             tokens.extend_from_slice(&request.prompt);
             let (fed, prompt_length, acceptance) = (table.cached, tokens.len(), self.acceptance.begin());
-            let Admitted { key, prompt, sampling, may_draft, .. } = request;
-            plan.opened.push(Opened { slot, sampling, cached: fed as u32, prompt });
+            let Admitted { key, prompt, sampling, may_draft, grammar, .. } = request;
+            plan.opened.push(Opened { slot, sampling, cached: fed as u32, prompt, grammar });
             self.opened += 1;
             self.slots[index] = Some(Running {
                 key,

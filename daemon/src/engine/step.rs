@@ -4,6 +4,7 @@ use shared::{ids::Rank, protocol::frame::FrameKind, telemetry::RankTotals, topol
 
 use super::{
     costs::ROWS_MAX,
+    grammar::Grammars,
     plan::{Limits, Plan, PlanError, Sequences},
     sample::{SampleError, Slice, Summary},
     sampler::encode_totals,
@@ -53,6 +54,8 @@ pub struct Stepper {
     pub group: Group,
     /// The running sequences.
     pub sequences: Sequences,
+    /// What the answers of some of them must look like, on the last stage.
+    pub grammars: Grammars,
     /// One slice for each place of a batch that wants logits.
     slices: Vec<Slice>,
     /// Where the time went of the ranks that handed over to this one, stage by stage, and last its own.
@@ -68,7 +71,8 @@ impl Stepper {
         let vocabulary = model.shard().plan.vocabulary.clone();
         // Memory that is not touched before it is used.
         let slices = (0..ROWS_MAX).map(|_| Slice::with_room(vocabulary.start as u32, vocabulary.len())).collect();
-        Self { place, model, group, sequences, slices, totals, payload: Vec::new() }
+        let (grammars, payload) = (Grammars::default(), Vec::new());
+        Self { place, model, group, sequences, grammars, slices, totals, payload }
     }
 
     /// Applies a plan and runs the layers. Leaves in `summaries` one of each token that wants logits, in the plan's order; on all
@@ -93,13 +97,15 @@ impl Stepper {
             let wants_logits = tokens.iter().any(|token| token.wants_logits);
             return self.hand_over(next, tokens.len(), wants_logits);
         }
+        self.grammars.apply(plan);
         let wanted = tokens.iter().filter(|token| token.wants_logits);
         for (index, BatchToken { slot, position, .. }) in wanted.enumerate() {
             let sequence = self.sequences.get(*slot).ok_or(EngineError::Message(FrameKind::Plan))?;
             let logits = &logits[index * vocabulary.len()..(index + 1) * vocabulary.len()];
             let history = &sequence.tokens[..=*position as usize];
             let slice = self.slices.get_mut(index).ok_or(EngineError::Message(FrameKind::Plan))?;
-            summaries.push(slice.summary(&sequence.sampling, *position, history, logits)?);
+            let mask = self.grammars.mask(*slot, history);
+            summaries.push(slice.summary(&sequence.sampling, *position, history, (logits, mask))?);
         }
         Ok(())
     }

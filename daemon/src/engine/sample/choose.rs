@@ -25,6 +25,16 @@ pub struct Chosen {
     pub rounds: u32,
 }
 
+impl Chosen {
+    /// The id of no token: what stands where a constrained answer cannot go on.
+    pub const NONE: u32 = u32::MAX;
+
+    /// No token.
+    pub fn none() -> Self {
+        Self { id: Self::NONE, top_logprobs: List::new(), rounds: 0 }
+    }
+}
+
 /// What comes next.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {

@@ -42,7 +42,8 @@ impl Slice {
         Self { raw, scaled, history: Vec::with_capacity(HISTORY_ROOM), ..Self::new(begin) }
     }
 
-    /// Summarises the logits after a position. `history` holds all tokens up to it, oldest first.
+    /// Summarises the logits after a position. `history` holds all tokens up to it, oldest first. With a mask, a bit for each id from
+    /// 0 on, all tokens that it does not name are as if they did not exist.
     ///
     /// # Errors
     /// A logit is not a number.
@@ -51,15 +52,20 @@ impl Slice {
         parameters: &SamplingParameters,
         position: u32,
         history: &[u32],
-        logits: &[f32],
+        (logits, mask): (&[f32], Option<&[u32]>),
     ) -> Result<Summary, SampleError> {
         if let Some(index) = logits.iter().position(|logit| logit.is_nan()) {
             return Err(SampleError::NotANumber(self.begin + index as u32));
         }
         self.raw.clear();
         self.raw.extend_from_slice(logits);
+        if let Some(mask) = mask {
+            let is_allowed = |id: u32| mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
+            let refused = self.raw.iter_mut().zip(self.begin..).filter(|(_, id)| !is_allowed(*id));
+            refused.for_each(|(logit, _)| *logit = f32::NEG_INFINITY);
+        }
         self.scaled.clear();
-        self.scaled.extend_from_slice(logits);
+        self.scaled.extend_from_slice(&self.raw);
         self.adjust(parameters, history);
         if parameters.temperature > 0.0 {
             let inverse = 1.0 / parameters.temperature;

@@ -5,7 +5,8 @@ const LIMITS: Limits = Limits { slots: 2, blocks: 9, context_length: 256, vocabu
 
 fn request(key: u64, prompt: usize, max_tokens: usize) -> Admitted {
     let sampling = SamplingParameters::default();
-    Admitted { key: RequestKey(key), prompt: vec![key as u32; prompt], max_tokens, sampling, may_draft: false }
+    let prompt = vec![key as u32; prompt];
+    Admitted { key: RequestKey(key), prompt, max_tokens, sampling, may_draft: false, grammar: None }
 }
 
 fn next(scheduler: &mut Scheduler) -> Option<Plan> {

@@ -16,13 +16,14 @@ use shared::{
         message::{ModelCard, Prepare},
     },
     telemetry::LoadProgress,
-    tokenizer::Tokenizer,
+    tokenizer::{Tokenizer, template::ChatTemplate},
     topology::{ShardPlan, Topology, cut_stages},
     units::Bytes,
 };
 
 use crate::{
     config::Config,
+    engine::{grammar::PieceSource, prompt::Template},
     health::memory,
     kernels::Kernels,
     model::{KvCache, LoadError, PackedCache, Shard, Source, weights::shard_bytes},
@@ -35,6 +36,10 @@ pub(super) struct Loaded {
     pub(super) cache: KvCache,
     /// On the head only.
     pub(super) tokenizer: Option<Tokenizer>,
+    /// On the head only.
+    pub(super) template: Template,
+    /// On the ranks of the last stage only.
+    pub(super) pieces: Option<PieceSource>,
     pub(super) bytes: Bytes,
 }
 
@@ -146,7 +151,12 @@ pub(super) fn load(
     let blocks = topology.kv_block_count();
     let cache = KvCache::new(topology.kv, plan.layers.len(), blocks, plan.heads_kv.len(), shape.head_length)
         .map_err(|_| FaultKind::MemoryShort { needed: Bytes(kv), available: memory::available() })?;
-    Ok(Loaded { shard, cache, tokenizer, bytes: Bytes(weight_bytes + kv) })
+    let template = tokenizer.as_ref().map(|tokenizer| ChatTemplate::from_metadata(file.metadata(), tokenizer));
+    let template = template.unwrap_or(Ok(None));
+    let pieces = place
+        .is_last_stage()
+        .then(|| PieceSource { file: Arc::clone(&file), vocabulary_length: shape.vocabulary_length });
+    Ok(Loaded { shard, cache, tokenizer, template, pieces, bytes: Bytes(weight_bytes + kv) })
 }
 
 fn kv_bytes(topology: &Topology, shape: &Shape, plan: &ShardPlan) -> u64 {

@@ -36,6 +36,9 @@ use crate::{
 /// Longest wait for all goodbyes.
 const GOODBYE: Duration = Duration::from_secs(1);
 
+/// Stack of the engine's thread: schemas of answers are compiled on it by recursion. What is not used takes no memory.
+const ENGINE_STACK_BYTES: usize = 32 << 20;
+
 /// Which assignment runs, and this node's place in it.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
@@ -104,7 +107,7 @@ impl Running {
         }
         let setup = setup(around, &place, loaded, group, Arc::clone(&abort));
         let sink = sink(around.inputs.clone(), place.epoch);
-        let builder = thread::Builder::new().name("engine".into());
+        let builder = thread::Builder::new().name("engine".into()).stack_size(ENGINE_STACK_BYTES);
         let thread = builder.spawn(move || engine::run(setup, &orders, &sink)).map_err(failed)?;
         let beats = TaskTracker::new();
         let pulse = Pulse {
@@ -216,8 +219,9 @@ fn setup(around: &Surroundings, place: &Place, loaded: Loaded, group: Group, abo
         pool.pin_caller();
         Model::new(shard, cache, Compute { kernels, pool })
     });
-    let (node, place, tokenizer) = (around.name.clone(), place.seat(), loaded.tokenizer);
-    Setup { node, place, limits, model, group, plain: around.plain, tokenizer, abort }
+    let (node, place, plain) = (around.name.clone(), place.seat(), around.plain);
+    let Loaded { tokenizer, template, pieces, .. } = loaded;
+    Setup { node, place, limits, model, group, plain, tokenizer, template, pieces, abort }
 }
 
 fn sink(inputs: Sender<Input>, epoch: Epoch) -> impl Fn(crate::node::Progress) + Send + 'static {

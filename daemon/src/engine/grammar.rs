@@ -1,0 +1,257 @@
+//! What answers must look like: which tokens may follow, for each constrained sequence, on every rank of the last stage. Ranks come to
+//! the same mask each for itself, from the sequence's own tokens; each applies it to its slice of the vocabulary.
+//! The vocabulary is read when the first constrained request comes. Without one, nothing here costs anything.
+use std::{fmt, sync::Arc};
+
+use llguidance::{
+    Matcher, ParserFactory,
+    api::{ParserLimits, TopLevelGrammar},
+    toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use shared::{gguf::GgufFile, ids::Slot, protocol::message::Grammar, tokenizer::Tokenizer, topology::spec::SLOTS_MAX};
+
+use super::plan::Plan;
+
+/// Most objects and lists of a schema. Compiling one recurses along its references: 1000 need 8 MiB of the engine's stack.
+const SCHEMA_NODES_MAX: usize = 1000;
+/// Steps of the trial that shows whether a grammar is too large to be followed.
+const TRIAL_STEPS: usize = 64;
+/// White space between two parts of an answer: models without an idea of what follows would write nothing else.
+const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,20}";
+/// Begins the text of a token that no grammar allows.
+const SPECIAL: u8 = 0xff;
+
+/// What a sequence's answer must look like.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Constraint {
+    /// Form of the answer.
+    pub grammar: Grammar,
+    /// Position of the answer's first token.
+    pub begin: u32,
+}
+
+/// Where the vocabulary is, until it is needed: most engines never need it.
+#[derive(Clone, Debug)]
+pub struct PieceSource {
+    /// The model.
+    pub file: Arc<GgufFile>,
+    /// Its rows of logits.
+    pub vocabulary_length: usize,
+}
+
+/// The bytes of all tokens, and those that end an answer.
+#[derive(Debug)]
+struct Pieces {
+    /// `[vocabulary]`; empty: never part of an answer.
+    words: Vec<Vec<u8>>,
+    ends: Vec<u32>,
+}
+
+impl Pieces {
+    /// The pieces of a file's tokenizer.
+    fn read(PieceSource { file, vocabulary_length }: &PieceSource) -> Result<Self, String> {
+        let tokenizer = Tokenizer::from_metadata(file.metadata()).map_err(|error| error.to_string())?;
+        let word = |id: u32| match tokenizer.piece(id, false) {
+            piece if piece.is_empty() => [&[SPECIAL], tokenizer.piece(id, true).as_slice()].concat(),
+            piece => piece,
+        };
+        let ids = 0..*vocabulary_length as u32;
+        let ends = ids.clone().filter(|id| tokenizer.is_end(*id)).collect();
+        let is_token = |id: &u32| (*id as usize) < tokenizer.vocabulary_length();
+        let words = ids.map(|id| if is_token(&id) { word(id) } else { Vec::new() }).collect();
+        Ok(Self { words, ends })
+    }
+}
+
+/// Bounds of time and memory: about 10 ms a token on a Pi at most, 20 MB a sequence.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        initial_lexer_fuel: 200_000,
+        step_lexer_fuel: 50_000,
+        max_lexer_states: 20_000,
+        max_grammar_size: 50_000,
+        precompute_large_lexemes: false,
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
+}
+
+fn factory(vocabulary: &TokEnv) -> Result<ParserFactory, String> {
+    let mut factory =
+        ParserFactory::new(vocabulary, Default::default(), &[]).map_err(|error| first_line(&error.to_string()))?;
+    factory.quiet();
+    *factory.limits_mut() = limits();
+    Ok(factory)
+}
+
+/// Errors of the library carry backtraces and states.
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().chars().take(300).collect()
+}
+
+/// A schema that is small enough to be compiled, as the library wants it.
+fn compile(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
+    let mut schema = match grammar {
+        Grammar::Json => json!({"type": "object"}),
+        Grammar::JsonSchema(text) => {
+            serde_json::from_str(text).map_err(|error| format!("the schema is no JSON: {error}"))?
+        }
+    };
+    let nodes = node_count(&schema);
+    if nodes > SCHEMA_NODES_MAX {
+        return Err(format!("the schema has {nodes} objects and lists, at most {SCHEMA_NODES_MAX} are followed"));
+    }
+    let Value::Object(root) = &mut schema else { return Err("the schema is no object".into()) };
+    root.insert("x-guidance".into(), json!({ "whitespace_pattern": WHITE_SPACE }));
+    Ok(TopLevelGrammar::from_json_schema(schema))
+}
+
+/// Objects and lists of a value.
+fn node_count(value: &Value) -> usize {
+    match value {
+        Value::Object(map) => 1 + map.values().map(node_count).sum::<usize>(),
+        Value::Array(list) => 1 + list.iter().map(node_count).sum::<usize>(),
+        _ => 0,
+    }
+}
+
+/// Whether a grammar can be followed, tried on single bytes: no vocabulary is needed.
+///
+/// # Errors
+/// Why it cannot, in words for whoever wrote it.
+pub fn check(grammar: &Grammar) -> Result<(), String> {
+    let refuse = |reason: String| format!("the answer's form: {}", first_line(&reason));
+    let factory = factory(&ApproximateTokEnv::single_byte_env()).map_err(refuse)?;
+    let mut matcher = Matcher::new(factory.create_parser(compile(grammar).map_err(refuse)?));
+    if let Some(error) = matcher.get_error() {
+        return Err(refuse(error));
+    }
+    for _ in 0..TRIAL_STEPS {
+        let mask = matcher.compute_mask_or_eos();
+        let mask = mask.map_err(|error| match first_line(&error.to_string()) {
+            reason if reason == "NoExtensionBias" => refuse("nothing fits the schema".into()),
+            reason => refuse(reason),
+        })?;
+        // What closes or separates comes late in the alphabet: the trial goes into the schema as far as it can.
+        let Some(next) =
+            mask.iter().filter(|id| *id < u32::from(SPECIAL)).find(|id| !b" \t\r\n".contains(&(*id as u8)))
+        else {
+            break;
+        };
+        matcher.consume_token(next).map_err(|error| refuse(error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// The constrained sequences of a rank of the last stage.
+#[derive(Default)]
+pub struct Grammars {
+    source: Option<PieceSource>,
+    factory: Option<ParserFactory>,
+    /// By slot; no longer than needed.
+    slots: Vec<Option<Followed>>,
+}
+
+/// A constrained sequence.
+struct Followed {
+    /// `None` where it could not be followed: nothing is allowed then.
+    matcher: Option<Matcher>,
+    begin: usize,
+    /// Tokens that the matcher knows.
+    tokens: Vec<u32>,
+    /// Which tokens may follow, a bit each.
+    mask: SimpleVob,
+}
+
+impl fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammars").field("is_read", &self.factory.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Grammars {
+    /// No constrained sequences; `source` is read when the first one comes.
+    pub fn new(source: Option<PieceSource>) -> Self {
+        Self { source, ..Self::default() }
+    }
+
+    /// Takes over the sequences that a plan closes and opens; the plan must have been found good.
+    pub fn apply(&mut self, plan: &Plan) {
+        for slot in &plan.closed {
+            if let Some(place) = self.slots.get_mut(slot.index()) {
+                *place = None;
+            }
+        }
+        for opened in &plan.opened {
+            let Some(Constraint { grammar, begin }) = &opened.grammar else { continue };
+            let matcher =
+                self.matcher(grammar).map_err(|reason| tracing::error!("an answer cannot be constrained: {reason}"));
+            if self.slots.is_empty() {
+                self.slots.resize_with(usize::from(SLOTS_MAX), || None);
+            }
+            let followed =
+                Followed { matcher: matcher.ok(), begin: *begin as usize, tokens: Vec::new(), mask: SimpleVob::new() };
+            if let Some(place) = self.slots.get_mut(opened.slot.index()) {
+                *place = Some(followed);
+            }
+        }
+    }
+
+    /// Whether the sequence in a slot is constrained.
+    pub fn holds(&self, slot: Slot) -> bool {
+        self.slots.get(slot.index()).is_some_and(Option::is_some)
+    }
+
+    /// Which tokens may follow the tokens of a sequence, a bit each from id 0 on; those beyond the end may not. `None`: all may.
+    pub fn mask(&mut self, slot: Slot, history: &[u32]) -> Option<&[u32]> {
+        let followed = self.slots.get_mut(slot.index())?.as_mut()?;
+        followed.follow(history);
+        Some(followed.mask.as_slice())
+    }
+
+    fn matcher(&mut self, grammar: &Grammar) -> Result<Matcher, String> {
+        let compiled = compile(grammar)?;
+        let factory = match &mut self.factory {
+            Some(factory) => factory,
+            place => {
+                let source = self.source.as_ref().ok_or("this rank does not know the vocabulary")?;
+                place.insert(factory(&vocabulary(Pieces::read(source)?))?)
+            }
+        };
+        let matcher = Matcher::new(factory.create_parser(compiled));
+        matcher.get_error().map_or(Ok(matcher), |error| Err(first_line(&error)))
+    }
+}
+
+fn vocabulary(pieces: Pieces) -> TokEnv {
+    let Pieces { words, ends } = pieces;
+    let length = words.len() as u32;
+    let info = TokRxInfo::new(length, ends.first().copied().unwrap_or(u32::MAX));
+    let trie = TokTrie::from(&info, &words);
+    let trie = if ends.len() > 1 { trie.with_eos_tokens(&ends) } else { trie };
+    Arc::new(ApproximateTokEnv::new(trie))
+}
+
+impl Followed {
+    /// Brings the matcher to the end of a sequence and computes the mask; an empty one where nothing may follow.
+    fn follow(&mut self, history: &[u32]) {
+        let answer = history.get(self.begin..).unwrap_or_default();
+        self.mask = self.advance(answer).unwrap_or_default();
+    }
+
+    fn advance(&mut self, answer: &[u32]) -> Option<SimpleVob> {
+        let matcher = self.matcher.as_mut()?;
+        // Tokens that were proposed and not taken are taken back.
+        let common = self.tokens.iter().zip(answer).take_while(|(known, token)| known == token).count();
+        matcher.rollback(self.tokens.len() - common).ok()?;
+        self.tokens.truncate(common);
+        let taken = matcher.try_consume_tokens(&answer[common..]).ok()?;
+        self.tokens.extend_from_slice(&answer[common..common + taken]);
+        if self.tokens.len() < answer.len() {
+            return None;
+        }
+        matcher.compute_mask_or_eos().ok()
+    }
+}
