@@ -90,8 +90,6 @@ fn models_and_health_speak_of_what_serves() {
     );
     assert_eq!(get(&address, "/v1/models/bard-q8_0").good()["id"], "bard-q8_0.gguf");
     get(&address, "/v1/models/gpt-4").assert_error(404, "model_not_found", "bard-q8_0");
-    post(&address, "/v1/chat/completions", &json!({"messages": [{"role": "user", "content": "Hi"}], "stream": true}))
-        .assert_error(400, "no_template", "instruct");
 }
 
 #[test]
@@ -101,6 +99,8 @@ fn a_client_that_goes_away_cancels_its_request_streamed_or_not() {
     cluster.generate(2, &["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--context", "8192"]).completion();
     let address = beside(&cluster.addresses[1]);
     wait_until("it serves", || get(&address, "/health").status == 200);
+    post(&address, "/v1/chat/completions", &json!({"messages": [{"role": "user", "content": "Hi"}], "stream": true}))
+        .assert_error(400, "no_template", "instruct");
     let body = |is_streamed: bool| json!({"prompt": "ab", "max_tokens": 8000, "temperature": 0, "stream": is_streamed});
     let mut answer: Stream = stream(&address, "/v1/completions", &body(true));
     (0..3).for_each(|_| drop(answer.event().expect("tokens come")));

@@ -7,6 +7,7 @@ use std::{
 };
 
 use shared::{
+    ids::ModelIdentity,
     latency::RequestTimes,
     protocol::{
         error::{Fault, FaultClass, FaultKind, Loss},
@@ -126,8 +127,9 @@ pub(super) struct Answer {
     prefix: u64,
     accepted: Instant,
     attempt: Option<Attempt>,
-    /// The prompt's tokens, once a head has told them.
+    /// The prompt's tokens, once a head has told them, and which model they are for.
     prompt: Option<Vec<u32>>,
+    model: Option<ModelIdentity>,
     tokens: Vec<u32>,
     /// Text without a token: the end must follow, else it would be told twice.
     rest: Option<TokenEvent>,
@@ -153,6 +155,7 @@ impl Answer {
             accepted,
             attempt: None,
             prompt: None,
+            model: None,
             tokens: Vec::new(),
             rest: None,
             finished: None,
@@ -187,6 +190,7 @@ impl Answer {
                 Ok(ResponseBody::Started { prompt_token_ids, tool_format }) => {
                     if self.prompt.is_none() {
                         self.prompt = Some(prompt_token_ids);
+                        self.model = self.gateway.identity_served();
                         return Ok(Said::Started { tool_format });
                     }
                 }
@@ -271,6 +275,10 @@ impl Answer {
                 sleep(PAUSE).await;
             }
             let mut place = self.gateway.admission.admit(claim).await.map_err(|refused| self.refusal(refused))?;
+            if lost.is_some() && self.gateway.identity_served() != self.model {
+                let why = "another model was assigned while the answer ran; send the request again".into();
+                return Err(ApiError::not_serving("model_replaced", why, 1));
+            }
             let sent = self.accepted.elapsed();
             match self.send(&place.head).await {
                 Ok((session, reply)) => {
@@ -320,20 +328,25 @@ impl Drop for Answer {
 
 /// The next response; a head that does not even answer a question is lost, also while its connection stays.
 async fn heard(gateway: &Gateway, attempt: &mut Attempt) -> Result<ResponseBody, Fault> {
-    let Attempt { reply, session, .. } = attempt;
+    let Attempt { reply, session, place } = attempt;
     tokio::select! {
         // What has arrived is taken first: only a head that says nothing is suspected.
         biased;
         body = reply.received() => body,
-        fault = silence(session, gateway.settings.silent) => Err(fault),
+        fault = silence(gateway, session, &place.head) => Err(fault),
     }
 }
 
 /// Ends when the node hangs, or the way to it is cut. A long prompt and a queue are silent, too.
-async fn silence(session: &Session, patience: Duration) -> Fault {
+async fn silence(gateway: &Gateway, session: &Session, head: &str) -> Fault {
+    let patience = gateway.settings.silent;
     let lost = || Fault::new(&session.identity.name, FaultKind::NodeLost { how: Loss::Silent });
     loop {
         sleep(patience.min(LOOK)).await;
+        // Whoever reports lives: one question for each answer that waits would be many.
+        if gateway.cluster.node(head).is_some_and(|seen| seen.at.elapsed() < patience.min(LOOK)) {
+            continue;
+        }
         let answered = match session.ask(RequestBody::Report).await {
             Ok(mut reply) => reply.next("a report", patience).await,
             Err(fault) => Err(fault),

@@ -15,6 +15,7 @@ use axum::{
     routing::{any, get, post},
 };
 use serde_json::{Value, json};
+use shared::ids::ModelIdentity;
 use tokio::time::timeout;
 
 use super::{
@@ -167,6 +168,11 @@ impl Gateway {
     pub(super) fn model(&self) -> Option<String> {
         let topology = self.cluster.serving().topology?;
         Some(topology.model.clone())
+    }
+
+    /// Which file that is.
+    pub(super) fn identity_served(&self) -> Option<ModelIdentity> {
+        self.cluster.serving().topology.map(|topology| topology.identity)
     }
 
     fn model_object(&self) -> Option<Value> {

@@ -360,3 +360,72 @@ fn prefix(prompt: &Prompt) -> u64 {
     }
     hasher.finish()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chat_with(more: Value) -> Result<Asked, ApiError> {
+        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});
+        let fields = more.as_object().expect("an object").clone();
+        body.as_object_mut().expect("an object").extend(fields);
+        read(Kind::Chat, body.to_string().as_bytes(), 1)
+    }
+
+    fn tool(name: &str) -> Value {
+        json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}})
+    }
+
+    #[test]
+    fn a_call_that_must_be_made_has_a_grammar_and_one_that_may_has_none() {
+        let grammar = |choice: Value| {
+            let asked =
+                chat_with(json!({"tools": [tool("add"), tool("sum")], "tool_choice": choice})).expect("it is good");
+            let (generate, _) = &asked.choices[0];
+            let Prompt::Chat(chat) = &generate.prompt else { panic!("a conversation") };
+            (generate.grammar.clone(), chat.tools.clone().map(|tools| tools.contains("sum")), asked.tools)
+        };
+        assert_eq!(grammar(json!("auto")).0, None);
+        assert_eq!(grammar(json!("none")), (None, None, Tools::default()));
+        let (Some(Grammar::JsonSchema(schema)), Some(true), tools) = grammar(json!("required")) else {
+            panic!("a schema")
+        };
+        assert!(schema.contains("anyOf") && schema.contains("\"add\"") && tools.are_forced && tools.is_one);
+        let named = grammar(json!({"type": "function", "function": {"name": "add"}}));
+        assert!(matches!(&named.0, Some(Grammar::JsonSchema(schema)) if !schema.contains("sum")));
+        assert_eq!(named.1, Some(false), "the model is told of no other tool");
+        for bad in [
+            json!({"tool_choice": "required"}),
+            json!({"tools": [tool("add")], "tool_choice": tool("sub")}),
+            json!({"tools": [{}]}),
+        ] {
+            assert!(chat_with(bad.clone()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn choices_have_seeds_one_after_another_and_the_same_beginning() {
+        let asked =
+            chat_with(json!({"n": 3, "seed": -1, "max_tokens": 5, "max_completion_tokens": 7})).expect("it is good");
+        let seeds: Vec<u64> = asked.choices.iter().map(|(generate, _)| generate.sampling.seed).collect();
+        assert_eq!(seeds, [u64::MAX, 0, 1]);
+        assert!(
+            asked.choices.iter().all(|(generate, prefix)| generate.max_tokens == 7 && *prefix == asked.choices[0].1)
+        );
+        let asked = chat_with(json!({"logprobs": true, "top_logprobs": 0})).expect("it is good");
+        assert_eq!((asked.logprobs, asked.choices[0].0.sampling.logprobs), (Some(0), 1), "the token's own is told");
+        assert!(chat_with(json!({"top_logprobs": 3})).is_err());
+    }
+
+    #[test]
+    fn a_body_nested_beyond_reason_or_cut_anywhere_is_malformed() {
+        let deep = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));
+        assert!(read(Kind::Completion, deep.as_bytes(), 1).is_err());
+        let good =
+            json!({"prompt": "a", "stop": ["b"], "logit_bias": {"1": 2.0}, "response_format": {"type": "json_object"}})
+                .to_string();
+        assert!(read(Kind::Completion, good.as_bytes(), 1).is_ok());
+        (0..good.len())
+            .for_each(|end| assert!(read(Kind::Completion, &good.as_bytes()[..end], 1).is_err(), "cut at {end}"));
+    }
+}

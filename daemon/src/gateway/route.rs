@@ -266,6 +266,7 @@ mod tests {
         assert_eq!(to(router.choose(&replicas, 1, now)), "b");
         assert_eq!(to(router.choose(&replicas, 1, now)), "b", "it has the beginning, and one more is not much");
         assert_eq!(to(router.choose(&replicas, 2, now)), "a", "b runs two now");
+        router.ended("a", Outcome::Done(None), now);
         assert_eq!(to(router.choose(&replicas, 1, now)), "b");
         assert_eq!(to(router.choose(&replicas, 1, now)), "a", "three against one are much more");
     }
@@ -303,6 +304,7 @@ mod tests {
         assert_eq!(to(router.choose(&replicas(at(4)), 1, at(4))), "b");
         assert_eq!(to(router.choose(&replicas(at(8)), 9, at(8))), "a", "a probe");
         assert_eq!(to(router.choose(&replicas(at(8)), 9, at(8))), "b", "and one only");
+        (0..2).for_each(|_| router.ended("b", Outcome::Done(None), at(8)));
         router.ended("a", Outcome::Lost, at(8));
         assert_eq!(to(router.choose(&replicas(at(14)), 8, at(14))), "b", "twice as long now");
         assert_eq!(to(router.choose(&replicas(at(19)), 7, at(19))), "a");
