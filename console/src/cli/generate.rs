@@ -121,7 +121,7 @@ pub(super) async fn assign_and_tell(sessions: &[Arc<Session>], wanted: &Wanted) 
 pub(super) async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Result<MemberIndex, Failure> {
     let mut requests = vec![None; sessions.len()];
     if topology.layout.replicas > 1 {
-        for index in (0..sessions.len()).step_by(topology.layout.replica_length()) {
+        for index in topology.layout.heads().map(MemberIndex::index) {
             // A replica whose head is silent or broken is left to itself: the others serve.
             let found = report(&sessions[index]).await.ok();
             requests[index] = found.filter(|found| found.fault.is_none()).map(|found| found.requests);

@@ -53,7 +53,7 @@ impl Driver {
     pub(super) fn load(&mut self, prepare: Prepare) {
         let cancelled = Arc::new(AtomicBool::new(false));
         let topology = prepare.topology.clone();
-        let (arrivals, arrived) = channel(4 * topology.layout.replica_length());
+        let (arrivals, arrived) = channel(4 * topology.members.len());
         let place = Place { epoch: prepare.epoch, hash: topology.hash(), topology, member: prepare.member };
         let arrived = Some(arrived);
         self.open = Some(Open { place, loaded: None, cancelled: Arc::clone(&cancelled), arrivals, arrived });

@@ -43,7 +43,7 @@ pub(super) struct Linking {
 
 /// Opens all links.
 pub(super) async fn open(linking: Linking, mut arrivals: Receiver<Arrival>) -> Result<OpenLinks, FaultKind> {
-    let world = linking.topology.layout.replica_length();
+    let world = linking.topology.replica(linking.topology.place(linking.own).replica).len();
     let rank = linking.topology.place(linking.own).rank.index();
     let mut links = OpenLinks { data: (0..world).map(|_| None).collect(), control: (0..world).map(|_| None).collect() };
     let attempt = timeout(Duration::from_secs(LINKS_SECONDS), async {

@@ -189,7 +189,7 @@ fn group(
     let accounting = Accounting::new(seat.rank, Arc::clone(ring));
     let (exchange, choice) = (place.topology.exchange, place.topology.collective);
     let settings = Settings { exchange, columns, choice };
-    if place.topology.layout.replica_length() == 1 {
+    if place.topology.replica(seat.replica).len() == 1 {
         return Ok(Group::new(None, settings, accounting));
     }
     let streams = data.into_iter().map(|stream| stream.map(tokio::net::TcpStream::into_std).transpose());
