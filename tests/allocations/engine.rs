@@ -67,7 +67,7 @@ fn rank(
     let tokenizer = (number == 0).then(|| Tokenizer::from_metadata(file.metadata()).expect("the model has one"));
     let settings = Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto };
     let group = Group::new(links, settings, accounting);
-    Setup { node: format!("pi{number}"), place, limits, model, group, tokenizer, abort }
+    Setup { node: format!("pi{number}"), place, limits, model, group, transfers: None, tokenizer, abort }
 }
 
 /// Allocations of all threads between the tokens `WARM_UP` and `TOKENS` of an answer; `at_token` runs on the engine's thread.

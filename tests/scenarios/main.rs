@@ -10,6 +10,8 @@ mod dashboard;
 mod demo;
 // Mixtures of experts on n ranks against the oracle and against one.
 mod experts;
+// Groups that compute prompts for groups that answer.
+mod disaggregation;
 // A text from one daemon or several.
 mod generate;
 // GGUF files with every defect are refused by name.

@@ -5,7 +5,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use shared::{
     ids::MemberIndex,
-    latency::RequestTimes,
+    latency::{RequestTimes, TransferTimes},
     protocol::message::{self, FinishReason, Finished, PROMPT_BYTES_MAX, TokenLogprob},
     telemetry::{PhaseTotals, RankTotals},
     topology::Topology,
@@ -272,7 +272,22 @@ fn timings(times: &RequestTimes, totals: &PhaseTotals) -> Value {
     object["tpot_ms"] = json!(times.tpot_ms());
     object["prefill_tokens_per_second"] = json!(times.prefill_tokens_per_second());
     object["decode_tokens_per_second"] = json!(times.decode_tokens_per_second());
+    object["transfer"] = transfer(&times.transfer);
     object
+}
+
+/// What a prefill group did of it; nothing where none did.
+pub(super) fn transfer(times: &TransferTimes) -> Value {
+    if times.tokens == 0 {
+        return Value::Null;
+    }
+    json!({
+        "tokens": times.tokens,
+        "bytes": times.bytes,
+        "queued_ms": times.queued.milliseconds(),
+        "compute_ms": times.compute.milliseconds(),
+        "visible_ms": times.visible.milliseconds(),
+    })
 }
 
 fn phase(totals: &PhaseTotals) -> Value {

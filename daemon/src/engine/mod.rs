@@ -7,13 +7,17 @@ pub mod sample;
 pub mod sampler;
 pub mod schedule;
 pub mod step;
+pub mod transfer;
 
 use std::{
     fmt,
     sync::{Arc, mpsc::Receiver},
 };
 
-use shared::{tokenizer::Tokenizer, topology::Place};
+use shared::{
+    tokenizer::Tokenizer,
+    topology::{Place, Role},
+};
 
 pub use schedule::RequestKey;
 
@@ -22,6 +26,7 @@ use self::{
     head::Head,
     plan::Limits,
     step::{EngineError, Stepper},
+    transfer::{Elsewhere, Partners, Transfers},
 };
 use crate::{
     collective::{Abort, CollectiveError, Group},
@@ -41,6 +46,8 @@ pub struct Setup {
     pub model: Box<dyn FnOnce() -> Model + Send>,
     /// The other ranks.
     pub group: Group,
+    /// In a topology whose groups have roles: what moves between them.
+    pub transfers: Option<(Transfers, Partners)>,
     /// On the head.
     pub tokenizer: Option<Tokenizer>,
     /// What watchers see.
@@ -71,11 +78,15 @@ fn tune(group: &mut Group) -> Result<(), EngineError> {
 pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progress)) {
     let model = (setup.model)();
     let mut stepper = Stepper::new(setup.place, model, setup.group, setup.limits);
+    let (transfers, partners) = setup.transfers.unzip();
+    stepper.transfers = transfers;
+    let asks = stepper.place.role == Role::Decode;
+    let elsewhere = partners.map(|partners| Elsewhere::new(&partners, asks));
     let tuned = tune(&mut stepper.group);
-    let (result, _links) = match setup.tokenizer {
+    let (result, mut stepper) = match setup.tokenizer {
         _ if tuned.is_err() => (tuned, Some(stepper)),
         Some(tokenizer) if stepper.place.is_head() => {
-            let mut head = Head::new((setup.node, setup.limits), tokenizer, stepper, sink);
+            let mut head = Head::new((setup.node, setup.limits), tokenizer, stepper, sink).beside(elsewhere);
             (head.serve(orders), Some(head.into_stepper()))
         }
         _ => {
@@ -86,6 +97,8 @@ pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progres
     };
     let Err(error) = result else { return };
     setup.abort.set_busy(false);
+    // The other groups go on without this one.
+    stepper.iter_mut().for_each(|stepper| stepper.transfers = None);
     let rank = match &error {
         EngineError::Collective(CollectiveError::Closed(rank)) => Some(*rank),
         _ => None,

@@ -26,6 +26,28 @@ pub struct Admitted {
     pub sampling: SamplingParameters,
 }
 
+/// A request whose prompt is to be computed elsewhere: it has its slot and its blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// Its name.
+    pub key: RequestKey,
+    /// Its place.
+    pub slot: Slot,
+    /// Its blocks.
+    pub blocks: Vec<u32>,
+}
+
+/// Where the prompt of a running sequence is computed.
+#[derive(Debug, PartialEq)]
+enum Prefill {
+    /// Here; the ranks know the sequence.
+    Here,
+    /// Elsewhere; the ranks do not know the sequence yet.
+    Elsewhere(SamplingParameters),
+    /// It was, or is to be here after all: the next plan opens the sequence.
+    Back(SamplingParameters),
+}
+
 #[derive(Debug)]
 struct Running {
     key: RequestKey,
@@ -34,6 +56,7 @@ struct Running {
     /// Tokens that went through the layers.
     fed: usize,
     blocks: Vec<u32>,
+    prefill: Prefill,
 }
 
 impl Running {
@@ -51,6 +74,10 @@ pub struct Scheduler {
     slots: Vec<Option<Running>>,
     free: Vec<u32>,
     closed: Vec<Slot>,
+    /// Requests whose prompts are to be computed elsewhere.
+    elsewhere: Vec<RequestKey>,
+    /// Those of them that got their slots since they were asked for.
+    departures: Vec<Departure>,
     was_busy: bool,
     /// Turns that running answers take: as many as the pipeline has stages, so that none of them idles.
     turns: usize,
@@ -69,6 +96,8 @@ impl Scheduler {
             slots,
             free,
             closed: Vec::new(),
+            elsewhere: Vec::new(),
+            departures: Vec::new(),
             was_busy: false,
             turns: 1,
             step_tokens: STEP_TOKENS_MAX,
@@ -86,6 +115,31 @@ impl Scheduler {
         self.waiting.push_back(request);
     }
 
+    /// Puts a request at the end of the queue whose prompt is to be computed elsewhere.
+    pub fn submit_elsewhere(&mut self, request: Admitted) {
+        self.elsewhere.push(request.key);
+        self.submit(request);
+    }
+
+    /// A request that got its slot and waits for its prompt to be computed elsewhere; each is told once.
+    pub fn departure(&mut self) -> Option<Departure> {
+        self.departures.pop()
+    }
+
+    /// The tokens of a slot: prompt, then sampled ones.
+    pub fn tokens(&self, slot: Slot) -> &[u32] {
+        self.slots.get(slot.index()).and_then(Option::as_ref).map_or(&[], |running| &running.tokens)
+    }
+
+    /// Keys and values of so many tokens of a slot are there (none: its prompt is computed here after all): it goes on from there.
+    pub fn come_back(&mut self, slot: Slot, tokens: usize) {
+        let Some(running) = self.slots.get_mut(slot.index()).and_then(Option::as_mut) else { return };
+        if let Prefill::Elsewhere(sampling) = &running.prefill {
+            running.prefill = Prefill::Back(sampling.clone());
+            running.fed = tokens;
+        }
+    }
+
     /// Whether anything runs or waits.
     pub fn has_work(&self) -> bool {
         !self.waiting.is_empty() || self.slots.iter().any(Option::is_some)
@@ -99,12 +153,15 @@ impl Scheduler {
     /// Forgets a request, running or waiting; its slot is closed with the next plan.
     pub fn end(&mut self, key: RequestKey) {
         self.waiting.retain(|request| request.key != key);
+        self.elsewhere.retain(|known| *known != key);
+        self.departures.retain(|departure| departure.key != key);
         let holds = |place: &Option<Running>| place.as_ref().is_some_and(|running| running.key == key);
         if let Some(index) = self.slots.iter().position(holds)
             && let Some(running) = self.slots[index].take()
         {
-            self.free.extend(running.blocks.into_iter().rev());
-            self.closed.push(Slot(index as u16));
+            self.free.extend(running.blocks.iter().copied().rev());
+            // What no rank knows is not closed.
+            self.closed.extend((running.prefill == Prefill::Here).then_some(Slot(index as u16)));
         }
         // Without work the head sleeps until the next request: that time is nobody's computing.
         self.was_busy &= self.has_work();
@@ -135,7 +192,7 @@ impl Scheduler {
                     continue;
                 };
                 // What was fed whole waits for its token.
-                if running.fed == running.tokens.len() || (answering && turn == 0) {
+                if running.prefill != Prefill::Here || running.fed == running.tokens.len() || (answering && turn == 0) {
                     continue;
                 }
                 turn -= usize::from(answering);
@@ -153,6 +210,7 @@ impl Scheduler {
 
     /// Moves waiting requests into free slots while their blocks are free: no sequence can run out of blocks later.
     fn open(&mut self, plan: &mut Plan) {
+        self.reopen(plan);
         while let Some(request) = self.waiting.front() {
             let Some(index) = self.slots.iter().position(Option::is_none) else { return };
             let length = (request.prompt.len() + request.max_tokens).min(self.limits.context_length);
@@ -163,11 +221,31 @@ impl Scheduler {
             let Some(request) = self.waiting.pop_front() else { return };
             let slot = Slot(index as u16);
             let blocks = self.free.split_off(self.free.len() - count);
-            plan.blocks.extend(blocks.iter().map(|block| (slot, *block)));
-            let mut tokens = Vec::with_capacity(length);
+            let (key, mut tokens) = (request.key, Vec::with_capacity(length));
             tokens.extend_from_slice(&request.prompt);
-            plan.opened.push(Opened { slot, sampling: request.sampling, prompt: request.prompt });
-            self.slots[index] = Some(Running { key: request.key, tokens, fed: 0, blocks });
+            let is_elsewhere = self.elsewhere.iter().position(|known| *known == key);
+            let prefill = if let Some(place) = is_elsewhere {
+                self.elsewhere.swap_remove(place);
+                self.departures.push(Departure { key, slot, blocks: blocks.clone() });
+                Prefill::Elsewhere(request.sampling)
+            } else {
+                plan.blocks.extend(blocks.iter().map(|block| (slot, *block)));
+                plan.opened.push(Opened { slot, sampling: request.sampling, prompt: request.prompt });
+                Prefill::Here
+            };
+            self.slots[index] = Some(Running { key, tokens, fed: 0, blocks, prefill });
+        }
+    }
+
+    /// Opens sequences whose prompts were to be computed elsewhere.
+    fn reopen(&mut self, plan: &mut Plan) {
+        for (index, running) in self.slots.iter_mut().enumerate() {
+            let (slot, Some(running)) = (Slot(index as u16), running) else { continue };
+            if let Prefill::Back(sampling) = &running.prefill {
+                plan.blocks.extend(running.blocks.iter().map(|block| (slot, *block)));
+                plan.opened.push(Opened { slot, sampling: sampling.clone(), prompt: running.tokens.clone() });
+                running.prefill = Prefill::Here;
+            }
         }
     }
 }

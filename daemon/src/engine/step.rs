@@ -6,6 +6,7 @@ use super::{
     plan::{Limits, Plan, PlanError, Sequences},
     sample::{SampleError, Slice, Summary},
     sampler::encode_totals,
+    transfer::Transfers,
 };
 use crate::{
     collective::{CollectiveError, Group},
@@ -52,6 +53,8 @@ pub struct Stepper {
     pub group: Group,
     /// The running sequences.
     pub sequences: Sequences,
+    /// In a topology whose groups have roles: keys and values that go from one group to another.
+    pub transfers: Option<Transfers>,
     /// One slice for each place of a batch that wants logits.
     slices: Vec<Slice>,
     /// Where the time went of the ranks that handed over to this one, stage by stage, and last its own.
@@ -64,7 +67,7 @@ impl Stepper {
     pub fn new(place: Place, model: Model, mut group: Group, limits: Limits) -> Self {
         group.accounting.watch(model.compute().pool.clock());
         let (sequences, totals) = (Sequences::new(limits), vec![RankTotals::default(); usize::from(place.stage) + 1]);
-        Self { place, model, group, sequences, slices: Vec::new(), totals, payload: Vec::new() }
+        Self { place, model, group, sequences, transfers: None, slices: Vec::new(), totals, payload: Vec::new() }
     }
 
     /// Applies a plan and runs the layers. Leaves in `summaries` one of each token that wants logits, in the plan's order; on all
@@ -83,7 +86,17 @@ impl Stepper {
             read?;
         }
         let vocabulary = self.model.shard().plan.vocabulary.clone();
-        let logits = self.model.forward(Batch { tokens, blocks }, &mut self.group)?;
+        let batch = Batch { tokens, blocks };
+        match &mut self.transfers {
+            None => drop(self.model.forward(batch, &mut self.group)?),
+            Some(transfers) => {
+                transfers.step(self.model.cache());
+                transfers.begin(tokens);
+                self.model.forward_beside(batch, &mut self.group, &mut transfers.sink(blocks))?;
+                transfers.end(&mut self.model, blocks);
+            }
+        }
+        let logits = self.model.logits();
         if let Some(next) = self.place.next() {
             let wants_logits = tokens.iter().any(|token| token.wants_logits);
             return self.hand_over(next, tokens.len(), wants_logits);

@@ -144,6 +144,11 @@ impl Model {
         &mut self.hidden
     }
 
+    /// What the latest step gave: `[token that wants logits, vocabulary rows of this rank]`.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
     /// Runs the layers of this stage over a batch. Returns `[token that wants logits, vocabulary rows of this rank]`. Behind the
     /// first stage, [`Self::hidden`] holds the states that the stage before handed over.
     ///

@@ -1,5 +1,6 @@
 //! Does what the node says: sessions, loads, links, the engine, heartbeats, the disk. The only room of `node` with
 //! sockets, clocks and threads; decides nothing itself.
+mod across;
 mod assigning;
 mod benching;
 mod heartbeat;
@@ -132,9 +133,10 @@ impl Driver {
         let monitor = Monitor::new(&config.health_root, config.listen);
         let (name, threads, liveness, omit_exchange) =
             (config.name.clone(), config.threads, config.liveness, config.omit_exchange);
+        let elsewhere = (config.prefill_elsewhere_from as usize, config.transfer_at_end);
         let driver = Self {
             node: Node::new(beginning, patience(&config)),
-            around: Surroundings { name, kernels, threads, liveness, omit_exchange, inputs: inputs.clone() },
+            around: Surroundings { name, kernels, threads, liveness, omit_exchange, elsewhere, inputs: inputs.clone() },
             config,
             identity,
             state,
@@ -254,6 +256,7 @@ impl Driver {
         let config = Config { listen, name, state, log_dir, ..config };
         self.node.set_patience(patience(&config));
         (self.around.threads, self.around.liveness) = (config.threads, config.liveness);
+        self.around.elsewhere = (config.prefill_elsewhere_from as usize, config.transfer_at_end);
         self.config = Arc::new(config);
         tracing::info!("settings are read anew; threads and liveness count from the next assignment on");
         self.supervisor.ready(&self.status());
@@ -344,6 +347,11 @@ impl Driver {
             Effect::Command(command) => {
                 if let Some(running) = &self.running {
                     running.command(command);
+                }
+            }
+            Effect::SendAcross(replica, message) => {
+                if let Some(running) = &self.running {
+                    running.send_across(replica, message);
                 }
             }
             Effect::AbortEngine(epoch) => {
