@@ -135,7 +135,7 @@ fn start_long(cluster: &Cluster, topology: &str, prompt: &str) -> std::process::
 fn a_prefill_group_that_dies_amid_a_transfer_costs_nothing_but_time() {
     let models = deep_models();
     let mut cluster = Cluster::with(4, models.path(), SETTINGS);
-    let prompt = "ab ".repeat(1200);
+    let prompt = "ab ".repeat(300);
     let expected = finish(start_long(&cluster, "tp2", &prompt)).completion()["token_ids"].clone();
     let topology = "prefill:tp2+decode:tp2";
     for victim in [0, 1] {
@@ -159,16 +159,21 @@ fn a_prefill_group_that_dies_amid_a_transfer_costs_nothing_but_time() {
 fn a_decode_group_that_dies_amid_a_transfer_is_one_error_and_the_prefill_group_serves_the_other() {
     let models = deep_models();
     let mut cluster = Cluster::with(3, models.path(), SETTINGS);
-    let topology = "prefill:tp1+decode:tp1+decode:tp1";
+    let expected = finish(start_long(&cluster, "tp1", &"ab ".repeat(300))).completion()["token_ids"].clone();
+    let topology = "prefill:tp1+decode:dp2-tp1";
     let warm = finish(start_long(&cluster, topology, &"ab ".repeat(40))).completion();
     assert_eq!(warm["replica"].as_u64(), Some(1));
-    let child = start_long(&cluster, topology, &"ab ".repeat(1200));
-    wait_until("it is at work", || cluster.status(1)["requests"].as_u64() == Some(1));
+    let prompt = "ab ".repeat(300);
+    // The first goes to the first decode group, the second to the other.
+    let lost = start_long(&cluster, topology, &prompt);
+    wait_until("the first is at work", || cluster.status(1)["requests"].as_u64() == Some(1));
+    let kept = start_long(&cluster, topology, &prompt);
+    wait_until("the second is at work", || cluster.status(2)["requests"].as_u64() == Some(1));
     cluster.signal(1, Signal::SIGKILL);
     cluster.wait(1);
-    finish(child).assert_error(5, "session_lost", &["pi2"]);
-    let file = cluster.console(&["topology", "show", "--nodes", &cluster.addresses[2], "--json"]).json();
-    assert_eq!(file["layout"], topology);
-    let before = cluster.status(2)["tokens"].as_u64();
-    assert!(before.is_some() && cluster.status(0)["state"] == "ready", "the prefill group stands");
+    finish(lost).assert_error(5, "session_lost", &["pi2"]);
+    let kept = finish(kept).completion();
+    assert_eq!(kept["token_ids"], expected);
+    assert!(kept["timings"]["transfer"]["tokens"].as_u64() > Some(0), "the prefill group stands: {}", kept["timings"]);
+    assert_eq!(cluster.status(0)["state"], "ready");
 }

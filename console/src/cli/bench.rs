@@ -21,7 +21,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, brambled, collectives, exclude::find, interrupts::Interrupts, options, output};
+use super::{Failure, brambled, collectives, disaggregation, exclude::find, interrupts::Interrupts, options, output};
 use crate::client::{
     assign::report,
     bench::bench,
@@ -45,8 +45,10 @@ struct Answer {
 
 /// Runs the command. The first signal cancels what runs, the second ends it at once.
 pub(super) async fn run(options: options::Bench) -> Result<u8, Failure> {
-    if let Some(options::BenchWhat::Collectives(wanted)) = options.what {
-        return collectives::run(*wanted).await;
+    match options.what {
+        Some(options::BenchWhat::Collectives(wanted)) => return collectives::run(*wanted).await,
+        Some(options::BenchWhat::Disagg(wanted)) => return disaggregation::run(*wanted).await,
+        None => {}
     }
     let nodes: Vec<String> = if options.local { Vec::new() } else { options.nodes.clone() };
     if nodes.is_empty() && !options.only.is_empty() {

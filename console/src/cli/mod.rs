@@ -5,6 +5,7 @@ mod collectives;
 mod confirm;
 mod dashboard;
 mod demo;
+mod disaggregation;
 mod exclude;
 mod failure;
 mod generate;

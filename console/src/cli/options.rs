@@ -12,7 +12,7 @@ use shared::{
     topology::{Exchange, KvFormat, Layout, exclusion::REASON_LENGTH_MAX},
 };
 
-use super::collectives::Collectives;
+use super::{collectives::Collectives, disaggregation::Disaggregation};
 use crate::{client::assign::SLOTS_DEFAULT, wanted::Wanted};
 
 pub(super) fn node(text: &str) -> Result<String, String> {
@@ -23,7 +23,7 @@ pub(super) fn node(text: &str) -> Result<String, String> {
     }
 }
 
-fn layout(text: &str) -> Result<Layout, String> {
+pub(super) fn layout(text: &str) -> Result<Layout, String> {
     text.parse().map_err(|error: shared::topology::SpecError| error.to_string())
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Nodes {
 /// What to assign, beside nodes and model.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Assignment {
-    /// tpN, ppS-tpN or dpR-ppS-tpN: R replicas of S stages of N nodes [default: tp with all nodes]
+    /// tpN, ppS-tpN or dpR-ppS-tpN: R replicas of S stages of N nodes; with roles prefill:tpN+decode:tpM [default: tp with all nodes]
     #[arg(long, value_parser = layout)]
     pub(super) topology: Option<Layout>,
     /// Shares of each layer, for the ranks of a stage or for all nodes, for example 3,2,1 [default: equal]
@@ -243,6 +243,8 @@ pub(super) struct Bench {
 pub(super) enum BenchWhat {
     /// All-reduces: between the nodes of a topology on their links, or between threads of this machine
     Collectives(Box<Collectives>),
+    /// A prefill group against replicas that do both, on the same nodes: for which prompts roles are worth it
+    Disagg(Box<Disaggregation>),
 }
 
 impl Bench {
@@ -250,6 +252,7 @@ impl Bench {
     pub(super) fn json(&self) -> bool {
         match &self.what {
             Some(BenchWhat::Collectives(collectives)) => collectives.json,
+            Some(BenchWhat::Disagg(disaggregation)) => disaggregation.json,
             None => self.json,
         }
     }
