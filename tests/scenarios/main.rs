@@ -12,6 +12,12 @@ mod demo;
 mod experts;
 // Groups that compute prompts for groups that answer.
 mod disaggregation;
+// The OpenAI API of real daemons.
+mod gateway;
+// Overload, lost nodes, nodes without a shard, as clients see them.
+mod gateway_loss;
+// What clients may ask for, and what is refused.
+mod gateway_requests;
 // A text from one daemon or several.
 mod generate;
 // GGUF files with every defect are refused by name.
@@ -36,8 +42,12 @@ mod ranks;
 mod reference;
 // The runbook's commands.
 mod runbook;
+// Requests on one engine: resumed, beside each other, from what was computed before.
+mod serving;
 // The straggler's rule over recorded runs.
 mod straggler;
+// Chat templates.
+mod templates;
 // The house rules.
 mod tidy;
 // Pipelines, replicas, unequal shares.

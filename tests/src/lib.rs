@@ -1,7 +1,9 @@
 //! What the scenarios share: writers of GGUF files and small models, weights in every format, seeded numbers.
 pub mod dequantise;
+pub mod engines;
 pub mod faults;
 pub mod gguf_writer;
+pub mod http;
 pub mod oracle;
 pub mod programs;
 pub mod proxy;

@@ -96,7 +96,7 @@ pub(super) async fn run(options: Disaggregation) -> Result<u8, Failure> {
             for _ in 0..options.repeats {
                 let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
                 let answers = Answers::start(&sessions, layout, (options.running, context));
-                let run = beside(&sessions[head.index()], tokens, &answers, &mut interrupts).await;
+                let run = beside(&sessions[head.index()..=head.index()], tokens, &answers, &mut interrupts).await;
                 answers.end().await;
                 runs.push(run?);
             }
@@ -161,7 +161,7 @@ impl Answers {
                     let (events, mut received) = channel(64);
                     // Room for the long prompt's blocks is left.
                     let request = request(vec![3 + index as u32], context / 4);
-                    let running = generate(&session, request, &cancel, &events);
+                    let running = generate(std::slice::from_ref(&session), request, &cancel, &events);
                     let noting = async {
                         while let Some(event) = received.recv().await {
                             match event {
@@ -230,7 +230,7 @@ fn request(tokens: Vec<u32>, max_tokens: u32) -> Generate {
 
 /// One prompt beside running answers.
 async fn beside(
-    session: &Session,
+    head: &[Arc<Session>],
     tokens: u32,
     answers: &Answers,
     interrupts: &mut Interrupts,
@@ -239,7 +239,7 @@ async fn beside(
     let begin = Instant::now();
     interrupts.end(answers.wait(8 + QUIET_GAPS)).await?;
     let asked = Instant::now();
-    let completion = complete(session, request(prompt(tokens), 1), false, interrupts).await?;
+    let completion = complete(head, request(prompt(tokens), 1), false, interrupts).await?;
     if let Some(code) = completion.interrupted {
         return Err(Failure::Interrupted { code });
     }

@@ -9,6 +9,7 @@ use shared::{
 };
 
 use super::{
+    costs::ROWS_MAX,
     plan::Plan,
     sample::{Query, Summary},
     sampler::Sampler,
@@ -33,7 +34,10 @@ impl Follower {
     /// A follower without sequences.
     pub fn new(stepper: Stepper) -> Self {
         let (plan, sampler) = (Plan::default(), Sampler::default());
-        Self { stepper, plan, sampler, summaries: Vec::new(), payload: Vec::new() }
+        // For as many drafts as a step may have.
+        let summaries = Vec::with_capacity(ROWS_MAX);
+        let payload = Vec::with_capacity(ROWS_MAX * Summary::BYTES_MAX);
+        Self { stepper, plan, sampler, summaries, payload }
     }
 
     /// Gives the rank back, links and all.

@@ -1,4 +1,7 @@
 //! The engine: its own thread, plain synchronous Rust. The head schedules and samples; the other ranks follow its plans.
+pub mod blocks;
+pub mod costs;
+pub mod drafts;
 pub mod follower;
 pub mod head;
 pub mod output;
@@ -48,6 +51,8 @@ pub struct Setup {
     pub group: Group,
     /// In a topology whose groups have roles: what moves between them.
     pub transfers: Option<(Transfers, Partners)>,
+    /// For benchmarks: a head drafts no tokens and computes every prompt anew.
+    pub plain: bool,
     /// On the head.
     pub tokenizer: Option<Tokenizer>,
     /// What watchers see.
@@ -86,7 +91,8 @@ pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progres
     let (result, mut stepper) = match setup.tokenizer {
         _ if tuned.is_err() => (tuned, Some(stepper)),
         Some(tokenizer) if stepper.place.is_head() => {
-            let mut head = Head::new((setup.node, setup.limits), tokenizer, stepper, sink).beside(elsewhere);
+            let head = Head::new((setup.node, setup.limits), tokenizer, stepper, sink).beside(elsewhere);
+            let mut head = if setup.plain { head.plain() } else { head };
             (head.serve(orders), Some(head.into_stepper()))
         }
         _ => {

@@ -2,7 +2,7 @@
 use shared::{
     ids::{LayerIndex, Slot},
     telemetry::SyncKind,
-    topology::spec::KV_BLOCK_LENGTH,
+    topology::spec::{KV_BLOCK_LENGTH, SLOTS_MAX},
 };
 
 use super::{
@@ -119,7 +119,9 @@ impl Model {
         let per_kv = shape.head_count / shape.head_count_kv;
         let heads = Heads::new(&plan.heads, &plan.heads_kv, per_kv, shape.head_length);
         let scratch = Scratch::default();
-        Self { shard, compute, cache, rope, heads, scratch, hidden: Vec::new(), logits: Vec::new() }
+        // For as many as a step may want: memory that is not touched before it is used.
+        let logits = Vec::with_capacity(usize::from(SLOTS_MAX) * shard.output.rows);
+        Self { shard, compute, cache, rope, heads, scratch, hidden: Vec::new(), logits }
     }
 
     /// The weights.
@@ -135,6 +137,11 @@ impl Model {
     /// What it computes with.
     pub fn compute(&self) -> &Compute {
         &self.compute
+    }
+
+    /// Copies KV blocks, one after the other: from where, to where, both below the cache's count.
+    pub fn copy_blocks(&mut self, copies: &[(u32, u32)]) {
+        copies.iter().for_each(|(from, to)| self.cache.copy(*from, *to));
     }
 
     /// The hidden states of a step of so many tokens `[token, embedding_length]`: filled with those of the stage before, or

@@ -1,5 +1,5 @@
 //! Tokenizers from GGUF metadata: SPM and byte-level BPE, special tokens, and text from tokens as they come.
-//! Pure: tables in, ids or text out. Prompt templates are another room; nothing here fails once a file is accepted.
+//! Pure: tables in, ids or text out. Nothing here fails once a file is accepted, but for the chat templates of `template`.
 mod bpe;
 mod character;
 mod error;
@@ -9,6 +9,7 @@ mod rule;
 mod special;
 mod spm;
 mod stream;
+pub mod template;
 mod texts;
 #[cfg(test)]
 mod tokenizer_tests;

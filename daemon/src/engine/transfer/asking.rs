@@ -6,7 +6,7 @@ use shared::{
     ids::Slot,
     latency::TransferTimes,
     protocol::across::{Across, Ask},
-    topology::spec::SLOTS_MAX,
+    topology::spec::{KV_BLOCK_LENGTH, SLOTS_MAX},
     units::Nanoseconds,
 };
 
@@ -23,6 +23,7 @@ struct Asked {
     transfer: TransferId,
     replica: u16,
     tokens: u32,
+    first_block: u32,
     begun: Instant,
     /// When the prefill group said that it is computed, its queueing and its computing.
     done: Option<(Instant, Nanoseconds, Nanoseconds)>,
@@ -74,10 +75,19 @@ impl Asking {
         let replica = group.0;
         self.latest += 1;
         let (transfer, length) = (TransferId(self.latest), tokens.len() as u32);
-        let Departure { key, slot, .. } = *departure;
-        self.list.push(Asked { key, slot, transfer, replica, tokens: length, begun: Instant::now(), done: None });
-        let order = Order::Receive { transfer, replica, blocks: departure.blocks.clone(), first_block: 0, length };
-        let ask = Ask { transfer: transfer.0, tokens: tokens.to_vec(), first_block: 0 };
+        let Departure { key, slot, first_block, .. } = *departure;
+        self.list.push(Asked {
+            key,
+            slot,
+            transfer,
+            replica,
+            tokens: length,
+            first_block,
+            begun: Instant::now(),
+            done: None,
+        });
+        let order = Order::Receive { transfer, replica, blocks: departure.blocks.clone(), first_block, length };
+        let ask = Ask { transfer: transfer.0, tokens: tokens.to_vec(), first_block };
         Some((order, replica, Across::Ask(Box::new(ask))))
     }
 
@@ -105,13 +115,14 @@ impl Asking {
         asked.and_then(|asked| asked.done).is_some_and(|(at, ..)| at.elapsed() > ARRIVAL)
     }
 
-    /// All ranks hold it.
-    pub fn arrived(&mut self, transfer: TransferId, bytes: u64) -> Option<(Ended, TransferTimes)> {
+    /// All ranks hold it: whose it is, how many tokens are there now, and what it took.
+    pub fn arrived(&mut self, transfer: TransferId, bytes: u64) -> Option<(Ended, usize, TransferTimes)> {
         let (ended, asked) = self.remove(transfer)?;
         let (_, queued, compute) = asked.done?;
         let total = asked.begun.elapsed().as_nanos() as u64;
         let visible = Nanoseconds(total.saturating_sub(queued.0).saturating_sub(compute.0));
-        Some((ended, TransferTimes { tokens: asked.tokens, bytes, queued, compute, visible }))
+        let tokens = asked.tokens - asked.first_block * KV_BLOCK_LENGTH as u32;
+        Some((ended, asked.tokens as usize, TransferTimes { tokens, bytes, queued, compute, visible }))
     }
 
     /// It does not come.

@@ -50,7 +50,7 @@ impl Computing {
         let (transfer, first_block, length) = (TransferId(ask.transfer), ask.first_block, ask.tokens.len() as u32);
         self.list.push(Prompt { key, replica, transfer, first_block, length, asked: Instant::now(), begun: None });
         let sampling = SamplingParameters { temperature: 0.0, ..SamplingParameters::default() };
-        scheduler.submit(Admitted { key, prompt: ask.tokens.clone(), max_tokens: 1, sampling });
+        scheduler.submit(Admitted { key, prompt: ask.tokens.clone(), max_tokens: 1, sampling, may_draft: false });
         true
     }
 

@@ -1,6 +1,7 @@
 //! What a head of a group with a role does beside its own requests: has prompts computed elsewhere, or computes them for others.
 use shared::{
     protocol::{across::Across, frame::FrameKind},
+    topology::spec::KV_BLOCK_LENGTH,
     units::Nanoseconds,
 };
 
@@ -148,12 +149,12 @@ impl Head<'_> {
 
     fn arrived(&mut self, transfer: TransferId, bytes: u64) -> Result<(), EngineError> {
         let arrived = self.elsewhere.as_mut().and_then(|elsewhere| elsewhere.asking.arrived(transfer, bytes));
-        let Some((ended, times)) = arrived else { return Ok(()) };
+        let Some((ended, tokens, times)) = arrived else { return Ok(()) };
         self.order(&Order::End { transfer, replica: ended.replica })?;
         if let Some(times_of) = self.times(ended.key) {
             times_of.transfer = times;
         }
-        self.scheduler.come_back(ended.slot, times.tokens as usize);
+        self.scheduler.come_back(ended.slot, tokens);
         Ok(())
     }
 
@@ -165,11 +166,14 @@ impl Head<'_> {
         while let Some(departure) = self.scheduler.departure() {
             let now = self.since_received(departure.key);
             if let Some(times) = self.times(departure.key) {
-                times.dispatched = now;
+                (times.dispatched, times.cached_tokens) = (now, departure.first_block * KV_BLOCK_LENGTH as u32);
             }
             let tokens = self.scheduler.tokens(departure.slot);
             let before_last = &tokens[..tokens.len().saturating_sub(1)];
-            let asked = self.elsewhere.as_mut().and_then(|elsewhere| elsewhere.asking.ask(&departure, before_last));
+            let cached = departure.first_block as usize * KV_BLOCK_LENGTH;
+            // What is left of a prompt whose beginning is here may be too little to ask for.
+            let elsewhere = self.elsewhere.as_mut().filter(|it| before_last.len() >= cached + it.least.max(1));
+            let asked = elsewhere.and_then(|elsewhere| elsewhere.asking.ask(&departure, before_last));
             let Some((order, replica, ask)) = asked else {
                 self.scheduler.come_back(departure.slot, 0);
                 continue;

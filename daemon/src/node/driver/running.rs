@@ -87,6 +87,8 @@ pub(super) struct Surroundings {
     pub(super) omit_exchange: bool,
     /// Tokens from which on a prompt is computed by a prefill group; and, for benchmarks, that nothing of it is sent before the end.
     pub(super) elsewhere: (usize, bool),
+    /// For benchmarks: heads draft no tokens and compute every prompt anew.
+    pub(super) plain: bool,
     pub(super) inputs: Sender<Input>,
 }
 
@@ -280,8 +282,8 @@ fn setup(
         pool.pin_caller();
         Model::new(shard, cache, Compute { kernels, pool })
     });
-    let (node, tokenizer) = (around.name.clone(), loaded.tokenizer);
-    Setup { node, place: place.seat(), limits, model, group, transfers, tokenizer, abort }
+    let (node, place, tokenizer) = (around.name.clone(), place.seat(), loaded.tokenizer);
+    Setup { node, place, limits, model, group, transfers, plain: around.plain, tokenizer, abort }
 }
 
 fn sink(inputs: Sender<Input>, epoch: Epoch) -> impl Fn(crate::node::Progress) + Send + 'static {

@@ -1,0 +1,236 @@
+//! Chat templates: a conversation in, the text that the model was trained on out. Templates are programs from a file: length,
+//! steps and output are bounded, they see nothing but the conversation, and what they refuse is an error with their words.
+mod conversation;
+mod date;
+mod json;
+
+use std::io;
+
+use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value, context, syntax::SyntaxConfig, value::Serde};
+
+use crate::{
+    gguf::{GgufError, Metadata},
+    protocol::message::{Chat, PROMPT_BYTES_MAX, ToolFormat},
+    tokenizer::Tokenizer,
+};
+use conversation::Conversation;
+
+/// Longest template in bytes; the longest in use has about 20 kB.
+pub const TEMPLATE_BYTES_MAX: usize = 256 << 10;
+/// Longest conversation that is written out, in bytes.
+pub const CONVERSATION_BYTES_MAX: usize = 2 * PROMPT_BYTES_MAX;
+/// Instructions of a template's run; a message takes about a hundred.
+const FUEL: u64 = 4_000_000;
+/// Depth of macros, loops and blocks.
+const DEPTH_MAX: usize = 100;
+
+const PLAIN: &str = "default";
+const WITH_TOOLS: &str = "tool_use";
+
+/// Why a conversation cannot be written out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TemplateError {
+    /// The file's metadata or its template is broken.
+    #[error("the model's chat template cannot be used: {0}")]
+    Broken(String),
+    /// The template's own words.
+    #[error("the model's chat template refuses the conversation: {0}")]
+    Refused(String),
+    /// It fails, or takes too long.
+    #[error("the model's chat template fails on this conversation: {0}")]
+    Failed(String),
+    /// No conversation.
+    #[error("{0}")]
+    Conversation(String),
+    /// Longer than [`CONVERSATION_BYTES_MAX`].
+    #[error("the conversation is longer than {CONVERSATION_BYTES_MAX} bytes")]
+    TooLong,
+}
+
+/// The chat templates of a model.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    /// Whether there is another template for conversations with tools.
+    has_tool_use: bool,
+    knows_developer: bool,
+    bos: String,
+    eos: String,
+    tool_format: ToolFormat,
+}
+
+impl ChatTemplate {
+    /// The templates of a file, if it has any.
+    ///
+    /// # Errors
+    /// The template is no text, too long, or cannot be compiled.
+    pub fn from_metadata(metadata: Metadata<'_>, tokenizer: &Tokenizer) -> Result<Option<Self>, TemplateError> {
+        let text = |key: &str| metadata.text(key).map_err(|error: GgufError| TemplateError::Broken(error.to_string()));
+        let tool_use = text("tokenizer.chat_template.tool_use")?;
+        let plain = text("tokenizer.chat_template")?.or(text("tokenizer.chat_template.default")?);
+        let Some(plain) = plain.or(tool_use) else { return Ok(None) };
+        let piece = |id: Option<u32>| {
+            id.map_or(String::new(), |id| String::from_utf8_lossy(&tokenizer.piece(id, true)).into_owned())
+        };
+        Self::new(plain, tool_use, piece(tokenizer.bos()), piece(tokenizer.eos())).map(Some)
+    }
+
+    /// Compiles a template, and another for conversations with tools.
+    ///
+    /// # Errors
+    /// A template is too long or cannot be compiled.
+    pub fn new(plain: &str, tool_use: Option<&str>, bos: String, eos: String) -> Result<Self, TemplateError> {
+        let broken = |error: Error| TemplateError::Broken(error.to_string());
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(broken)?;
+        environment.set_syntax(syntax);
+        environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+        environment.set_fuel(Some(FUEL));
+        environment.set_recursion_limit(DEPTH_MAX);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_filter("tojson", json::tojson);
+        for (name, text) in [(PLAIN, Some(plain)), (WITH_TOOLS, tool_use)] {
+            let Some(text) = text else { continue };
+            if text.len() > TEMPLATE_BYTES_MAX {
+                let length = text.len();
+                let reason = format!("it has {length} bytes, at most {TEMPLATE_BYTES_MAX} are read");
+                return Err(TemplateError::Broken(reason));
+            }
+            environment.add_template_owned(name, prepare(text)).map_err(broken)?;
+        }
+        let texts = [plain, tool_use.unwrap_or_default()];
+        let knows_developer = texts.iter().any(|text| text.contains("developer"));
+        let tool_format = tool_format(tool_use.unwrap_or(plain));
+        Ok(Self { environment, has_tool_use: tool_use.is_some(), knows_developer, bos, eos, tool_format })
+    }
+
+    /// How calls of tools look in answers.
+    pub fn tool_format(&self) -> ToolFormat {
+        self.tool_format
+    }
+
+    /// The text before the answer; special tokens are in it as text. `now` is in seconds since 1970 (UTC), for templates that name
+    /// the day.
+    ///
+    /// # Errors
+    /// The conversation is none, or the template refuses it or fails.
+    pub fn render(&self, chat: &Chat, now: u64) -> Result<String, TemplateError> {
+        let read = |parse: bool| Conversation::read(chat, self.knows_developer, parse);
+        match self.run(&read(true)?, now) {
+            // Most templates want the arguments of calls as objects, some as texts, and none says which.
+            Err(TemplateError::Failed(reason)) if chat.messages.contains("\"tool_calls\"") => {
+                self.run(&read(false)?, now).map_err(|_| TemplateError::Failed(reason))
+            }
+            result => result,
+        }
+    }
+
+    /// Whether a text that a template wrote begins with BOS: then no other is put before it.
+    pub fn begins_with_bos(&self, text: &str) -> bool {
+        !self.bos.is_empty() && text.starts_with(&self.bos)
+    }
+
+    fn run(&self, conversation: &Conversation, now: u64) -> Result<String, TemplateError> {
+        let failed = |error: Error| TemplateError::Failed(error.to_string());
+        let name = if self.has_tool_use && conversation.tools.is_some() { WITH_TOOLS } else { PLAIN };
+        let template = self.environment.get_template(name).map_err(failed)?;
+        let context = context! {
+            messages => Value::from(Serde(&conversation.messages)),
+            tools => Value::from(Serde(&conversation.tools)),
+            add_generation_prompt => true,
+            bos_token => self.bos.as_str(),
+            eos_token => self.eos.as_str(),
+            strftime_now => Value::from_function(move |format: String| date::strftime(&format, now)),
+        };
+        let mut text = Bounded { text: Vec::new(), is_full: false };
+        match template.render_captured_to(context, &mut text) {
+            _ if text.is_full => Err(TemplateError::TooLong),
+            Err(error) => Err(refusal(&error).unwrap_or_else(|| failed(error))),
+            Ok(_) => String::from_utf8(text.text).map_err(|error| TemplateError::Failed(error.to_string())),
+        }
+    }
+}
+
+/// What marks an error as a template's own refusal.
+const REFUSAL: &str = "refused: ";
+
+fn raise_exception(text: &str) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, format!("{REFUSAL}{text}")))
+}
+
+fn refusal(error: &Error) -> Option<TemplateError> {
+    let text = error.detail()?.strip_prefix(REFUSAL)?;
+    Some(TemplateError::Refused(text.to_owned()))
+}
+
+/// Which way of calling tools a template speaks of.
+fn tool_format(text: &str) -> ToolFormat {
+    let has = |part: &str| text.contains(part);
+    match () {
+        () if has("<tool_call>") => ToolFormat::Hermes,
+        () if has("<|python_tag|>") || has("ipython") => ToolFormat::Llama3,
+        () if has("<|start_header_id|>") && has("\"parameters\":") => ToolFormat::Llama3,
+        () => ToolFormat::None,
+    }
+}
+
+/// What Python's Jinja and its extensions read otherwise: tags that mark for training what an assistant wrote mean nothing here, and a
+/// backslash before the end of a line takes both out of a text within a tag.
+fn prepare(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((begin, close)) = next_tag(rest) {
+        let Some(end) = rest[begin..].find(close).map(|end| begin + end) else { break };
+        let tag = &rest[begin + 2..end];
+        out.push_str(&rest[..begin]);
+        if close == "%}" && matches!(tag.trim_matches(['-', '+', ' ', '\n', '\t']), "generation" | "endgeneration") {
+            // A comment takes the same white space away.
+            let mark = |is_there: bool| if is_there { "-" } else { "" };
+            let (before, behind) = (mark(tag.starts_with('-')), mark(tag.ends_with('-')));
+            out.push_str(&format!("{{#{before} {behind}#}}"));
+        } else {
+            push_joined(&mut out, &rest[begin..end + 2]);
+        }
+        rest = &rest[end + 2..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Where the next tag begins, and how it ends.
+fn next_tag(text: &str) -> Option<(usize, &'static str)> {
+    let tags = [("{%", "%}"), ("{{", "}}")];
+    tags.iter().filter_map(|(open, close)| Some((text.find(open)?, *close))).min()
+}
+
+/// Appends a tag without the ends of lines that a backslash takes out.
+fn push_joined(out: &mut String, tag: &str) {
+    for line in tag.split_inclusive('\n') {
+        let text = line.strip_suffix('\n').unwrap_or(line);
+        let backslashes = text.len() - text.trim_end_matches('\\').len();
+        let is_joined = line.ends_with('\n') && backslashes % 2 == 1;
+        out.push_str(if is_joined { &text[..text.len() - 1] } else { line });
+    }
+}
+
+/// Takes text up to [`CONVERSATION_BYTES_MAX`].
+struct Bounded {
+    text: Vec<u8>,
+    is_full: bool,
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.text.len() + bytes.len() > CONVERSATION_BYTES_MAX {
+            self.is_full = true;
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,137 @@
+//! Chat templates against Python's jinja2, over files, and hostile ones.
+use std::{collections::BTreeMap, fs};
+
+use harness::programs::root;
+use serde_json::Value;
+use shared::{
+    gguf::GgufFile,
+    protocol::message::{Chat, ToolFormat},
+    tokenizer::{
+        Tokenizer,
+        template::{CONVERSATION_BYTES_MAX, ChatTemplate, TEMPLATE_BYTES_MAX, TemplateError},
+    },
+};
+
+/// As in `render.py`: 2025-11-22 02:08:38 UTC.
+const NOW: u64 = 1_763_777_318;
+
+fn fixture(name: &str) -> String {
+    fs::read_to_string(root().join("tests/fixtures/templates").join(name)).expect("the fixture can be read")
+}
+
+fn template(text: &str) -> ChatTemplate {
+    ChatTemplate::new(text, None, "<s>".into(), "</s>".into()).expect("the template can be compiled")
+}
+
+fn render(text: &str, messages: &str) -> Result<String, TemplateError> {
+    let template = ChatTemplate::new(text, None, "<s>".into(), "</s>".into())?;
+    template.render(&Chat { messages: messages.into(), tools: None }, NOW)
+}
+
+#[test]
+fn every_template_gives_the_text_that_python_gives() {
+    let conversations: BTreeMap<String, Value> =
+        serde_json::from_str(&fixture("conversations.json")).expect("conversations");
+    let rendered: BTreeMap<String, BTreeMap<String, Value>> =
+        serde_json::from_str(&fixture("rendered.json")).expect("texts");
+    assert!(rendered.len() >= 8 && conversations.len() >= 6);
+    for (name, texts) in &rendered {
+        let template = template(&fixture(&format!("{name}.jinja")));
+        for (conversation, expected) in texts {
+            let Value::Object(parts) = &conversations[conversation] else { panic!("a conversation is an object") };
+            let tools = parts.get("tools").map(Value::to_string);
+            let found = template.render(&Chat { messages: parts["messages"].to_string(), tools }, NOW);
+            let expected = match (&expected["refused"], expected.as_str()) {
+                (Value::String(reason), _) => Err(TemplateError::Refused(reason.clone())),
+                (_, text) => Ok(text.expect("a text or a refusal").to_owned()),
+            };
+            assert_eq!(found, expected, "{name} on {conversation}");
+        }
+    }
+}
+
+#[test]
+fn templates_say_how_their_models_call_tools() {
+    let format = |name: &str| template(&fixture(name)).tool_format();
+    assert_eq!(format("marks.jinja"), ToolFormat::Hermes);
+    assert_eq!(format("thinking.jinja"), ToolFormat::Hermes);
+    assert_eq!(format("headers.jinja"), ToolFormat::Llama3);
+    assert_eq!(format("turns.jinja"), ToolFormat::None);
+    assert_eq!(format("brackets.jinja"), ToolFormat::None);
+}
+
+#[test]
+fn a_conversation_with_tools_takes_the_template_for_tools() {
+    let template = ChatTemplate::new("plain", Some("{{ tools | length }} <tool_call>"), String::new(), String::new());
+    let template = template.expect("both can be compiled");
+    let messages = r#"[{"role": "user", "content": "x"}]"#;
+    let render =
+        |tools: Option<&str>| template.render(&Chat { messages: messages.into(), tools: tools.map(Into::into) }, NOW);
+    assert_eq!(render(None), Ok("plain".into()));
+    assert_eq!(render(Some("[]")), Ok("plain".into()));
+    assert_eq!(render(Some(r#"[{"type": "function"}]"#)), Ok("1 <tool_call>".into()));
+    assert_eq!(template.tool_format(), ToolFormat::Hermes);
+}
+
+#[test]
+fn parts_of_text_are_joined_and_what_is_no_conversation_is_refused_by_name() {
+    let all = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}";
+    let parts = r#"[{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]"#;
+    assert_eq!(render(all, parts), Ok("user:a\nb;".into()));
+    assert_eq!(render(all, r#"[{"role": "developer", "content": "a"}]"#), Ok("system:a;".into()));
+    assert_eq!(
+        render(&format!("{{# developer #}}{all}"), r#"[{"role": "developer", "content": "a"}]"#),
+        Ok("developer:a;".into())
+    );
+    let image = r#"[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]"#;
+    for (messages, word) in [
+        (image, "image_url"),
+        ("[]", "0 messages"),
+        ("{}", "no array"),
+        ("[", "no JSON"),
+        ("[7]", "messages[0] is no object"),
+        (r#"[{"content": "x"}]"#, "no role"),
+        (r#"[{"role": "user"}]"#, "messages[0].content"),
+        (r#"[{"role": "user", "content": null}]"#, "messages[0].content"),
+        (r#"[{"role": "user", "content": 7}]"#, "messages[0].content"),
+    ] {
+        let error = render(all, messages).expect_err(messages);
+        assert!(matches!(&error, TemplateError::Conversation(reason) if reason.contains(word)), "{messages}: {error}");
+    }
+    let tools = Chat { messages: parts.into(), tools: Some("[1]".into()) };
+    assert!(template(all).render(&tools, NOW).is_err());
+}
+
+#[test]
+fn hostile_templates_end_with_an_error() {
+    let messages = r#"[{"role": "user", "content": "x"}]"#;
+    let failed = |text: &str, words: &str| {
+        let error = render(text, messages).expect_err(text);
+        assert!(error.to_string().contains(words), "{text}: {error}");
+    };
+    failed("{% for a in range(99999) %}{% for b in range(99999) %}{% set c = b %}{% endfor %}{% endfor %}", "fuel");
+    failed("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion");
+    failed("{{ 'x' * 9000000 }}", &CONVERSATION_BYTES_MAX.to_string());
+    failed("{% include 'default' %}", "fails on this conversation");
+    failed("{% import '/etc/passwd' as x %}", "fails on this conversation");
+    failed("{{ messages.x.y }}", "undefined");
+    failed("{{ raise_exception('no\n\"way\"') }}", "refuses the conversation: no\n\"way\"");
+    failed("{% if %}", "cannot be used");
+    failed("{{ strftime_now('%Q') }}", "%Q");
+    failed(&"x".repeat(TEMPLATE_BYTES_MAX + 1), "at most");
+    failed(&"{% if 1 %}".repeat(20_000), "cannot be used");
+}
+
+#[test]
+fn a_template_of_a_file_knows_its_tokens_and_bos_is_not_doubled() {
+    let file = GgufFile::open(&root().join("packaging/demo/bard-q8_0.gguf")).expect("the demo's model");
+    let tokenizer = Tokenizer::from_metadata(file.metadata()).expect("its tokenizer");
+    let template = ChatTemplate::from_metadata(file.metadata(), &tokenizer).expect("it is good").expect("there is one");
+    let messages = r#"[{"role": "system", "content": "Verona."}, {"role": "user", "content": " But soft! "}]"#;
+    let text = template.render(&Chat { messages: messages.into(), tools: None }, NOW).expect("a text");
+    assert_eq!(text, "<s>Chorus:\nVerona.\n\nROMEO:\nBut soft!\n\nJULIET:\n");
+    assert!(template.begins_with_bos(&text) && !template.begins_with_bos("JULIET"));
+    let ids = tokenizer.encode(&text, !template.begins_with_bos(&text), true);
+    assert_eq!(ids.iter().filter(|id| Some(**id) == tokenizer.bos()).count(), 1);
+    assert_eq!(ids.first().copied(), tokenizer.bos());
+}

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""One daemon that serves: 16 requests at once beside one at a time, the time per token of a running answer while a long prompt goes through
+the layers, the first token of a second request with the same beginning, and drafts beside none on a fixed set of prompts.
+
+    cargo build --release --locked --workspace && tests/speed/serving.py [--rounds 3] [--only at-once,beside,prefix,drafts] [--json]
+
+Ratios beside the wanted ones; medians of the rounds. Nothing else should run meanwhile. As root the script asks the kernel to prefer it.
+"""
+import argparse
+import json
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+import bramble
+
+FOLDER = os.path.join(bramble.ROOT, "target", "peers")
+DEMO = os.path.join(bramble.ROOT, "packaging", "demo")
+DEMO_MODEL = "bard-q8_0.gguf"
+# Heads that draft nothing and compute every prompt anew.
+PLAIN = "--plain"
+# A text that repeats itself, then plain ones.
+REPETITIVE = "ROMEO:\nTo be, or not to be.\n" * 8 + "ROMEO:\nTo be, or"
+PLAIN_PROMPTS = [prompt for prompt in bramble.PROMPTS if not prompt.startswith("To be")]
+
+
+class Server:
+    """A daemon with a model, and texts from it."""
+
+    def __init__(self, daemon, model, context):
+        self.topology = os.path.join(daemon.state, "topology.toml")
+        with open(self.topology, "w") as file:
+            file.write(f'model = "{model}"\ncontext_length = {context}\nslots = 16\n[[stage]]\nnodes = ["{daemon.address}"]\n')
+
+    def run(self, prompt, tokens):
+        """A text by temperature 0."""
+        command = ["generate", "--topology-file", self.topology, "--prompt", prompt, "--max-tokens", str(tokens), "--temperature", "0"]
+        return bramble.console(*command)
+
+    def at_once(self, prompts, tokens):
+        """Tokens a second of all prompts together."""
+        begin = time.monotonic()
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            answers = list(pool.map(lambda prompt: self.run(prompt, tokens), prompts))
+        return sum(len(answer["token_ids"]) for answer in answers) / (time.monotonic() - begin), answers
+
+
+def own(number, count):
+    """A prompt that begins as no other does."""
+    letters = bramble.letters(26)
+    head = "".join(letters[(number // 26**place) % 26] for place in range(4))
+    return head + letters[number % 26 :] * (count // 13 + 2)
+
+
+def cut(number, count):
+    return own(number, count)[:count]
+
+
+def at_once(server, numbers, arguments):
+    """Sixteen at once over one at a time."""
+    prompts = [cut(next(numbers), 32) for _ in range(16)]
+    begin, count = time.monotonic(), 0
+    for prompt in prompts[:4]:
+        count += len(server.run(prompt, arguments.tokens)["token_ids"])
+    alone = count / (time.monotonic() - begin)
+    together, _ = server.at_once([cut(next(numbers), 32) for _ in range(16)], arguments.tokens)
+    return {"what": "tokens/s of 16 at once / of one at a time", "ratio": together / alone, "wanted": 3.0, "at_least": True}
+
+
+def beside(server, numbers, arguments):
+    """The time per token of a running answer while a prompt of 2000 tokens goes through, over that without."""
+    alone = server.run(cut(next(numbers), 16), 3 * arguments.tokens)["timings"]["tpot_ms"]
+    long = cut(next(numbers), 2000)
+    with ThreadPoolExecutor(2) as pool:
+        prefill = pool.submit(server.run, long, 1)
+        time.sleep(0.3)
+        # Ends before the long prompt does: all of its tokens are beside it.
+        answer = pool.submit(server.run, cut(next(numbers), 4), arguments.tokens).result()
+        is_beside = not prefill.done()
+        prefill.result()
+    if not is_beside:
+        print("the long prompt was through before the answer was", file=sys.stderr)
+    return {"what": "time per token beside a 2000-token prompt / without", "ratio": answer["timings"]["tpot_ms"] / alone, "wanted": 2.0, "at_least": False}
+
+
+def prefix(server, numbers, _):
+    """The first token of a second request with the same 1000 tokens, over that of the first."""
+    shared = cut(next(numbers), 1000)
+    first, second = (server.run(shared + cut(next(numbers), 8), 1)["timings"]["ttft_ms"] for _ in range(2))
+    return {"what": "TTFT with a shared 1000-token prefix / of the first", "ratio": second / first, "wanted": 0.10, "at_least": False}
+
+
+def drafts(pair, kind, prompts, tokens, wanted):
+    """Tokens a second with drafts over those without, of all prompts; the worst of them counts."""
+    found = []
+    for prompt in prompts:
+        rates = []
+        for server in pair:
+            answer = server.run(prompt, tokens)
+            rates.append((answer["timings"]["decode_tokens_per_second"], answer["token_ids"]))
+        (with_drafts, ids), (without, plain_ids) = rates
+        if ids != plain_ids:
+            sys.exit(f"drafts change the text after {prompt!r}")
+        found.append(with_drafts / without)
+    return {"what": f"tokens/s with drafts / without, {kind}", "ratio": min(found), "wanted": wanted, "at_least": True}
+
+
+def measure(cluster, arguments):
+    """All rounds: what was found of each comparison."""
+    parts, addresses = arguments.only.split(","), bramble.loopback(3)
+    model = os.path.basename(bramble.model(arguments.shape, arguments.format, FOLDER))
+    link = os.path.join(FOLDER, DEMO_MODEL)
+    if not os.path.exists(link):
+        os.symlink(os.path.join(DEMO, DEMO_MODEL), link)
+    serving = Server(cluster.add("pi1", addresses[0], settings=bramble.QUIET), model, 8192)
+    pair = [
+        Server(cluster.add("pi2", addresses[1], settings=bramble.QUIET), DEMO_MODEL, 512),
+        Server(cluster.add("pi3", addresses[2], settings=bramble.QUIET, more=[PLAIN]), DEMO_MODEL, 512),
+    ]
+    numbers, found = iter(range(1, 1 << 16)), {}
+    if set(parts) & {"at-once", "beside", "prefix"}:
+        # Assigned, every page touched, and what steps take is known.
+        serving.run(cut(0, 200), 40)
+    if "drafts" in parts:
+        for server in pair:
+            server.run("FIRST", 40)
+    for number in range(arguments.rounds):
+        each = []
+        for name, part in (("at-once", at_once), ("beside", beside), ("prefix", prefix)):
+            if name in parts:
+                each.append(part(serving, numbers, arguments))
+        if "drafts" in parts:
+            each.append(drafts(pair, "a repetitive text", [REPETITIVE], 128, 1.9))
+            each.append(drafts(pair, "others", PLAIN_PROMPTS, 128, 0.95))
+        for one in each:
+            found.setdefault(one["what"], []).append(one)
+        print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
+    return [{**all_of[0], "ratio": bramble.median([one["ratio"] for one in all_of])} for all_of in found.values()]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="tinyllama-1.1b", help="as make_model takes it")
+    parser.add_argument("--format", default="q4_0")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=32, help="of each answer")
+    parser.add_argument("--only", default="at-once,beside,prefix,drafts")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if not bramble.favour():
+        print("this script is not preferred to others on the machine: needs root", file=sys.stderr)
+    with bramble.Cluster(FOLDER) as cluster:
+        found = measure(cluster, arguments)
+    if arguments.json:
+        return print(json.dumps(found))
+    for one in found:
+        is_good = one["ratio"] >= one["wanted"] if one["at_least"] else one["ratio"] <= one["wanted"]
+        bound = "at least" if one["at_least"] else "at most"
+        print(f"  {one['what']:60} {one['ratio']:5.2f}, wanted {bound} {one['wanted']:.2f}{'' if is_good else '  MISSED'}")
+
+
+if __name__ == "__main__":
+    bramble.command(main)
