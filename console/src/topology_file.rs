@@ -2,7 +2,7 @@
 use serde::{Deserialize, Serialize};
 use shared::{
     schedule::Choice,
-    topology::{Exchange, KvFormat, Layout, Topology, spec::NODES_MAX},
+    topology::{Exchange, Group, Groups, KvFormat, Layout, Role, Topology, spec::NODES_MAX},
 };
 
 use crate::{client::assign::SLOTS_DEFAULT, wanted::Wanted};
@@ -42,6 +42,9 @@ pub struct Stage {
     /// Which replica, from 0.
     #[serde(default)]
     pub replica: u16,
+    /// What its replica does: prefill or decode; without it on all stages every replica does both.
+    #[serde(default, skip_serializing_if = "does_both")]
+    pub role: Role,
     /// How many layers; without it on all stages they are balanced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<u32>,
@@ -101,6 +104,10 @@ fn slots() -> u16 {
     SLOTS_DEFAULT
 }
 
+fn does_both(role: &Role) -> bool {
+    *role == Role::Both
+}
+
 fn kv() -> String {
     KvFormat::default().to_string()
 }
@@ -120,10 +127,14 @@ impl TopologyFile {
 
     /// A running topology as a file that makes it again.
     pub fn of(topology: &Topology) -> Self {
-        let ranks = usize::from(topology.layout.ranks);
-        let stages = topology.members.chunks(ranks).zip(0..);
-        let stage = |(members, number): (&[shared::topology::Member], u16)| Stage {
-            replica: number / topology.layout.stages,
+        let layout = topology.layout;
+        let replicas = (0..layout.replicas).flat_map(|replica| {
+            let stages = topology.replica(replica).chunks(usize::from(layout.ranks_of(replica)));
+            stages.map(move |members| (replica, members))
+        });
+        let stage = |(replica, members): (u16, &[shared::topology::Member])| Stage {
+            replica,
+            role: layout.role(replica),
             layers: Some(members[0].layers.end - members[0].layers.start),
             nodes: members.iter().map(|member| member.address.clone()).collect(),
             weights: members.iter().map(|member| member.weight).collect(),
@@ -135,7 +146,7 @@ impl TopologyFile {
             kv: topology.kv.to_string(),
             exchange: topology.exchange,
             collective: topology.collective.to_string(),
-            stage: stages.map(stage).collect(),
+            stage: replicas.map(stage).collect(),
         }
     }
 
@@ -194,7 +205,17 @@ impl TopologyFile {
 
 fn layout(stages: &[&Stage]) -> Result<Layout, FileError> {
     let ranks = stages[0].nodes.len();
-    if let Some(other) = stages.iter().find(|stage| stage.nodes.len() != ranks) {
+    let has_roles = stages.iter().any(|stage| stage.role != Role::Both);
+    // Groups with roles may have different ranks, the stages of one may not.
+    let unlike = |stage: &&&Stage| {
+        let of_replica = stages.iter().find(|other| other.replica == stage.replica);
+        let first = of_replica.filter(|_| has_roles).unwrap_or(&stages[0]);
+        stage.nodes.len() != first.nodes.len() || (has_roles && stage.role != first.role)
+    };
+    if let Some(other) = stages.iter().find(unlike) {
+        if has_roles && stages.iter().any(|stage| stage.replica == other.replica && stage.role != other.role) {
+            return Err(FileError::Value(format!("the stages of replica {} have different roles", other.replica)));
+        }
         let what = format!("the stage of {}", other.nodes.join(", "));
         let (found, first) = (format!("{} nodes", other.nodes.len()), format!("{ranks}"));
         return Err(FileError::Uneven { what, found, first, each: "stage" });
@@ -211,7 +232,12 @@ fn layout(stages: &[&Stage]) -> Result<Layout, FileError> {
             return Err(FileError::Uneven { what: format!("replica {number}"), found, first, each: "replica" });
         }
     }
-    Ok(Layout { replicas: replicas.count() as u16, stages: count as u16, ranks: ranks as u16 })
+    if has_roles {
+        let group = |replica: &[&Stage]| Group { role: replica[0].role, ranks: replica[0].nodes.len() as u16 };
+        let groups = Groups::new(&replicas.map(group).collect::<Vec<_>>());
+        return Ok(Layout::of_groups(groups.map_err(|error| FileError::Value(error.to_string()))?, count as u16));
+    }
+    Ok(Layout::alike(replicas.count() as u16, count as u16, ranks as u16))
 }
 
 /// The layers of each stage; none if they are to be balanced.
@@ -229,6 +255,8 @@ fn layers(stages: &[&Stage], count: usize) -> Result<Vec<u32>, FileError> {
 
 #[cfg(test)]
 mod tests {
+    use shared::topology::Member;
+
     use super::*;
 
     const FILE: &str = r#"
@@ -260,6 +288,33 @@ mod tests {
         let addresses: Vec<&String> = running.members.iter().map(|member| &member.address).collect();
         assert_eq!(nodes.iter().collect::<Vec<_>>(), addresses);
         assert_eq!(wanted, Wanted::again(&running, running.members.len()));
+    }
+
+    #[test]
+    fn groups_with_roles_may_have_different_ranks_and_are_printed_with_their_roles() {
+        let text = r#"
+            model = "m.gguf"
+            [[stage]]
+            role = "prefill"
+            nodes = ["a", "b"]
+            [[stage]]
+            replica = 1
+            role = "decode"
+            nodes = ["c"]
+        "#;
+        let (nodes, wanted) = TopologyFile::parse(text).and_then(|file| file.wanted()).expect("it is good");
+        assert_eq!((nodes.len(), wanted.layout.to_string()), (3, "prefill:tp2+decode:tp1".into()));
+        assert!(error(&text.replace("decode", "prefill")).to_string().contains("no group has the role decode"));
+        assert!(error(&text.replace("role = \"decode\"", "")).to_string().contains("no role"));
+        let two = text.replace("replica = 1", "").replace("\"c\"", "\"c\", \"d\"");
+        assert!(error(&two).to_string().contains("different roles"));
+        let layout = wanted.layout;
+        let mut running = crate::fixtures::topology();
+        let member = running.members[0].clone();
+        running.layout = layout;
+        running.members = (0..3).map(|n| Member { address: format!("pi{n}:1"), ..member.clone() }).collect();
+        let again = TopologyFile::parse(&TopologyFile::of(&running).text()).and_then(|file| file.wanted());
+        assert_eq!(again.map(|(_, wanted)| wanted.layout), Ok(layout));
     }
 
     #[test]

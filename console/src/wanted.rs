@@ -67,7 +67,9 @@ impl Wanted {
         if given == 0 {
             return Ok(vec![1; nodes]);
         }
-        if given != nodes && given != usize::from(layout.ranks) {
+        // Ranks of groups that differ cannot be given once for all.
+        let is_for_stage = given == usize::from(layout.ranks) && layout.groups.is_empty();
+        if given != nodes && !is_for_stage {
             return Err(SpecError::Weights { given, layout, ranks: layout.ranks, nodes });
         }
         Ok(self.weights.iter().copied().cycle().take(nodes).collect())
@@ -102,9 +104,7 @@ impl Wanted {
 
 /// The head of a topology that has the least to do, by its place among the members: `requests` of each member.
 pub fn least_loaded(topology: &Topology, requests: impl Fn(MemberIndex) -> Option<u32>) -> Option<MemberIndex> {
-    let length = topology.layout.replica_length();
-    let heads = (0..topology.layout.replicas).map(|replica| MemberIndex((usize::from(replica) * length) as u16));
-    let loads = heads.filter_map(|head| requests(head).map(|requests| (requests, head)));
+    let loads = topology.layout.heads().filter_map(|head| requests(head).map(|requests| (requests, head)));
     loads.min().map(|(_, head)| head)
 }
 

@@ -52,6 +52,9 @@ pub struct Arguments {
     /// Leave all all-reduces out: what nodes compute is worth nothing, only its time (for benchmarks)
     #[arg(long, hide = true)]
     omit_exchange: bool,
+    /// For benchmarks: keys and values leave a prefill group only when a prompt is computed
+    #[arg(long, hide = true)]
+    transfer_at_end: bool,
     /// Draft no tokens and compute every prompt anew (for benchmarks)
     #[arg(long, hide = true)]
     plain: bool,
@@ -62,6 +65,9 @@ pub struct Arguments {
     #[command(subcommand)]
     pub command: Option<Command>,
 }
+
+/// Prompts of at least so many tokens are computed elsewhere: a chunk of a step, below which the way costs more than it spares.
+const ELSEWHERE_FROM: u32 = 128;
 
 /// The keys of the configuration file.
 #[derive(Debug, Default, Deserialize)]
@@ -75,6 +81,7 @@ struct File {
     log_dir: Option<PathBuf>,
     memory_max_mib: Option<u64>,
     packed_shards: Option<bool>,
+    prefill_elsewhere_from: Option<u32>,
     heartbeat_ms: Option<u64>,
     silent_ms: Option<u64>,
     stall_ms: Option<u64>,
@@ -118,6 +125,10 @@ pub struct Config {
     pub supervised: bool,
     /// Whether all-reduces are left out, for benchmarks.
     pub omit_exchange: bool,
+    /// Tokens from which on the head of a decode group has a prompt computed by a prefill group.
+    pub prefill_elsewhere_from: u32,
+    /// Whether keys and values leave a prefill group only when a prompt is computed, for benchmarks.
+    pub transfer_at_end: bool,
     /// Whether heads draft no tokens and compute every prompt anew, for benchmarks.
     pub plain: bool,
     /// Where /proc and /sys are.
@@ -205,6 +216,8 @@ impl Config {
             pid_file: arguments.pid_file,
             // systemd gives every service an id of its invocation.
             omit_exchange: arguments.omit_exchange,
+            prefill_elsewhere_from: file.prefill_elsewhere_from.unwrap_or(ELSEWHERE_FROM),
+            transfer_at_end: arguments.transfer_at_end,
             plain: arguments.plain,
             supervised: arguments.supervised || std::env::var_os("INVOCATION_ID").is_some(),
             health_root: arguments.health_root.unwrap_or_else(|| "/".into()),
@@ -256,7 +269,7 @@ mod tests {
         let text = include_str!("../../packaging/bramble.toml");
         let is_setting = |line: &&str| line.starts_with('#') && line.contains(" = ") && !line.starts_with("# ");
         let settings: Vec<&str> = text.lines().filter(is_setting).map(|line| &line[1..]).collect();
-        assert_eq!(settings.len(), 20);
+        assert_eq!(settings.len(), 21);
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         assert!(check(text).is_ok(), "as shipped, it says nothing");

@@ -22,6 +22,23 @@ pub struct RequestTimes {
     pub drafted_tokens: u32,
     /// Drafted tokens that were what the model says.
     pub accepted_tokens: u32,
+    /// What another group did of it; zeros where none did.
+    pub transfer: TransferTimes,
+}
+
+/// A prompt that a prefill group computed, as the head of the decode group saw it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TransferTimes {
+    /// Tokens whose keys and values came from there.
+    pub tokens: u32,
+    /// Bytes of them, to all ranks.
+    pub bytes: u64,
+    /// From the ask until the prefill group's first step, on its clock.
+    pub queued: Nanoseconds,
+    /// From its first step to its last, on its clock.
+    pub compute: Nanoseconds,
+    /// All else between the ask and the keys and values being there: the part of the transfer that computing did not hide.
+    pub visible: Nanoseconds,
 }
 
 impl RequestTimes {

@@ -10,6 +10,8 @@ mod dashboard;
 mod demo;
 // Mixtures of experts on n ranks against the oracle and against one.
 mod experts;
+// Groups that compute prompts for groups that answer.
+mod disaggregation;
 // The OpenAI API of real daemons.
 mod gateway;
 // Overload, lost nodes, nodes without a shard, as clients see them.

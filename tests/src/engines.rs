@@ -130,7 +130,7 @@ impl Replica {
         let kv = kv.expect("there is memory");
         let abort = Arc::new(Abort::new().expect("the system has descriptors"));
         let rank = Rank(number as u16);
-        let layout = Layout { replicas: 1, stages: self.stages, ranks: self.ranks };
+        let layout = Layout::alike(1, self.stages, self.ranks);
         let place = layout.place(MemberIndex(number as u16));
         let seat = Seat { own: rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };
         let has_links = streams.len() > 1;
@@ -153,8 +153,8 @@ impl Replica {
         let template = template.unwrap_or(Ok(None));
         let pieces = self.knows_pieces && place.is_last_stage();
         let pieces = pieces.then(|| PieceSource { file: Arc::clone(file), vocabulary_length: shape.vocabulary_length });
-        let (node, plain) = (format!("pi{number}"), self.is_plain);
-        Setup { node, place, limits, model, group, plain, tokenizer, template, pieces, abort }
+        let (node, plain, transfers) = (format!("pi{number}"), self.is_plain, None);
+        Setup { node, place, limits, model, group, transfers, plain, tokenizer, template, pieces, abort }
     }
 
     /// Runs requests in batches: those of one are submitted together, the next batch when all of them are done.

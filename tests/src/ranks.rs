@@ -97,7 +97,7 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
     let stage = |layers: &Range<u32>| (layers.start as usize..layers.end as usize, how.weights.clone());
     let stages: Vec<_> = layers.iter().map(stage).collect();
     let plans = cut_stages(&shape, &stages).expect("the model can be cut");
-    let layout = Layout { replicas: 1, stages: how.stages as u16, ranks: how.weights.len() as u16 };
+    let layout = Layout::alike(1, how.stages as u16, how.weights.len() as u16);
     let vocabulary = shape.vocabulary_length;
     let logits = vec![vec![f32::NAN; vocabulary]; tokens.len()];
     let mut outcome = Outcome { logits, totals: Vec::new(), calls: Vec::new(), records: Vec::new() };

@@ -82,7 +82,7 @@ impl Plan {
     /// All cells, those of a layout together: it is assigned once.
     pub fn cells(&self) -> Vec<Cell> {
         let tp = self.tp.iter().map(|ranks| (Experiment::Tp, Layout::tensor_parallel(*ranks)));
-        let replica = |replicas: &u16| Layout { replicas: *replicas, stages: 1, ranks: self.replica_ranks };
+        let replica = |replicas: &u16| Layout::alike(*replicas, 1, self.replica_ranks);
         let replicas = self.replicas.iter().map(|replicas| (Experiment::Replicas, replica(replicas)));
         let layouts = self.layouts.iter().map(|layout| (Experiment::Layouts, *layout));
         let mut cells = Vec::new();

@@ -26,7 +26,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, brambled, collectives, exclude::find, interrupts::Interrupts, options, output};
+use super::{Failure, brambled, collectives, disaggregation, exclude::find, interrupts::Interrupts, options, output};
 use crate::client::{
     assign::report,
     bench::bench,
@@ -42,6 +42,8 @@ pub(super) enum BenchWhat {
     Ab(Box<matrix::Ab>),
     /// All-reduces: between the nodes of a topology on their links, or between threads of this machine
     Collectives(Box<collectives::Collectives>),
+    /// A prefill group against replicas that do both, on the same nodes: for which prompts roles are worth it
+    Disagg(Box<disaggregation::Disaggregation>),
     /// Two matrices: exit code 1 where the second is worse by more than the noise of their repeats
     Compare(pages::Compare),
     /// Ranks and replicas by lengths of prompts and answers by requests at a time; goes on where it was stopped
@@ -58,6 +60,7 @@ impl BenchWhat {
         match self {
             Self::Ab(ab) => ab.json,
             Self::Collectives(collectives) => collectives.json,
+            Self::Disagg(disaggregation) => disaggregation.json,
             Self::Compare(compare) => compare.json,
             Self::Matrix(matrix) => matrix.json,
             Self::Report(_) => false,
@@ -84,6 +87,7 @@ pub(super) async fn run(options: options::Bench) -> Result<u8, Failure> {
     match options.what {
         Some(BenchWhat::Ab(wanted)) => return matrix::ab(*wanted).await,
         Some(BenchWhat::Collectives(wanted)) => return collectives::run(*wanted).await,
+        Some(BenchWhat::Disagg(wanted)) => return disaggregation::run(*wanted).await,
         Some(BenchWhat::Compare(wanted)) => return pages::compare(&wanted),
         Some(BenchWhat::Matrix(wanted)) => return matrix::run(*wanted).await,
         Some(BenchWhat::Report(wanted)) => return pages::report(&wanted),

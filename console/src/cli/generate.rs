@@ -5,7 +5,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use shared::{
     ids::MemberIndex,
-    latency::RequestTimes,
+    latency::{RequestTimes, TransferTimes},
     protocol::message::{self, FinishReason, Finished, PROMPT_BYTES_MAX, TokenLogprob},
     telemetry::{PhaseTotals, RankTotals},
     topology::Topology,
@@ -149,7 +149,7 @@ pub(super) async fn assign_and_tell(sessions: &[Arc<Session>], wanted: &Wanted) 
 pub(super) async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Result<MemberIndex, Failure> {
     let mut requests = vec![None; sessions.len()];
     if topology.layout.replicas > 1 {
-        for index in (0..sessions.len()).step_by(topology.layout.replica_length()) {
+        for index in topology.layout.heads().map(MemberIndex::index) {
             // A replica whose head is silent or broken is left to itself: the others serve.
             let found = report(&sessions[index]).await.ok();
             requests[index] = found.filter(|found| found.fault.is_none()).map(|found| found.requests);
@@ -160,7 +160,7 @@ pub(super) async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Resu
 
 /// The sessions of all replicas' heads, that of `head` in front: where it is lost, another one goes on.
 pub(super) fn first(sessions: &[Arc<Session>], head: MemberIndex, topology: &Topology) -> Vec<Arc<Session>> {
-    let heads = (0..sessions.len()).step_by(topology.layout.replica_length());
+    let heads = topology.layout.heads().map(MemberIndex::index);
     let others = heads.filter(|index| *index != head.index()).map(|index| &sessions[index]);
     std::iter::once(&sessions[head.index()]).chain(others).cloned().collect()
 }
@@ -307,7 +307,22 @@ fn timings(times: &RequestTimes, totals: &PhaseTotals) -> Value {
     object["tpot_ms"] = json!(times.tpot_ms());
     object["prefill_tokens_per_second"] = json!(times.prefill_tokens_per_second());
     object["decode_tokens_per_second"] = json!(times.decode_tokens_per_second());
+    object["transfer"] = transfer(&times.transfer);
     object
+}
+
+/// What a prefill group did of it; nothing where none did.
+pub(super) fn transfer(times: &TransferTimes) -> Value {
+    if times.tokens == 0 {
+        return Value::Null;
+    }
+    json!({
+        "tokens": times.tokens,
+        "bytes": times.bytes,
+        "queued_ms": times.queued.milliseconds(),
+        "compute_ms": times.compute.milliseconds(),
+        "visible_ms": times.visible.milliseconds(),
+    })
 }
 
 fn phase(totals: &PhaseTotals) -> Value {

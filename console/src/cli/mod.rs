@@ -7,6 +7,7 @@ mod collectives;
 mod confirm;
 mod dashboard;
 mod demo;
+mod disaggregation;
 mod endpoint;
 mod exclude;
 mod failure;

@@ -23,7 +23,7 @@ pub(super) fn node(text: &str) -> Result<String, String> {
     }
 }
 
-fn layout(text: &str) -> Result<Layout, String> {
+pub(super) fn layout(text: &str) -> Result<Layout, String> {
     text.parse().map_err(|error: shared::topology::SpecError| error.to_string())
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Nodes {
 /// What to assign, beside nodes and model.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Assignment {
-    /// tpN, ppS-tpN or dpR-ppS-tpN: R replicas of S stages of N nodes [default: tp with all nodes]
+    /// tpN, ppS-tpN or dpR-ppS-tpN: R replicas of S stages of N nodes; with roles prefill:tpN+decode:tpM [default: tp with all nodes]
     #[arg(long, value_parser = layout)]
     pub(super) topology: Option<Layout>,
     /// Shares of each layer, for the ranks of a stage or for all nodes, for example 3,2,1 [default: equal]

@@ -260,7 +260,7 @@ fn object(options: &Plan, sizes: &ModelSizes, nodes: &[PlanNode], plan: &planner
 /// The fastest layout of one replica on all of these nodes: its name, most bytes of a node, tokens a second.
 pub(super) fn fastest(sizes: &ModelSizes, nodes: &[PlanNode], demand: &Demand) -> Option<(Layout, Bytes, f64)> {
     let order: Vec<usize> = (0..nodes.len()).collect();
-    let layout = |stages: usize| Layout { replicas: 1, stages: stages as u16, ranks: (nodes.len() / stages) as u16 };
+    let layout = |stages: usize| Layout::alike(1, stages as u16, (nodes.len() / stages) as u16);
     let layouts = (1..=nodes.len()).filter(|stages| nodes.len().is_multiple_of(*stages)).map(layout);
     let candidates = layouts.filter_map(|layout| planner::candidate(sizes, nodes, &order, demand, layout).ok());
     let best = candidates.min_by_key(|candidate| candidate.prediction.tpot)?;

@@ -295,10 +295,9 @@ impl State {
                 None => false,
             }
         };
-        let length = topology.layout.replica_length();
         let load = |head: MemberIndex| {
-            let members = head.index()..head.index() + length;
-            let is_ready = !self.is_assigning() && members.clone().all(serves);
+            let mut members = topology.layout.members(topology.place(head).replica);
+            let is_ready = !self.is_assigning() && members.all(serves);
             let report = self.node_of(head.index())?.report.as_ref();
             is_ready.then(|| report.map_or(0, |report| report.requests))
         };

@@ -5,7 +5,7 @@ use ratatui::{
     style::Modifier,
     text::{Line, Span},
 };
-use shared::{latency::ratio, telemetry::NodeReport};
+use shared::{ids::MemberIndex, latency::ratio, telemetry::NodeReport};
 
 use crate::{
     state::{
@@ -104,8 +104,8 @@ fn row(state: &State, theme: &Theme, index: usize, node: &Node, width: u16) -> L
 /// The rank within its stage; with the stage and the replica where there is more than one.
 fn place(state: &State, member: usize) -> String {
     let Some((topology, _)) = state.topology() else { return String::new() };
-    let (ranks, stages) = (usize::from(topology.layout.ranks).max(1), usize::from(topology.layout.stages).max(1));
-    let (rank, stage, replica) = (member % ranks, member / ranks % stages, member / ranks / stages);
+    let place = topology.place(MemberIndex(member as u16));
+    let (rank, stage, replica) = (place.rank.0 - place.group.start, place.stage, place.replica);
     match (topology.layout.replicas > 1, topology.layout.stages > 1) {
         (false, false) => rank.to_string(),
         (false, true) => format!("{stage}.{rank}"),

@@ -4,7 +4,10 @@ use ratatui::{
     layout::Rect,
     text::{Line, Span},
 };
-use shared::{telemetry::NodeState, topology::Topology};
+use shared::{
+    telemetry::NodeState,
+    topology::{Role, Topology},
+};
 
 use crate::{
     state::{State, node::Standing},
@@ -30,16 +33,18 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
 
 fn picture(state: &State, theme: &Theme, topology: &Topology, width: usize) -> Vec<Line<'static>> {
     let layout = topology.layout;
-    let (stages, ranks) = (usize::from(layout.stages), usize::from(layout.ranks));
+    let most = (0..layout.replicas).map(|replica| layout.ranks_of(replica)).max().unwrap_or(1);
     // A sign, the number, a space.
-    let cell = 2 + (ranks.saturating_sub(1)).to_string().len();
+    let cell = 2 + (most.saturating_sub(1)).to_string().len();
     let a_row = (width.saturating_sub(3) / cell).max(1);
     let mut picture = Vec::new();
-    for replica in 0..usize::from(layout.replicas) {
-        picture.push(Line::styled(format!(" replica {replica}"), theme.plain));
-        for stage in 0..stages {
+    for replica in 0..layout.replicas {
+        let (role, ranks) = (layout.role(replica), usize::from(layout.ranks_of(replica)));
+        let role = if role == Role::Both { String::new() } else { format!(" {role}") };
+        picture.push(Line::styled(format!(" replica {replica}{role}"), theme.plain));
+        for stage in 0..usize::from(layout.stages) {
             picture.push(Line::styled(format!(" └ stage {stage}"), theme.dim));
-            let first = (replica * stages + stage) * ranks;
+            let first = layout.members(replica).start + stage * ranks;
             let members: Vec<usize> = (first..first + ranks).collect();
             for members in members.chunks(a_row) {
                 let mut spans = vec![Span::raw("   ")];
@@ -51,7 +56,8 @@ fn picture(state: &State, theme: &Theme, topology: &Topology, width: usize) -> V
             }
         }
     }
-    if let Some(head) = topology.members.first() {
+    let head = layout.heads().next().and_then(|head| topology.members.get(head.index()));
+    if let Some(head) = head {
         picture.push(Line::styled(format!(" head {}", crate::state::clean::clean_line(&head.name)), theme.dim));
     }
     picture

@@ -56,6 +56,21 @@ impl Group {
         Ok(())
     }
 
+    /// Waits for one message of `kind` from every other rank of the replica, none of which sends anything else meanwhile.
+    ///
+    /// # Errors
+    /// A peer is lost or out of step.
+    pub fn collect(&mut self, kind: FrameKind, mut take: impl FnMut(&[u8])) -> Result<(), CollectiveError> {
+        let step = self.step;
+        let Some(links) = self.links() else { return Ok(()) };
+        for rank in links.all_others() {
+            links.wait_for(std::iter::once(rank))?;
+            take(links.front(rank, (kind, step, 0))?.1);
+            links.consume(rank)?;
+        }
+        Ok(())
+    }
+
     /// Waits for the tokens of an earlier step, which the sampler of another stage sends.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Data links of one rank to all others of its replica: one coalesced write a message, one read where it came whole.
 //! Every wait makes progress in both directions with all peers, so that full socket buffers never block two ranks.
-use std::{io, net::TcpStream, ops::Range, sync::Arc, time::Instant};
+use std::{io, net::TcpStream, ops::Range, os::fd::BorrowedFd, sync::Arc, time::Instant};
 
 use nix::{
     errno::Errno,
@@ -116,6 +116,12 @@ impl Links {
     pub fn others(&self) -> impl Iterator<Item = Rank> + Clone + use<> {
         let (own, stage) = (self.seat.own.0, self.seat.stage.clone());
         (own + 1..stage.end).chain(stage.start..own).map(Rank)
+    }
+
+    /// The other ranks of the replica.
+    pub fn all_others(&self) -> impl Iterator<Item = Rank> + use<> {
+        let (own, world) = (self.seat.own, self.peers.len() as u16);
+        (0..world).map(Rank).filter(move |rank| *rank != own)
     }
 
     /// Starts sending a message; `fill` appends its payload. Returns the bytes it has on the wire.
@@ -263,6 +269,25 @@ impl Links {
     /// Whether a frame of a rank is in front, as far as was read.
     pub fn has_front(&self, rank: Rank) -> bool {
         self.peers[rank.index()].as_ref().is_some_and(Peer::has_front)
+    }
+
+    /// Moves all directions on without a wait; whether a frame of a rank is in front.
+    ///
+    /// # Errors
+    /// A peer is lost or sent a broken header, or waits are to end.
+    pub fn look_for(&mut self, rank: Rank) -> Result<bool, CollectiveError> {
+        if self.abort.is_raised() {
+            return Err(CollectiveError::Aborted);
+        }
+        self.look()?;
+        let is_there = self.has_front(rank);
+        self.abort.set_waiting(!is_there);
+        Ok(is_there)
+    }
+
+    /// The socket of a rank.
+    pub fn descriptor(&self, rank: Rank) -> Option<BorrowedFd<'_>> {
+        self.peers[rank.index()].as_ref().map(Peer::descriptor)
     }
 
     /// The frame in front from `rank`, if it is what this rank expects.

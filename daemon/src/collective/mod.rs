@@ -2,6 +2,7 @@
 //! Knows nothing of layers' contents; runs on the engine's thread, never awaits.
 pub mod abort;
 pub mod accounting;
+mod across;
 mod execute;
 pub mod group;
 pub mod hand_over;
@@ -22,6 +23,7 @@ use shared::{
 
 pub use abort::Abort;
 pub use accounting::{Accounting, SyncRing};
+pub use across::{AcrossLinks, Taken};
 pub use group::{Group, Settings};
 pub use link::{Links, Mark, Seat};
 pub use peer::Calls;

@@ -14,6 +14,7 @@ use super::{
     sample::{Query, Summary},
     sampler::Sampler,
     step::{Candidates, EngineError, Stepper},
+    transfer::Order,
 };
 use crate::collective::accounting::Span;
 
@@ -60,6 +61,8 @@ impl Follower {
             let group = &mut self.stepper.group;
             let compute = group.accounting.compute_so_far();
             let sent = Instant::now();
+            self.stepper.move_transfers(leader)?;
+            let group = &mut self.stepper.group;
             let links = group.links().expect("a follower has a leader");
             links.wait_for(std::iter::once(leader))?;
             let arrived = Instant::now();
@@ -87,11 +90,38 @@ impl Follower {
                     group.accounting.close(span);
                     self.answer(header, &query)?;
                 }
+                FrameKind::Transfer => {
+                    let order = postcard::from_bytes(payload);
+                    self.payload.clear();
+                    self.payload.extend_from_slice(payload);
+                    links.consume(leader)?;
+                    group.accounting.idle();
+                    self.obey(&order.map_err(|_| EngineError::Message(FrameKind::Transfer))?)?;
+                }
                 // Between steps, while no request runs; the head's stage alone is timed.
                 FrameKind::Tune if leader == self.stepper.place.leader() => group.follow_order(leader, header.step)?,
                 kind => return Err(EngineError::Message(kind)),
             }
         }
+    }
+
+    /// Does what the head says of a transfer; the leader of a stage hands it on.
+    fn obey(&mut self, order: &Order) -> Result<(), EngineError> {
+        let broken = || EngineError::Message(FrameKind::Transfer);
+        let place = &self.stepper.place;
+        if place.leader() == place.rank {
+            self.stepper.group.tell(FrameKind::Transfer, 0, &self.payload)?;
+        }
+        let transfers = self.stepper.transfers.as_mut().ok_or_else(broken)?;
+        if !transfers.obey(order) {
+            return Err(broken());
+        }
+        if let Order::Tell { transfer } = order {
+            transfers.step(self.stepper.model.cache());
+            let standing = postcard::to_stdvec(&transfers.standing(*transfer)).map_err(|_| broken())?;
+            self.stepper.group.send(HEAD, FrameKind::Transfer, 0, &standing)?;
+        }
+        Ok(())
     }
 
     fn step(&mut self) -> Result<(), EngineError> {

@@ -34,6 +34,7 @@ use super::{
     sampler::Sampler,
     schedule::{Admitted, RequestKey, Scheduler},
     step::{EngineError, Stepper},
+    transfer::Elsewhere,
 };
 use crate::{
     collective::Links,
@@ -81,16 +82,18 @@ type PerSlot<T> = SmallVec<[T; SLOTS_MAX as usize]>;
 /// The head of a replica.
 pub struct Head<'a> {
     node: String,
-    limits: Limits,
+    pub(super) limits: Limits,
     /// Whether tokens may be drafted.
     drafts: bool,
     tokenizer: Tokenizer,
     template: Template,
-    stepper: Stepper,
-    scheduler: Scheduler,
+    pub(super) stepper: Stepper,
+    pub(super) scheduler: Scheduler,
     requests: BTreeMap<RequestKey, Request>,
     step: u64,
-    sink: &'a dyn Fn(Progress),
+    pub(super) sink: &'a dyn Fn(Progress),
+    /// In a topology whose groups have roles.
+    pub(super) elsewhere: Option<Elsewhere>,
     /// Oldest first; at most one for each slot.
     flights: VecDeque<Flight>,
     sampler: Sampler,
@@ -110,7 +113,7 @@ impl<'a> Head<'a> {
         let scheduler = scheduler.in_turns(usize::from(stepper.place.stages), stepper.place.step_tokens());
         let (requests, flights) = (BTreeMap::new(), VecDeque::with_capacity(limits.slots));
         let (sampler, plan, payload) = (Sampler::default(), Plan::default(), Vec::new());
-        let drafts = true;
+        let (step, drafts, elsewhere) = (0, true, None);
         Self {
             node,
             limits,
@@ -120,13 +123,19 @@ impl<'a> Head<'a> {
             stepper,
             scheduler,
             requests,
-            step: 0,
+            step,
             sink,
+            elsewhere,
             flights,
             sampler,
             plan,
             payload,
         }
+    }
+
+    /// The same in a topology whose groups have roles.
+    pub fn beside(self, elsewhere: Option<Elsewhere>) -> Self {
+        Self { elsewhere, ..self }
     }
 
     /// Without drafts, every prompt computed anew: for measuring.
@@ -156,6 +165,8 @@ impl<'a> Head<'a> {
             match order {
                 Ok(EngineCommand::Submit(key, generate)) => self.submit(key, &generate),
                 Ok(EngineCommand::Cancel(key)) => self.cancel(key),
+                Ok(EngineCommand::Across(replica, message)) => self.across(replica, &message),
+                Ok(EngineCommand::AcrossLost(replica)) => self.across_lost(replica),
                 Ok(EngineCommand::BenchLinks(key, wanted)) => self.bench_links(key, &wanted)?,
                 Ok(EngineCommand::Stop) | Err(TryRecvError::Disconnected) => return Ok(()),
                 Err(TryRecvError::Empty) => self.advance()?,
@@ -165,18 +176,38 @@ impl<'a> Head<'a> {
 
     /// A request, or a step whose tokens nobody waits for any more: the stages behind finish it all the same.
     fn has_work(&self) -> bool {
-        self.scheduler.has_work() || !self.flights.is_empty()
+        self.scheduler.has_work() || !self.flights.is_empty() || self.is_transferring()
+    }
+
+    /// Whether tokens of a step are to come.
+    pub(super) fn is_in_flight(&self) -> bool {
+        !self.flights.is_empty()
+    }
+
+    /// The times of a request.
+    pub(super) fn times(&mut self, key: RequestKey) -> Option<&mut RequestTimes> {
+        self.requests.get_mut(&key).map(|request| &mut request.times)
+    }
+
+    /// When a request came.
+    pub(super) fn received(&self, key: RequestKey) -> Option<Instant> {
+        self.requests.get(&key).map(|request| request.received)
     }
 
     /// Runs the next step; where every running sequence waits for its token, takes the oldest tokens in.
     fn advance(&mut self) -> Result<(), EngineError> {
+        self.attend()?;
         while !self.flights.is_empty() && self.tokens_are_there() {
             self.land()?;
         }
         let mut plan = std::mem::take(&mut self.plan);
         let is_planned = self.scheduler.next_plan(&mut plan);
+        self.depart()?;
         let result = if is_planned { self.run(&plan) } else { Ok(()) };
         self.plan = plan;
+        if !is_planned && self.flights.is_empty() {
+            self.rest()?;
+        }
         if is_planned || self.flights.is_empty() { result } else { self.land() }
     }
 
@@ -239,7 +270,9 @@ impl<'a> Head<'a> {
         let constraint = |grammar: &Grammar| Constraint { grammar: grammar.clone(), begin: prompt_length as u32 };
         let (sampling, grammar) = (generate.sampling.clone(), generate.grammar.as_ref().map(constraint));
         let may_draft = self.drafts && grammar.is_none();
-        self.scheduler.submit(Admitted { key, prompt: tokens, max_tokens, sampling, may_draft, grammar });
+        let goes_elsewhere = self.elsewhere.as_ref().is_some_and(|elsewhere| elsewhere.takes(tokens.len()));
+        let admitted = Admitted { key, prompt: tokens, max_tokens, sampling, may_draft, grammar };
+        if goes_elsewhere { self.scheduler.submit_elsewhere(admitted) } else { self.scheduler.submit(admitted) }
     }
 
     fn cancel(&mut self, key: RequestKey) {
@@ -279,8 +312,11 @@ impl<'a> Head<'a> {
         let now = Instant::now();
         for opened in &plan.opened {
             if let Some(request) = self.scheduler.key(opened.slot).and_then(|key| self.requests.get_mut(&key)) {
-                request.times.dispatched = since(request.received, now);
-                request.times.cached_tokens = opened.cached.min(request.prompt_length as u32);
+                // One whose prompt another group computed left the queue when that was asked.
+                if request.times.transfer.tokens == 0 {
+                    request.times.dispatched = since(request.received, now);
+                    request.times.cached_tokens = opened.cached.min(request.prompt_length as u32);
+                }
             }
         }
         let group = &mut self.stepper.group;
@@ -289,7 +325,8 @@ impl<'a> Head<'a> {
             group.accounting.idle();
         }
         group.accounting.begin_step(plan.is_prefill, plan.entries.len() as u32);
-        if group.links().is_some() {
+        self.announce(plan)?;
+        if self.stepper.group.links().is_some() {
             self.tell(plan)?;
         }
         let has_tokens = self.sampler.step(&mut self.stepper, plan)?;
@@ -307,10 +344,18 @@ impl<'a> Head<'a> {
     fn tell(&mut self, plan: &Plan) -> Result<(), EngineError> {
         self.payload.clear();
         plan.encode(&mut self.payload);
+        let payload = std::mem::take(&mut self.payload);
+        let told = self.tell_all(FrameKind::Plan, &payload);
+        self.payload = payload;
+        told
+    }
+
+    /// Sends a message to the ranks of this stage and to the leaders of the others, which hand it on.
+    pub(super) fn tell_all(&mut self, kind: FrameKind, payload: &[u8]) -> Result<(), EngineError> {
         let Stepper { group, place, .. } = &mut self.stepper;
-        group.tell(FrameKind::Plan, 0, &self.payload)?;
+        group.tell(kind, 0, payload)?;
         for leader in place.later_leaders() {
-            group.send(leader, FrameKind::Plan, 0, &self.payload)?;
+            group.send(leader, kind, 0, payload)?;
         }
         Ok(())
     }
@@ -341,7 +386,7 @@ impl<'a> Head<'a> {
     }
 
     /// Waits for the oldest tokens that are under way.
-    fn land(&mut self) -> Result<(), EngineError> {
+    pub(super) fn land(&mut self) -> Result<(), EngineError> {
         let Some(flight) = self.flights.pop_front() else { return Ok(()) };
         let (ranks, sampler) = (self.world(), self.stepper.place.sampler());
         let Self { stepper: Stepper { group, .. }, sampler: Sampler { drawn, .. }, .. } = self;
@@ -389,6 +434,9 @@ impl<'a> Head<'a> {
     /// A token was drawn for a slot: text, events, and the end of the request if this is it.
     fn sampled(&mut self, slot: Slot, chosen: &Chosen) {
         let Some(key) = self.scheduler.key(slot) else { return };
+        if self.is_for_others(key) {
+            return;
+        }
         let Some(request) = self.requests.get_mut(&key) else { return };
         let now = since(request.received, Instant::now());
         request.times.last_token = now;
@@ -423,6 +471,7 @@ impl<'a> Head<'a> {
 
     /// The end of a request: the text that was held back, then the figures.
     fn finish(&mut self, key: RequestKey, reason: FinishReason) {
+        self.forget_transfer(key);
         self.scheduler.end(key);
         let Some(request) = self.requests.remove(&key) else { return };
         let text = request.output.finish();

@@ -12,13 +12,17 @@ pub mod sample;
 pub mod sampler;
 pub mod schedule;
 pub mod step;
+pub mod transfer;
 
 use std::{
     fmt,
     sync::{Arc, mpsc::Receiver},
 };
 
-use shared::{tokenizer::Tokenizer, topology::Place};
+use shared::{
+    tokenizer::Tokenizer,
+    topology::{Place, Role},
+};
 
 pub use schedule::RequestKey;
 
@@ -29,6 +33,7 @@ use self::{
     plan::Limits,
     prompt::Template,
     step::{EngineError, Stepper},
+    transfer::{Elsewhere, Partners, Transfers},
 };
 use crate::{
     collective::{Abort, CollectiveError, Group},
@@ -48,6 +53,8 @@ pub struct Setup {
     pub model: Box<dyn FnOnce() -> Model + Send>,
     /// The other ranks.
     pub group: Group,
+    /// In a topology whose groups have roles: what moves between them.
+    pub transfers: Option<(Transfers, Partners)>,
     /// For benchmarks: a head drafts no tokens and computes every prompt anew.
     pub plain: bool,
     /// On the head.
@@ -85,11 +92,16 @@ pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progres
     let model = (setup.model)();
     let mut stepper = Stepper::new(setup.place, model, setup.group, setup.limits);
     stepper.grammars = Grammars::new(setup.pieces);
+    let (transfers, partners) = setup.transfers.unzip();
+    stepper.transfers = transfers;
+    let asks = stepper.place.role == Role::Decode;
+    let elsewhere = partners.map(|partners| Elsewhere::new(&partners, asks));
     let tuned = tune(&mut stepper.group);
-    let (result, _links) = match setup.tokenizer {
+    let (result, mut stepper) = match setup.tokenizer {
         _ if tuned.is_err() => (tuned, Some(stepper)),
         Some(tokenizer) if stepper.place.is_head() => {
-            let head = Head::new((setup.node, setup.limits), (tokenizer, setup.template), stepper, sink);
+            let speaks = (tokenizer, setup.template);
+            let head = Head::new((setup.node, setup.limits), speaks, stepper, sink).beside(elsewhere);
             let mut head = if setup.plain { head.plain() } else { head };
             (head.serve(orders), Some(head.into_stepper()))
         }
@@ -101,6 +113,8 @@ pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progres
     };
     let Err(error) = result else { return };
     setup.abort.set_busy(false);
+    // The other groups go on without this one.
+    stepper.iter_mut().for_each(|stepper| stepper.transfers = None);
     let rank = match &error {
         EngineError::Collective(CollectiveError::Closed(rank)) => Some(*rank),
         _ => None,

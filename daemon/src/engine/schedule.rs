@@ -41,13 +41,38 @@ pub struct Admitted {
     pub grammar: Option<Constraint>,
 }
 
+/// A request whose prompt is to be computed elsewhere: it has its slot and its blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// Its name.
+    pub key: RequestKey,
+    /// Its place.
+    pub slot: Slot,
+    /// Its blocks.
+    pub blocks: Vec<u32>,
+    /// How many of these hold its beginning already.
+    pub first_block: u32,
+}
+
+/// Where the prompt of a running sequence is computed.
+#[derive(Debug, PartialEq)]
+enum Computed {
+    /// Here; the ranks know the sequence.
+    Here,
+    /// Elsewhere; the ranks do not know the sequence yet.
+    Elsewhere(SamplingParameters, Option<Constraint>),
+    /// It was, or is to be here after all: the next plan opens the sequence.
+    Back(SamplingParameters, Option<Constraint>),
+}
+
 #[derive(Debug)]
 struct Running {
     key: RequestKey,
     /// Prompt, then sampled tokens.
     tokens: Vec<u32>,
-    /// Tokens of it that came with the request.
+    /// Tokens of it that came with the request; of a prompt that was computed elsewhere without the last.
     prompt_length: usize,
+    computed: Computed,
     /// Tokens that went through the layers.
     fed: usize,
     table: Table,
@@ -69,6 +94,11 @@ impl Running {
     /// Whether its prompt is through: it feeds one sampled token at a time, or waits for the next.
     fn is_answering(&self) -> bool {
         self.fed >= self.prompt_length
+    }
+
+    /// Whether its prompt goes through the layers here.
+    fn is_prompt(&self) -> bool {
+        !self.is_answering() && self.computed == Computed::Here
     }
 
     /// Drafts what may follow the latest token, at most `most` tokens, in a step that carries `rows` answers' tokens without them.
@@ -96,6 +126,10 @@ pub struct Scheduler {
     slots: Vec<Option<Running>>,
     blocks: Blocks,
     closed: Vec<Slot>,
+    /// Requests whose prompts are to be computed elsewhere.
+    elsewhere: Vec<RequestKey>,
+    /// Those of them that got their slots since they were asked for.
+    departures: Vec<Departure>,
     was_busy: bool,
     /// What steps take.
     costs: Costs,
@@ -119,6 +153,8 @@ impl Scheduler {
             slots,
             blocks: Blocks::new(limits.blocks),
             closed: Vec::new(),
+            elsewhere: Vec::new(),
+            departures: Vec::new(),
             was_busy: false,
             costs: Costs::default(),
             acceptance: Acceptance::default(),
@@ -144,6 +180,33 @@ impl Scheduler {
         self.waiting.push_back(request);
     }
 
+    /// Puts a request at the end of the queue whose prompt is to be computed elsewhere.
+    pub fn submit_elsewhere(&mut self, request: Admitted) {
+        self.elsewhere.push(request.key);
+        self.submit(request);
+    }
+
+    /// A request that got its slot and waits for its prompt to be computed elsewhere; each is told once.
+    pub fn departure(&mut self) -> Option<Departure> {
+        self.departures.pop()
+    }
+
+    /// The tokens of a slot: prompt, then sampled ones.
+    pub fn tokens(&self, slot: Slot) -> &[u32] {
+        self.slots.get(slot.index()).and_then(Option::as_ref).map_or(&[], |running| &running.tokens)
+    }
+
+    /// Keys and values of so many tokens of a slot are there (none: its prompt is computed here after all): it goes on from there.
+    pub fn come_back(&mut self, slot: Slot, tokens: usize) {
+        let Some(running) = self.slots.get_mut(slot.index()).and_then(Option::as_mut) else { return };
+        if let Computed::Elsewhere(sampling, grammar) = &running.computed {
+            running.computed = Computed::Back(sampling.clone(), grammar.clone());
+            if tokens > 0 {
+                (running.fed, running.prompt_length) = (tokens, tokens);
+            }
+        }
+    }
+
     /// Whether anything runs or waits.
     pub fn has_work(&self) -> bool {
         !self.waiting.is_empty() || self.slots.iter().any(Option::is_some)
@@ -157,12 +220,15 @@ impl Scheduler {
     /// Forgets a request, running or waiting; its slot is closed with the next plan.
     pub fn end(&mut self, key: RequestKey) {
         self.waiting.retain(|request| request.key != key);
+        self.elsewhere.retain(|known| *known != key);
+        self.departures.retain(|departure| departure.key != key);
         let holds = |place: &Option<Running>| place.as_ref().is_some_and(|running| running.key == key);
         if let Some(index) = self.slots.iter().position(holds)
             && let Some(running) = self.slots[index].take()
         {
             self.blocks.release(running.table, &running.tokens[..running.fed]);
-            self.closed.push(Slot(index as u16));
+            // What no rank knows is not closed.
+            self.closed.extend((running.computed == Computed::Here).then_some(Slot(index as u16)));
         }
         // Without work the head sleeps until the next request: that time is nobody's computing.
         self.was_busy &= self.has_work();
@@ -209,7 +275,7 @@ impl Scheduler {
         let answers = self.slots.iter().flatten().filter(|running| running.is_answering());
         let mut turn = answers.clone().count().div_ceil(self.turns);
         let mut rows = answers.filter(|running| running.fed < running.tokens.len()).count().min(turn);
-        let has_prompts = self.slots.iter().flatten().any(|running| !running.is_answering());
+        let has_prompts = self.slots.iter().flatten().any(Running::is_prompt);
         let rows_max = if has_prompts || self.turns > 1 { 0 } else { ROWS_MAX.min(self.step_tokens) };
         for (index, running) in self.slots.iter_mut().enumerate() {
             let Some(running) = running.as_mut().filter(|running| running.is_answering()) else { continue };
@@ -241,7 +307,7 @@ impl Scheduler {
         let mut left = if is_alone { most } else { self.costs.beside(plan.entries.len(), most) };
         let mut prompts: SmallVec<[Prefill; SLOTS_MAX as usize]> = SmallVec::new();
         for (index, running) in self.slots.iter().enumerate() {
-            let Some(running) = running.as_ref().filter(|running| !running.is_answering()) else { continue };
+            let Some(running) = running.as_ref().filter(|running| running.is_prompt()) else { continue };
             prompts.push(Prefill {
                 number: running.number,
                 index,
@@ -273,6 +339,7 @@ impl Scheduler {
 
     /// Moves waiting requests into free slots while their blocks are there: no sequence can run out of blocks later.
     fn open(&mut self, plan: &mut Plan) {
+        self.reopen(plan);
         let mut next = 0;
         while next < self.waiting.len() {
             let Some(index) = self.slots.iter().position(Option::is_none) else { return };
@@ -285,18 +352,29 @@ impl Scheduler {
             let Some(table) = self.blocks.take(&request.prompt, length) else { return };
             let Some(request) = self.waiting.remove(next) else { return };
             let slot = Slot(index as u16);
-            plan.blocks.extend(table.blocks.iter().map(|block| (slot, *block)));
-            plan.copies.extend(table.copy);
             let mut tokens = Vec::with_capacity(length);
             tokens.extend_from_slice(&request.prompt);
-            let (fed, prompt_length, acceptance) = (table.cached, tokens.len(), self.acceptance.begin());
+            let (prompt_length, acceptance) = (tokens.len(), self.acceptance.begin());
             let Admitted { key, prompt, sampling, may_draft, grammar, .. } = request;
-            plan.opened.push(Opened { slot, sampling, cached: fed as u32, prompt, grammar });
+            let (fed, computed) = if let Some(place) = self.elsewhere.iter().position(|known| *known == key) {
+                self.elsewhere.swap_remove(place);
+                // A block that is begun comes whole, or is computed whole.
+                let first_block = table.cached / KV_BLOCK_LENGTH;
+                let blocks = table.blocks.clone();
+                self.departures.push(Departure { key, slot, blocks, first_block: first_block as u32 });
+                (first_block * KV_BLOCK_LENGTH, Computed::Elsewhere(sampling, grammar))
+            } else {
+                plan.blocks.extend(table.blocks.iter().map(|block| (slot, *block)));
+                plan.copies.extend(table.copy);
+                plan.opened.push(Opened { slot, sampling, cached: table.cached as u32, prompt, grammar });
+                (table.cached, Computed::Here)
+            };
             self.opened += 1;
             self.slots[index] = Some(Running {
                 key,
                 tokens,
                 prompt_length,
+                computed,
                 fed,
                 table,
                 number: self.opened,
@@ -307,6 +385,20 @@ impl Scheduler {
                 accepted: 0,
                 acceptance,
             });
+        }
+    }
+
+    /// Opens sequences whose prompts were to be computed elsewhere.
+    fn reopen(&mut self, plan: &mut Plan) {
+        for (index, running) in self.slots.iter_mut().enumerate() {
+            let (slot, Some(running)) = (Slot(index as u16), running) else { continue };
+            if let Computed::Back(sampling, grammar) = &running.computed {
+                let (sampling, grammar) = (sampling.clone(), grammar.clone());
+                let (cached, prompt) = (running.fed as u32, running.tokens.clone());
+                plan.blocks.extend(running.table.blocks.iter().map(|block| (slot, *block)));
+                plan.opened.push(Opened { slot, sampling, cached, prompt, grammar });
+                running.computed = Computed::Here;
+            }
         }
     }
 

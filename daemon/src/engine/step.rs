@@ -8,6 +8,7 @@ use super::{
     plan::{Limits, Plan, PlanError, Sequences},
     sample::{SampleError, Slice, Summary},
     sampler::encode_totals,
+    transfer::Transfers,
 };
 use crate::{
     collective::{CollectiveError, Group},
@@ -56,6 +57,8 @@ pub struct Stepper {
     pub sequences: Sequences,
     /// What the answers of some of them must look like, on the last stage.
     pub grammars: Grammars,
+    /// In a topology whose groups have roles: keys and values that go from one group to another.
+    pub transfers: Option<Transfers>,
     /// One slice for each place of a batch that wants logits.
     slices: Vec<Slice>,
     /// Where the time went of the ranks that handed over to this one, stage by stage, and last its own.
@@ -71,8 +74,8 @@ impl Stepper {
         let vocabulary = model.shard().plan.vocabulary.clone();
         // Memory that is not touched before it is used.
         let slices = (0..ROWS_MAX).map(|_| Slice::with_room(vocabulary.start as u32, vocabulary.len())).collect();
-        let (grammars, payload) = (Grammars::default(), Vec::new());
-        Self { place, model, group, sequences, grammars, slices, totals, payload }
+        let (grammars, transfers, payload) = (Grammars::default(), None, Vec::new());
+        Self { place, model, group, sequences, grammars, transfers, slices, totals, payload }
     }
 
     /// Applies a plan and runs the layers. Leaves in `summaries` one of each token that wants logits, in the plan's order; on all
@@ -92,7 +95,17 @@ impl Stepper {
             read?;
         }
         let vocabulary = self.model.shard().plan.vocabulary.clone();
-        let logits = self.model.forward(Batch { tokens, blocks }, &mut self.group)?;
+        let batch = Batch { tokens, blocks };
+        match &mut self.transfers {
+            None => drop(self.model.forward(batch, &mut self.group)?),
+            Some(transfers) => {
+                transfers.step(self.model.cache());
+                transfers.begin(tokens);
+                self.model.forward_beside(batch, &mut self.group, &mut transfers.sink(blocks))?;
+                transfers.end(&mut self.model, blocks);
+            }
+        }
+        let logits = self.model.logits();
         if let Some(next) = self.place.next() {
             let wants_logits = tokens.iter().any(|token| token.wants_logits);
             return self.hand_over(next, tokens.len(), wants_logits);

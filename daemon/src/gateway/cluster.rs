@@ -7,7 +7,7 @@ use std::{
 };
 
 use shared::{
-    ids::{Epoch, TopologyHash},
+    ids::{Epoch, MemberIndex, TopologyHash},
     protocol::{
         error::{Fault, FaultKind},
         handshake::Identity,
@@ -119,8 +119,8 @@ impl Cluster {
         let mut wanted = vec![self.own.clone()];
         wanted.extend(self.peers.iter().cloned());
         if let Some((.., topology)) = &self.known().latest {
-            let length = topology.layout.replica_length().max(1);
-            let matters = |(index, _): &(usize, &Member)| !is_serving || index.is_multiple_of(length);
+            let is_head = |index: usize| topology.layout.heads().any(|head| head.index() == index);
+            let matters = |(index, _): &(usize, &Member)| !is_serving || is_head(*index);
             let members = topology.members.iter().enumerate().filter(matters);
             wanted.extend(members.map(|(_, member)| member.address.clone()));
         }
@@ -221,8 +221,8 @@ impl Cluster {
         let known = self.known();
         let Some((_, hash, topology)) = &known.latest else { return Serving::default() };
         let patience = self.silent.max(Duration::from_secs(1));
-        let replica = |index: u16| {
-            let head = &topology.replica(index)[0];
+        let replica = |head: MemberIndex| {
+            let head = &topology.members[head.index()];
             let seen = known.nodes.get(&head.address);
             let takes = |seen: &&Seen| {
                 let is_in = seen.report.topology.as_ref().is_some_and(|(_, own, _)| own == hash);
@@ -237,7 +237,7 @@ impl Cluster {
                 is_serving: seen.filter(|seen| seen.at.elapsed() < patience).as_ref().is_some_and(takes),
             }
         };
-        let replicas = (0..topology.layout.replicas).map(replica).collect();
+        let replicas = topology.layout.heads().map(replica).collect();
         Serving { topology: Some(Arc::clone(topology)), replicas }
     }
 }

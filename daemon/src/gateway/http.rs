@@ -187,7 +187,7 @@ impl Gateway {
                 "identity": topology.identity.to_string(),
                 "topology": topology.layout.to_string(),
                 "context_length": topology.context_length,
-                "slots": u32::from(topology.slots) * u32::from(topology.layout.replicas),
+                "slots": u32::from(topology.slots) * topology.layout.heads().count() as u32,
             },
         }))
     }

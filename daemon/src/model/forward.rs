@@ -67,6 +67,17 @@ pub struct Scratch {
     pub partial: Vec<f32>,
 }
 
+/// Who sees keys and values as soon as a layer has stored them.
+pub trait KvSink {
+    /// The layer with this number in the cache has stored those of the step.
+    fn stored(&mut self, layer: usize, cache: &KvCache);
+}
+
+/// Nobody.
+impl KvSink for () {
+    fn stored(&mut self, _: usize, _: &KvCache) {}
+}
+
 /// Why a step was not computed.
 #[derive(Debug, thiserror::Error)]
 pub enum ForwardError {
@@ -118,6 +129,11 @@ impl Model {
         &self.shard
     }
 
+    /// Keys and values of past positions.
+    pub fn cache(&mut self) -> &mut KvCache {
+        &mut self.cache
+    }
+
     /// What it computes with.
     pub fn compute(&self) -> &Compute {
         &self.compute
@@ -135,12 +151,30 @@ impl Model {
         &mut self.hidden
     }
 
+    /// What the latest step gave: `[token that wants logits, vocabulary rows of this rank]`.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
     /// Runs the layers of this stage over a batch. Returns `[token that wants logits, vocabulary rows of this rank]`. Behind the
     /// first stage, [`Self::hidden`] holds the states that the stage before handed over.
     ///
     /// # Errors
     /// A collective failed or the file cannot be read; the KV cache of the step's positions is then undefined.
     pub fn forward(&mut self, batch: Batch<'_>, collective: &mut dyn Collective) -> Result<&[f32], ForwardError> {
+        self.forward_beside(batch, collective, &mut ())
+    }
+
+    /// As [`Self::forward`], and tells `sink` of each layer's keys and values.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_beside(
+        &mut self,
+        batch: Batch<'_>,
+        collective: &mut dyn Collective,
+        sink: &mut dyn KvSink,
+    ) -> Result<&[f32], ForwardError> {
         if self.shard.plan.is_first_stage() {
             self.embed(batch)?;
         }
@@ -150,6 +184,7 @@ impl Model {
         for index in 0..self.shard.layers.len() {
             let layer = LayerIndex((self.shard.plan.layers.start + index) as u32);
             self.attention(batch, index);
+            sink.stored(index, &self.cache);
             collective.all_reduce(layer, SyncKind::Attention, &self.scratch.partial, &mut self.hidden)?;
             self.feed_forward(batch, index);
             collective.all_reduce(layer, SyncKind::FeedForward, &self.scratch.partial, &mut self.hidden)?;

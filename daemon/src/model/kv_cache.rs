@@ -71,6 +71,26 @@ impl KvCache {
         KvBlock { keys, values, count, next: [&[]; 2] }
     }
 
+    /// Keys and values of one head in one block as they lie, [`Self::part_bytes`]: for a cache of the same format and head length.
+    pub fn part(&self, place: Place) -> &[u8] {
+        &self.region.bytes()[self.range(place, false).start..self.range(place, true).end]
+    }
+
+    /// Takes over what [`Self::part`] of another cache gave; false if this cache has no such place or another size of parts.
+    pub fn take_over(&mut self, place: Place, part: &[u8]) -> bool {
+        let is_here = (place.block as usize) < self.blocks && place.head < self.head_count_kv;
+        let range = self.range(place, false).start..self.range(place, true).end;
+        let room = self.region.bytes_mut().get_mut(range);
+        let Some(room) = room.filter(|room| is_here && room.len() == part.len()) else { return false };
+        room.copy_from_slice(part);
+        true
+    }
+
+    /// Bytes of keys and values of one head in one block.
+    pub fn part_bytes(&self) -> usize {
+        2 * KV_BLOCK_LENGTH * self.format.head_bytes(self.head_length)
+    }
+
     /// Copies a block, all layers and heads of it.
     pub fn copy(&mut self, from: u32, to: u32) {
         for (layer, head) in (0..self.layers).flat_map(|layer| (0..self.head_count_kv).map(move |head| (layer, head))) {
@@ -142,6 +162,33 @@ fn store(
                 let places = levels[first + group * SCALED * step..].iter_mut().step_by(step);
                 places.zip(&block.quants[..values.len()]).for_each(|(out, quant)| *out = quant.cast_unsigned());
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_one_cache_are_the_same_keys_and_values_in_another_and_a_wrong_place_is_refused() {
+        let kernels = Kernels::choose(None).expect("one of them runs here");
+        for format in [KvFormat::F32, KvFormat::F16, KvFormat::Q8] {
+            let mut one = KvCache::new(format, 2, 3, 2, 64).expect("there is memory");
+            // The other rank holds one head of the two and has more blocks.
+            let mut two = KvCache::new(format, 2, 7, 1, 64).expect("there is memory");
+            let values = |seed: usize| (0..64).map(|i| ((i * 31 + seed * 7) % 97) as f32 - 48.0).collect::<Vec<_>>();
+            let (from, to) = (Place { layer: 1, block: 2, head: 1 }, Place { layer: 1, block: 6, head: 0 });
+            (0..KV_BLOCK_LENGTH).for_each(|offset| {
+                one.store(kernels, from, offset, &values(offset), &values(offset + 100));
+                two.store(kernels, to, offset, &values(1), &values(2));
+            });
+            let part = one.part(from).to_vec();
+            assert_eq!(part.len(), one.part_bytes());
+            assert!(two.take_over(to, &part));
+            assert_eq!(two.part(to), part, "{format}");
+            assert!(!two.take_over(Place { block: 7, ..to }, &part) && !two.take_over(Place { head: 1, ..to }, &part));
+            assert!(!two.take_over(Place { layer: 2, ..to }, &part) && !two.take_over(to, &part[1..]));
         }
     }
 }

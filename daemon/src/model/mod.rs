@@ -12,7 +12,7 @@ pub mod rope;
 pub mod slices;
 pub mod weights;
 
-pub use forward::{Batch, BatchToken, ForwardError, Model};
+pub use forward::{Batch, BatchToken, ForwardError, KvSink, Model};
 pub use kv_cache::KvCache;
 pub use packed::PackedCache;
 pub use weights::{Layer, LoadError, Matrix, Shard, Source};

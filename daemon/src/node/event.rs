@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 use shared::{
     ids::{Epoch, Rank, RequestId, TopologyHash},
     protocol::{
+        across::Across,
         bench::{Bench, BenchLinks},
         error::{Fault, Loss},
         message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent, ToolFormat},
@@ -53,6 +54,8 @@ pub enum Event {
     PeerLost(Epoch, Rank, Loss),
     /// A rank wants to leave, or the head says that it takes no new work.
     PeerDrains(Epoch, Rank, PeerDrain),
+    /// The head of another group says something (`None`: it is gone).
+    Across(Epoch, u16, Option<Across>),
     /// A list of exclusions is on the disk, or not.
     ExclusionsKept {
         /// The session that sent it.
@@ -98,6 +101,8 @@ pub enum Progress {
     Finished(RequestKey, Box<Finished>),
     /// All-reduces were timed.
     LinksBenched(RequestKey, LinkBench),
+    /// Something for the head of another group.
+    Across(u16, Across),
     /// A request cannot be run.
     Refused(RequestKey, Fault),
     /// The engine cannot go on; `rank` is the one that was lost, if one was.
@@ -116,6 +121,10 @@ pub enum EngineCommand {
     Submit(RequestKey, Arc<Generate>),
     /// End a request; it finishes as cancelled.
     Cancel(RequestKey),
+    /// The head of another group says something.
+    Across(u16, Across),
+    /// Another group is gone.
+    AcrossLost(u16),
     /// Time all-reduces between the ranks of the stage.
     BenchLinks(RequestKey, BenchLinks),
     /// End the engine.
@@ -187,6 +196,8 @@ pub enum Effect {
     Persist(Epoch, TopologyHash),
     /// Open links to all ranks and start the engine on the prepared shard.
     Connect(Epoch),
+    /// Tell the head of another group.
+    SendAcross(u16, Across),
     /// Tell the running engine.
     Command(EngineCommand),
     /// End every wait of the running engine, stop it and drop its shard.

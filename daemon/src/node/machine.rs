@@ -234,6 +234,7 @@ impl Node {
             Event::Engine(epoch, progress) => self.engine(epoch, progress),
             Event::PeerLost(epoch, rank, how) => self.peer_lost(epoch, rank, how),
             Event::PeerDrains(epoch, rank, drain) => self.peer_drains(epoch, rank, drain),
+            Event::Across(epoch, replica, message) => self.across(epoch, replica, message),
             Event::ExclusionsKept { session, id, result } => {
                 let body = result.map_or_else(ResponseBody::Failed, |()| ResponseBody::Excluded);
                 vec![Effect::Respond { session, id, body }]

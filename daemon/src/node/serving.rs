@@ -2,12 +2,14 @@
 use shared::{
     ids::{Epoch, Rank, RequestId},
     protocol::{
+        across::Across,
         bench::BenchLinks,
         error::{Fault, FaultKind, Loss},
         message::{
             GRAMMAR_BYTES_MAX, Generate, Grammar, PROMPT_BYTES_MAX, ResponseBody, STOP_BYTES_MAX, STOP_STRINGS_MAX,
         },
     },
+    topology::Role,
 };
 
 use super::{
@@ -41,7 +43,9 @@ impl Node {
     }
 
     pub(super) fn check_generate(&self, generate: &Generate) -> Result<(), FaultKind> {
-        self.serving()?;
+        if self.serving()?.assignment.place().role == Role::Prefill {
+            return Err(FaultKind::OnlyPrefills);
+        }
         let invalid = |reason: String| Err(FaultKind::ParameterInvalid { reason });
         if generate.prompt.byte_count() > PROMPT_BYTES_MAX {
             return invalid(format!("a prompt of {} bytes, at most {PROMPT_BYTES_MAX}", generate.prompt.byte_count()));
@@ -110,6 +114,7 @@ impl Node {
             }
             Progress::Finished(key, finished) => requests.end(key, ResponseBody::Finished(*finished)),
             Progress::LinksBenched(key, found) => requests.end(key, ResponseBody::BenchedLinks(found)),
+            Progress::Across(replica, message) => Some(Effect::SendAcross(replica, message)),
             Progress::Refused(key, fault) => requests.end(key, ResponseBody::Failed(fault)),
             Progress::Broken { rank: Some(rank), .. } => return self.peer_lost(epoch, rank, Loss::Reset),
             Progress::Broken { rank: None, reason } => {
@@ -120,6 +125,22 @@ impl Node {
         let mut effects: Vec<Effect> = effect.into_iter().collect();
         effects.extend(self.leave_if_drained());
         effects
+    }
+
+    /// The head of another group says something, or is gone.
+    pub(super) fn across(&mut self, epoch: Epoch, replica: u16, message: Option<Across>) -> Vec<Effect> {
+        let serves = |running: &&Running| running.assignment.epoch == epoch && running.fault.is_none();
+        let Some(running) = self.running.as_ref().filter(serves) else { return Vec::new() };
+        let takes_asks = self.draining.is_none()
+            && running.peer_drains.is_none()
+            && running.assignment.place().role == Role::Prefill;
+        match message {
+            Some(Across::Ask(ask)) if !takes_asks => {
+                vec![Effect::SendAcross(replica, Across::Refused { transfer: ask.transfer })]
+            }
+            Some(message) => vec![Effect::Command(EngineCommand::Across(replica, message))],
+            None => vec![Effect::Command(EngineCommand::AcrossLost(replica))],
+        }
     }
 
     pub(super) fn peer_lost(&mut self, epoch: Epoch, rank: Rank, how: Loss) -> Vec<Effect> {

@@ -180,6 +180,9 @@ pub enum FaultKind {
     /// Links are timed while nobody else uses them.
     #[error("runs {count} requests: all-reduces are timed while none runs")]
     RequestsRun { count: u32 },
+    /// The head of a prefill group.
+    #[error("computes prompts for other groups and takes no requests itself")]
+    OnlyPrefills,
     /// A stage of one rank has no all-reduces.
     #[error("is the only rank of its stage: it sums with nobody")]
     NoLinks,
@@ -237,6 +240,7 @@ impl FaultKind {
             Self::BenchSuperseded { .. } => "bench_superseded",
             Self::BenchFailed { .. } => "bench_failed",
             Self::RequestsRun { .. } => "requests_run",
+            Self::OnlyPrefills => "only_prefills",
             Self::NoLinks => "no_links",
         }
     }
@@ -300,6 +304,7 @@ impl FaultKind {
             Self::BenchSuperseded { .. } => "run it again when the node is idle",
             Self::BenchFailed { .. } => "correct the cause and try again",
             Self::RequestsRun { .. } => "wait until they are done",
+            Self::OnlyPrefills => "send the request to the first node of a decode group",
             Self::NoLinks => "ask for a topology with several nodes in a stage, for example --topology tp2",
         }
     }

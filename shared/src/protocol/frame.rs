@@ -26,6 +26,10 @@ pub enum FrameKind {
     Drawn = 7,
     /// Rank 0 of a stage says which all-reduces are timed, or which are used.
     Tune = 8,
+    /// What the head of a group says of transfers of keys and values between groups, and what its ranks answer.
+    Transfer = 9,
+    /// Keys and values, from a rank of a prefill group to one of a decode group: `from` is the member, `step` the transfer.
+    KeysValues = 10,
 }
 
 /// Header of a data frame.
@@ -116,6 +120,8 @@ impl FrameHeader {
             6 => FrameKind::HandOver,
             7 => FrameKind::Drawn,
             8 => FrameKind::Tune,
+            9 => FrameKind::Transfer,
+            10 => FrameKind::KeysValues,
             other => return Err(FrameError::Kind(other)),
         };
         if bytes[1] != 0 || bytes[39] != 0 {
@@ -168,7 +174,7 @@ mod tests {
         assert!(FrameHeader::decode(&with_length(0)).is_ok());
         assert!(FrameHeader::decode(&with_length(PAYLOAD_BYTES_MAX)).is_ok());
         assert!(FrameHeader::decode(&with_length(PAYLOAD_BYTES_MAX + 1)).is_err());
-        for kind in [0, 9, 255] {
+        for kind in [0, 11, 255] {
             let mut bytes = HEADER.encode();
             bytes[0] = kind;
             assert_eq!(FrameHeader::decode(&bytes), Err(FrameError::Kind(kind)));

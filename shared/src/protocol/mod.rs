@@ -1,4 +1,5 @@
 //! The wire: preamble and handshake, messages between console and daemon, heartbeats, data frames between ranks.
+pub mod across;
 pub mod bench;
 pub mod connection;
 pub mod error;

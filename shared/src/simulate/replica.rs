@@ -179,7 +179,7 @@ impl<'a> Replica<'a> {
     /// Most tokens of a step, as the daemon's engine has it.
     pub fn step_tokens(&self) -> u32 {
         let (stages, ranks) = (self.stages() as u16, self.world as u16);
-        Layout { replicas: 1, stages, ranks }.step_tokens() as u32
+        Layout::alike(1, stages, ranks).step_tokens() as u32
     }
 
     /// Ranks of all stages.

@@ -3,32 +3,91 @@ use std::{fmt, ops::Range, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use super::spec::{NODES_MAX, SpecError};
+use super::{
+    groups::{self, Groups, Role},
+    spec::{NODES_MAX, SpecError},
+};
 use crate::ids::{MemberIndex, Rank};
 
 /// Most tokens in a step: a prompt goes through the layers in chunks of this, mixed with the tokens of running answers.
 pub const STEP_TOKENS_MAX: usize = 128;
 
-/// How many replicas, stages and ranks; written `dp2-pp2-tp4`, parts equal to 1 left out except `tp`.
+/// How many replicas, stages and ranks; written `dp2-pp2-tp4`, parts equal to 1 left out except `tp`. Replicas with roles may have
+/// different ranks: `prefill:tp2+decode:tp1+decode:tp3`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Layout {
     /// Independent copies of the model.
     pub replicas: u16,
     /// Groups of consecutive layers in a replica.
     pub stages: u16,
-    /// Nodes that share every layer of a stage.
+    /// Nodes that share every layer of a stage; of the first replica where they differ ([`Self::ranks_of`]).
     pub ranks: u16,
+    /// The replicas where they have roles.
+    pub groups: Groups,
 }
 
 impl Layout {
+    /// Replicas that are all alike.
+    pub fn alike(replicas: u16, stages: u16, ranks: u16) -> Self {
+        Self { replicas, stages, ranks, groups: Groups::default() }
+    }
+
+    /// A replica for each group.
+    pub fn of_groups(groups: Groups, stages: u16) -> Self {
+        let list = groups.list();
+        Self { replicas: list.len() as u16, stages, ranks: list.first().map_or(1, |group| group.ranks), groups }
+    }
+
     /// `tpN`.
     pub fn tensor_parallel(ranks: u16) -> Self {
-        Self { replicas: 1, stages: 1, ranks }
+        Self::alike(1, 1, ranks)
+    }
+
+    /// What a replica does.
+    pub fn role(self, replica: u16) -> Role {
+        self.groups.list().get(usize::from(replica)).map_or(Role::Both, |group| group.role)
+    }
+
+    /// Nodes that share every layer of a stage of this replica.
+    pub fn ranks_of(self, replica: u16) -> u16 {
+        self.groups.list().get(usize::from(replica)).map_or(self.ranks, |group| group.ranks)
+    }
+
+    /// The members of a replica.
+    pub fn members(self, replica: u16) -> Range<usize> {
+        let length = |ranks: u16| usize::from(self.stages) * usize::from(ranks);
+        let before = self.groups.list().iter().take(usize::from(replica));
+        let begin = match self.groups.is_empty() {
+            true => usize::from(replica) * length(self.ranks),
+            false => before.map(|group| length(group.ranks)).sum(),
+        };
+        begin..begin + length(self.ranks_of(replica))
+    }
+
+    /// The replica of a member.
+    pub fn replica_of(self, member: MemberIndex) -> u16 {
+        if self.groups.is_empty() {
+            return (member.index() / self.members(0).len()) as u16;
+        }
+        let is_before = |replica: &u16| self.members(*replica).end <= member.index();
+        (0..self.replicas.saturating_sub(1)).take_while(is_before).count() as u16
+    }
+
+    /// The heads that requests go to.
+    pub fn heads(self) -> impl Iterator<Item = MemberIndex> {
+        let takes = move |replica: &u16| self.role(*replica).takes_requests();
+        (0..self.replicas).filter(takes).map(move |replica| MemberIndex(self.members(replica).start as u16))
+    }
+
+    /// Whether one of two members computes prompts for the other.
+    pub fn are_across(self, one: MemberIndex, two: MemberIndex) -> bool {
+        let roles = [one, two].map(|member| self.role(self.replica_of(member)));
+        matches!(roles, [Role::Prefill, Role::Decode] | [Role::Decode, Role::Prefill])
     }
 
     /// Nodes that the layout needs.
     pub fn node_count(self) -> usize {
-        usize::from(self.replicas) * self.replica_length()
+        self.members(self.replicas.saturating_sub(1)).end
     }
 
     /// Checks that so many nodes are what it needs.
@@ -45,10 +104,13 @@ impl Layout {
     /// one group of ranks.
     pub fn on(self, nodes: usize) -> Self {
         let nodes = nodes.clamp(1, NODES_MAX);
+        if !self.groups.is_empty() {
+            return if nodes == self.node_count() { self } else { Self::tensor_parallel(nodes as u16) };
+        }
         let with = |replicas: u16, stages: u16| {
             let groups = usize::from(replicas) * usize::from(stages);
             let ranks = nodes.is_multiple_of(groups).then(|| (nodes / groups) as u16);
-            ranks.filter(|ranks| *ranks > 0).map(|ranks| Self { replicas, stages, ranks })
+            ranks.filter(|ranks| *ranks > 0).map(|ranks| Self::alike(replicas, stages, ranks))
         };
         let nearest =
             with(self.replicas, self.stages).or_else(|| with(self.replicas, 1)).or_else(|| with(1, self.stages));
@@ -60,29 +122,25 @@ impl Layout {
         if self.stages > 1 { STEP_TOKENS_MAX / 2 } else { STEP_TOKENS_MAX }
     }
 
-    /// Nodes of a replica.
-    pub fn replica_length(self) -> usize {
-        usize::from(self.stages) * usize::from(self.ranks)
-    }
-
     /// Where a member stands.
     pub fn place(self, member: MemberIndex) -> Place {
-        let length = self.replica_length();
-        let rank = (member.index() % length) as u16;
-        let stage = rank / self.ranks;
+        let replica = self.replica_of(member);
+        let (begin, ranks) = (self.members(replica).start, self.ranks_of(replica));
+        let rank = (member.index() - begin) as u16;
+        let stage = rank / ranks;
         Place {
-            replica: (member.index() / length) as u16,
+            replica,
+            role: self.role(replica),
             stage,
             stages: self.stages,
             rank: Rank(rank),
-            group: stage * self.ranks..(stage + 1) * self.ranks,
+            group: stage * ranks..(stage + 1) * ranks,
         }
     }
 
     /// The member that is this rank of the replica of `of`.
     pub fn peer(self, of: MemberIndex, rank: Rank) -> MemberIndex {
-        let length = self.replica_length();
-        MemberIndex((of.index() / length * length) as u16 + rank.0)
+        MemberIndex(self.members(self.replica_of(of)).start as u16 + rank.0)
     }
 }
 
@@ -91,6 +149,8 @@ impl Layout {
 pub struct Place {
     /// Its replica.
     pub replica: u16,
+    /// What its replica does.
+    pub role: Role,
     /// Its stage.
     pub stage: u16,
     /// Stages of its replica.
@@ -104,7 +164,7 @@ pub struct Place {
 impl Place {
     /// Most tokens of a step.
     pub fn step_tokens(&self) -> usize {
-        Layout { replicas: 1, stages: self.stages, ranks: self.group.len() as u16 }.step_tokens()
+        Layout::alike(1, self.stages, self.group.len() as u16).step_tokens()
     }
 
     /// Whether it schedules the replica.
@@ -146,6 +206,9 @@ impl Place {
 
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.groups.is_empty() {
+            return f.pad(&groups::write(self));
+        }
         let mut text = String::new();
         if self.replicas != 1 {
             text.push_str(&format!("dp{}-", self.replicas));
@@ -162,6 +225,9 @@ impl FromStr for Layout {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Self, SpecError> {
+        if text.contains(':') {
+            return groups::parse(text);
+        }
         let grammar = || SpecError::Grammar(text.chars().take(64).collect());
         let mut counts = [None::<u16>; 3];
         let mut latest = None;
@@ -180,8 +246,8 @@ impl FromStr for Layout {
             counts[place] = Some(count);
             latest = Some(place);
         }
-        let layout =
-            Self { replicas: counts[0].unwrap_or(1), stages: counts[1].unwrap_or(1), ranks: counts[2].unwrap_or(1) };
+        let [replicas, stages, ranks] = counts.map(|count| count.unwrap_or(1));
+        let layout = Self::alike(replicas, stages, ranks);
         if layout.node_count() > NODES_MAX {
             return Err(SpecError::Count { text: text.into(), part: text.into() });
         }

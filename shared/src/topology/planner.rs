@@ -171,7 +171,7 @@ fn layouts(nodes: usize) -> Vec<Layout> {
     for (stages, ranks) in counts().flat_map(|stages| counts().map(move |ranks| (stages, ranks))) {
         for replicas in 1..=nodes / (stages * ranks).max(1) {
             let [replicas, stages, ranks] = [replicas, stages, ranks].map(|count| count as u16);
-            layouts.push(Layout { replicas, stages, ranks });
+            layouts.push(Layout::alike(replicas, stages, ranks));
         }
     }
     layouts.sort_by_key(|layout| (layout.node_count(), layout.replicas, layout.stages));

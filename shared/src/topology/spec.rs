@@ -113,6 +113,9 @@ pub enum SpecError {
         /// Behind the last layer of the first replica.
         expected: u32,
     },
+    /// Replicas with roles that cannot work together.
+    #[error("{0}; write for example prefill:tp2+decode:tp1+decode:tp1, at least one group of each role")]
+    Roles(&'static str),
     /// The same node twice.
     #[error("node {0} is named twice; each node holds one shard")]
     Twice(String),
@@ -278,8 +281,7 @@ impl Topology {
 
     /// The members of a replica, in the order of their ranks.
     pub fn replica(&self, replica: u16) -> &[Member] {
-        let length = self.layout.replica_length();
-        &self.members[usize::from(replica) * length..][..length]
+        &self.members[self.layout.members(replica)]
     }
 
     /// The member that is this rank of the replica of `of`.
@@ -293,7 +295,7 @@ impl Topology {
             let layers = members[0].layers.start as usize..members[0].layers.end as usize;
             (layers, members.iter().map(|member| member.weight).collect())
         };
-        self.replica(replica).chunks(usize::from(self.layout.ranks)).map(stage).collect()
+        self.replica(replica).chunks(usize::from(self.layout.ranks_of(replica))).map(stage).collect()
     }
 
     /// Layers of the model that the topology is made for.
@@ -318,6 +320,10 @@ impl Topology {
             ("the number of ranks", layout.ranks),
         ] {
             bound(what, u64::from(count), 1, NODES_MAX as u64)?;
+        }
+        layout.groups.check()?;
+        if !layout.groups.is_empty() && layout != Layout::of_groups(layout.groups, layout.stages) {
+            return Err(SpecError::Roles("the groups are not those that the layout counts"));
         }
         layout.check_nodes(self.members.len())?;
         self.check_layers()?;
@@ -348,7 +354,8 @@ impl Topology {
         let expected_end = self.replica(0).last().map_or(0, |member| member.layers.end);
         for replica in 0..self.layout.replicas {
             let mut expected = 0;
-            for (stage, ranks) in (0..).zip(self.replica(replica).chunks(usize::from(self.layout.ranks))) {
+            let ranks = usize::from(self.layout.ranks_of(replica));
+            for (stage, ranks) in (0..).zip(self.replica(replica).chunks(ranks)) {
                 let Range { start, end } = ranks[0].layers.clone();
                 let wrong = ranks.iter().find(|member| {
                     let Range { start: begin, end: last } = member.layers;

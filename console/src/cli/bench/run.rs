@@ -141,8 +141,7 @@ impl Rig {
 }
 
 fn heads(topology: &Topology) -> impl Iterator<Item = MemberIndex> + '_ {
-    let length = topology.layout.replica_length();
-    (0..topology.members.len()).step_by(length.max(1)).map(|index| MemberIndex(index as u16))
+    topology.layout.heads()
 }
 
 /// A number of a cell that other cells hardly have: prompts of one are not found in the cache of another.

@@ -45,7 +45,7 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
     let records = interrupts.end(later(&sessions[replica.clone()], seen)).await?;
     let members = &assigned.topology.members[replica.clone()];
     let names: Vec<String> = members.iter().map(|member| output::clean(&member.name)).collect();
-    let ranks = usize::from(assigned.topology.layout.ranks);
+    let ranks = assigned.topology.place(head).group.len();
     let records = RankRecords { names: &names, ranks, records: &records };
     let healths = interrupts.end(healths(&sessions[replica])).await?;
     let causes: Vec<Option<String>> = healths.iter().map(|health| health.cause().map(|it| it.to_string())).collect();
@@ -82,7 +82,7 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
 
 /// The places of the members of a head's replica.
 fn replica(topology: &Topology, head: MemberIndex) -> std::ops::Range<usize> {
-    head.index()..head.index() + topology.layout.replica_length()
+    topology.layout.members(topology.place(head).replica)
 }
 
 /// The all-reduces of each rank that are later than a step.

@@ -49,7 +49,7 @@ pub(in crate::cli) fn lines(
         for (rank, member) in finished.ranks.iter().zip(topology.replica(replica).iter().enumerate()) {
             let totals = part(rank);
             if totals.steps > 0 {
-                lines.push(row(name, &member.1.name, totals, &formula(topology, member, embedding_length)));
+                lines.push(row(name, &member.1.name, totals, &formula(topology, replica, member, embedding_length)));
             }
         }
     }
@@ -65,8 +65,8 @@ pub(in crate::cli) fn lines(
 
 /// Bytes and messages of one token's all-reduces on one rank, by the formula of the algorithm that is forced or that `auto`
 /// begins with, and of the hand-over to the next stage.
-fn formula(topology: &Topology, (index, member): (usize, &Member), embedding_length: u64) -> Cost {
-    let (world, columns) = (usize::from(topology.layout.ranks), embedding_length as usize);
+fn formula(topology: &Topology, replica: u16, (index, member): (usize, &Member), embedding_length: u64) -> Cost {
+    let (world, columns) = (usize::from(topology.layout.ranks_of(replica)), embedding_length as usize);
     let algorithm = Table::new(topology.collective, topology.exchange, world, columns).algorithm(1);
     let one = cost(algorithm, topology.exchange, Rank((index % world) as u16), world, (1, columns));
     let all_reduces = 2 * u64::from(member.layers.end - member.layers.start);

@@ -240,3 +240,47 @@ fn drafts_change_nothing_but_how_many_steps_a_text_takes() {
     let (without, with) = (steps(false), steps(true));
     assert!(with * 2 < without, "{with} steps with drafts, {without} without");
 }
+
+#[test]
+fn a_prompt_that_is_computed_elsewhere_holds_its_place_and_goes_on_behind_its_last_but_one_token() {
+    let mut scheduler = Scheduler::new(LIMITS);
+    let mut follower = Sequences::new(LIMITS);
+    scheduler.submit_elsewhere(request(1, 70, 5));
+    scheduler.submit(request(2, 2, 5));
+    let plan = next(&mut scheduler).expect("the other runs");
+    assert_eq!((plan.opened.len(), plan.entries.len(), plan.entries[0].slot), (1, 2, Slot(1)));
+    follower.apply(&plan).expect("the head's plan can be followed");
+    let departure = scheduler.departure().expect("it has its slot");
+    assert_eq!((departure.key, departure.slot, departure.blocks.len()), (RequestKey(1), Slot(0), 3));
+    assert_eq!((departure.first_block, scheduler.departure(), next(&mut scheduler)), (0, None, None), "told once");
+    scheduler.sampled(Slot(1), 7);
+    scheduler.come_back(Slot(0), 69);
+    let plan = next(&mut scheduler).expect("both go on");
+    let entries: Vec<_> = plan.entries.iter().map(|entry| (entry.slot.0, entry.position)).collect();
+    assert_eq!((entries, plan.is_prefill), (vec![(0, 69), (1, 2)], false));
+    follower.apply(&plan).expect("the head's plan can be followed");
+    assert_eq!(follower.batch().1[0], departure.blocks);
+    // What came is found by the next that begins so: only the rest would have to come.
+    scheduler.end(RequestKey(1));
+    scheduler.submit_elsewhere(Admitted { key: RequestKey(3), ..request(1, 70, 5) });
+    next(&mut scheduler);
+    assert_eq!(scheduler.departure().map(|departure| departure.first_block), Some(2));
+}
+
+#[test]
+fn a_prompt_that_was_to_be_computed_elsewhere_is_computed_here_or_ends_without_a_trace() {
+    let mut scheduler = Scheduler::new(LIMITS);
+    let mut follower = Sequences::new(LIMITS);
+    (1..=2).for_each(|key| scheduler.submit_elsewhere(request(key, 40, 5)));
+    assert_eq!(next(&mut scheduler), None);
+    let slots: Vec<Slot> = std::iter::from_fn(|| scheduler.departure()).map(|departure| departure.slot).collect();
+    assert_eq!(slots.len(), 2);
+    scheduler.end(RequestKey(1));
+    scheduler.come_back(Slot(1), 0);
+    let plan = next(&mut scheduler).expect("the other is computed here");
+    assert_eq!((plan.closed.len(), plan.opened.len(), plan.entries.len()), (0, 1, 40));
+    follower.apply(&plan).expect("the head's plan can be followed");
+    scheduler.end(RequestKey(2));
+    assert!(!scheduler.has_work());
+    assert_eq!(scheduler.blocks.available(), LIMITS.blocks);
+}

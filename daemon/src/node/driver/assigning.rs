@@ -8,7 +8,7 @@ use std::{
 };
 
 use shared::{
-    ids::{Epoch, Rank},
+    ids::Epoch,
     protocol::{
         NUMERIC_VERSION,
         connection::send_welcome,
@@ -53,7 +53,7 @@ impl Driver {
     pub(super) fn load(&mut self, prepare: Prepare) {
         let cancelled = Arc::new(AtomicBool::new(false));
         let topology = prepare.topology.clone();
-        let (arrivals, arrived) = channel(4 * topology.layout.replica_length());
+        let (arrivals, arrived) = channel(4 * topology.members.len());
         let place = Place { epoch: prepare.epoch, hash: topology.hash(), topology, member: prepare.member };
         let arrived = Some(arrived);
         self.open = Some(Open { place, loaded: None, cancelled: Arc::clone(&cancelled), arrivals, arrived });
@@ -109,22 +109,22 @@ impl Driver {
             Purpose::Console => return,
         };
         let verdict = self.check_link(&between, identity);
-        let rank = verdict.as_ref().map_or(Rank(0), |(_, rank)| *rank);
+        let from = between.from;
         let welcome = match verdict {
             Ok(_) => Welcome::Accepted(self.identity.clone()),
             Err(ref kind) => Welcome::Refused(self.fault(kind.clone())),
         };
         tokio::spawn(async move {
             if send_welcome(&mut stream, &welcome).await.is_ok()
-                && let Ok((arrivals, _)) = verdict
+                && let Ok(arrivals) = verdict
             {
                 // If the assignment ended meanwhile, the socket closes.
-                let _ = arrivals.send(Arrival { from: rank, is_data, stream }).await;
+                let _ = arrivals.send(Arrival { from, is_data, stream }).await;
             }
         });
     }
 
-    fn check_link(&self, between: &Between, identity: &Identity) -> Result<(Sender<Arrival>, Rank), FaultKind> {
+    fn check_link(&self, between: &Between, identity: &Identity) -> Result<Sender<Arrival>, FaultKind> {
         let not_prepared = FaultKind::NotPrepared { epoch: between.epoch };
         let open = self.open.as_ref().filter(|_| self.node.expects_links(between.epoch, between.hash));
         let open = open.ok_or(not_prepared)?;
@@ -133,13 +133,15 @@ impl Driver {
         }
         let topology = &open.place.topology;
         let member = topology.members.get(between.from.index());
-        let is_of_replica = member.is_some() && topology.place(between.from).replica == open.place.seat().replica;
+        let (own, from) = (open.place.seat(), topology.place(between.from));
+        let is_linked = from.replica == own.replica || topology.layout.are_across(between.from, open.place.member);
+        let is_of_replica = member.is_some() && is_linked;
         let is_lower = between.from < between.to && between.to == open.place.member;
         if !is_lower || !is_of_replica || member.is_none_or(|member| member.name != identity.name) {
             let reason = format!("{} dialled as member {} to member {}", identity.name, between.from, between.to);
             return Err(FaultKind::LinksFailed { reason });
         }
-        Ok((open.arrivals.clone(), topology.place(between.from).rank))
+        Ok(open.arrivals.clone())
     }
 
     pub(super) fn connect(&mut self, epoch: Epoch) {

@@ -1,5 +1,5 @@
-//! Opens the links of an assignment, between all ranks of a replica: dials the higher ranks, takes the sockets that the lower
-//! ranks dialled.
+//! Opens the links of an assignment, between all ranks of a replica, and to those of the groups that it computes prompts for or that
+//! compute them for it: dials the higher members, takes the sockets that the lower ones dialled.
 use std::time::Duration;
 
 use shared::{
@@ -16,10 +16,10 @@ use tokio::{net::TcpStream, sync::mpsc::Receiver, time::timeout};
 /// All links of an assignment must be open within this.
 const LINKS_SECONDS: u64 = 15;
 
-/// A socket that a lower rank dialled, after the handshake.
+/// A socket that a lower member dialled, after the handshake.
 #[derive(Debug)]
 pub(super) struct Arrival {
-    pub(super) from: Rank,
+    pub(super) from: MemberIndex,
     pub(super) is_data: bool,
     pub(super) stream: TcpStream,
 }
@@ -29,6 +29,24 @@ pub(super) struct Arrival {
 pub(super) struct OpenLinks {
     pub(super) data: Vec<Option<TcpStream>>,
     pub(super) control: Vec<Option<TcpStream>>,
+    /// To the ranks of other groups.
+    pub(super) across: Vec<Far>,
+}
+
+/// A member of another group.
+#[derive(Debug)]
+pub(super) struct Far {
+    pub(super) member: MemberIndex,
+    pub(super) data: Option<TcpStream>,
+    /// Between heads alone.
+    pub(super) control: Option<TcpStream>,
+    has_control: bool,
+}
+
+impl Far {
+    fn is_open(&self) -> bool {
+        self.data.is_some() && self.control.is_some() == self.has_control
+    }
 }
 
 /// Who links, and for which assignment.
@@ -43,19 +61,37 @@ pub(super) struct Linking {
 
 /// Opens all links.
 pub(super) async fn open(linking: Linking, mut arrivals: Receiver<Arrival>) -> Result<OpenLinks, FaultKind> {
-    let world = linking.topology.layout.replica_length();
-    let rank = linking.topology.place(linking.own).rank.index();
-    let mut links = OpenLinks { data: (0..world).map(|_| None).collect(), control: (0..world).map(|_| None).collect() };
+    let world = linking.topology.replica(linking.topology.place(linking.own).replica).len();
+    let (topology, own) = (&linking.topology, linking.own);
+    let place = topology.place(own);
+    let rank = place.rank.index();
+    let none = || (0..world).map(|_| None).collect();
+    let mut links = OpenLinks { data: none(), control: none(), across: across(topology, own) };
     let attempt = timeout(Duration::from_secs(LINKS_SECONDS), async {
         for peer in rank + 1..world {
-            links.data[peer] = Some(dial_peer(&linking, peer, Purpose::Data).await?);
-            links.control[peer] = Some(dial_peer(&linking, peer, Purpose::Control).await?);
+            let to = topology.layout.peer(own, Rank(peer as u16));
+            links.data[peer] = Some(dial_peer(&linking, to, Purpose::Data).await?);
+            links.control[peer] = Some(dial_peer(&linking, to, Purpose::Control).await?);
         }
-        while links.data[..rank].iter().chain(&links.control[..rank]).any(Option::is_none) {
+        for far in links.across.iter_mut().filter(|far| far.member > own) {
+            far.data = Some(dial_peer(&linking, far.member, Purpose::Data).await?);
+            if far.has_control {
+                far.control = Some(dial_peer(&linking, far.member, Purpose::Control).await?);
+            }
+        }
+        while links.data[..rank].iter().chain(&links.control[..rank]).any(Option::is_none)
+            || !links.across.iter().all(Far::is_open)
+        {
             let arrival = arrivals.recv().await;
             let arrival = arrival.ok_or_else(|| FaultKind::LinksFailed { reason: "the assignment ended".into() })?;
-            let list = if arrival.is_data { &mut links.data } else { &mut links.control };
-            list[arrival.from.index()] = Some(arrival.stream);
+            let (from, stream) = (topology.place(arrival.from), Some(arrival.stream));
+            let far = links.across.iter_mut().find(|far| far.member == arrival.from);
+            match (far, arrival.is_data) {
+                (Some(far), true) => far.data = stream,
+                (Some(far), false) => far.control = stream,
+                (None, true) => links.data[from.rank.index()] = stream,
+                (None, false) => links.control[from.rank.index()] = stream,
+            }
         }
         Ok(())
     });
@@ -66,13 +102,22 @@ pub(super) async fn open(linking: Linking, mut arrivals: Receiver<Arrival>) -> R
     }
 }
 
+/// The members of other groups that a member has links to.
+fn across(topology: &Topology, own: MemberIndex) -> Vec<Far> {
+    let members = (0..topology.members.len() as u16).map(MemberIndex);
+    let far = |member: MemberIndex| {
+        let has_control = topology.place(own).is_head() && topology.place(member).is_head();
+        Far { member, data: None, control: None, has_control }
+    };
+    members.filter(|member| topology.layout.are_across(own, *member)).map(far).collect()
+}
+
 async fn dial_peer(
     linking: &Linking,
-    peer: usize,
+    to: MemberIndex,
     purpose: impl FnOnce(Between) -> Purpose,
 ) -> Result<TcpStream, FaultKind> {
     let (epoch, hash, from) = (linking.epoch, linking.hash, linking.own);
-    let to = linking.topology.layout.peer(from, Rank(peer as u16));
     let hello = Hello { identity: linking.identity.clone(), purpose: purpose(Between { epoch, hash, from, to }) };
     let member = &linking.topology.members[to.index()];
     let failed = |reason: String| FaultKind::LinksFailed { reason: format!("to {}: {reason}", member.name) };
@@ -93,6 +138,8 @@ fn missing(linking: &Linking, links: &OpenLinks) -> String {
         |rank: usize| rank != place.rank.index() && (links.data[rank].is_none() || links.control[rank].is_none());
     let members = linking.topology.replica(place.replica).iter().enumerate();
     let names = members.filter(|(rank, _)| is_missing(*rank)).map(|(_, member)| member.name.as_str());
-    let names: Vec<&str> = names.collect();
+    let far = links.across.iter().filter(|far| !far.is_open());
+    let far = far.filter_map(|far| linking.topology.members.get(far.member.index()));
+    let names: Vec<&str> = names.chain(far.map(|member| member.name.as_str())).collect();
     format!("no link to {} within {LINKS_SECONDS} s", names.join(", "))
 }

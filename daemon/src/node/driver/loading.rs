@@ -17,13 +17,13 @@ use shared::{
     },
     telemetry::LoadProgress,
     tokenizer::{Tokenizer, template::ChatTemplate},
-    topology::{ShardPlan, Topology, cut_stages},
+    topology::{CutError, Place, Role, ShardPlan, Topology, cut_stages},
     units::Bytes,
 };
 
 use crate::{
     config::Config,
-    engine::{grammar::PieceSource, prompt::Template},
+    engine::{grammar::PieceSource, prompt::Template, transfer::Partners},
     health::memory,
     kernels::Kernels,
     model::{KvCache, LoadError, PackedCache, Shard, Source, weights::shard_bytes},
@@ -34,6 +34,8 @@ use crate::{
 pub(super) struct Loaded {
     pub(super) shard: Shard,
     pub(super) cache: KvCache,
+    /// In a topology whose groups have roles: what it sends to whom.
+    pub(super) partners: Option<Partners>,
     /// On the head only.
     pub(super) tokenizer: Option<Tokenizer>,
     /// On the head only.
@@ -113,6 +115,7 @@ pub(super) fn load(
     }
     let place = topology.place(prepare.member);
     let plans = cut_stages(&shape, &topology.stages(place.replica)).map_err(|error| refuse(error.to_string()))?;
+    let partners = partners(topology, &shape, &place).map_err(|error| refuse(error.to_string()))?;
     let plan = plans.get(place.rank.index()).ok_or_else(|| refuse("its rank is not in it".into()))?;
     let invalid = |reason: String| FaultKind::ModelInvalid { model: model(), reason };
     let tokenizer = place.is_head().then(|| Tokenizer::from_metadata(file.metadata())).transpose();
@@ -156,7 +159,17 @@ pub(super) fn load(
     let pieces = place
         .is_last_stage()
         .then(|| PieceSource { file: Arc::clone(&file), vocabulary_length: shape.vocabulary_length });
-    Ok(Loaded { shard, cache, tokenizer, template, pieces, bytes: Bytes(weight_bytes + kv) })
+    Ok(Loaded { shard, cache, partners, tokenizer, template, pieces, bytes: Bytes(weight_bytes + kv) })
+}
+
+/// What a member of a group with a role sends to the others.
+fn partners(topology: &Topology, shape: &Shape, own: &Place) -> Result<Option<Partners>, CutError> {
+    if own.role == Role::Both {
+        return Ok(None);
+    }
+    let replicas = 0..topology.layout.replicas;
+    let plans = replicas.map(|replica| cut_stages(shape, &topology.stages(replica))).collect::<Result<Vec<_>, _>>()?;
+    Ok(Some(Partners::new(topology, own, &plans)))
 }
 
 fn kv_bytes(topology: &Topology, shape: &Shape, plan: &ShardPlan) -> u64 {

@@ -1,5 +1,6 @@
 //! Does what the node says: sessions, loads, links, the engine, heartbeats, the disk. The only room of `node` with
 //! sockets, clocks and threads; decides nothing itself.
+mod across;
 mod assigning;
 mod benching;
 mod heartbeat;
@@ -137,6 +138,7 @@ impl Driver {
             liveness: config.liveness,
             omit_exchange: config.omit_exchange,
             plain: config.plain,
+            elsewhere: (config.prefill_elsewhere_from as usize, config.transfer_at_end),
             inputs: inputs.clone(),
         };
         let driver = Self {
@@ -263,6 +265,7 @@ impl Driver {
         let config = Config { listen, name, state, log_dir, http: self.config.http.clone(), ..config };
         self.node.set_patience(patience(&config));
         (self.around.threads, self.around.liveness) = (config.threads, config.liveness);
+        self.around.elsewhere = (config.prefill_elsewhere_from as usize, config.transfer_at_end);
         self.config = Arc::new(config);
         tracing::info!("settings are read anew; threads and liveness count from the next assignment on");
         self.supervisor.ready(&self.status());
@@ -353,6 +356,11 @@ impl Driver {
             Effect::Command(command) => {
                 if let Some(running) = &self.running {
                     running.command(command);
+                }
+            }
+            Effect::SendAcross(replica, message) => {
+                if let Some(running) = &self.running {
+                    running.send_across(replica, message);
                 }
             }
             Effect::AbortEngine(epoch) => {

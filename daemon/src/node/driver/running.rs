@@ -12,22 +12,27 @@ use std::{
 
 use shared::{
     ids::{Epoch, MemberIndex, Rank, TopologyHash},
-    protocol::error::FaultKind,
-    topology::{self, Topology},
+    protocol::{across::Across, error::FaultKind},
+    topology::{self, Role, Topology},
 };
-use tokio::sync::mpsc::Sender;
+use tokio::{net::TcpStream, sync::mpsc::Sender};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Input,
+    across::{Way, Ways},
     heartbeat::{self, Pulse},
-    linking::OpenLinks,
+    linking::{Far, OpenLinks},
     loading::Loaded,
 };
 use crate::{
-    collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing},
+    collective::{Abort, Accounting, AcrossLinks, Group, Links, Seat, Settings, SyncRing},
     config::Liveness,
-    engine::{self, Setup, plan::Limits},
+    engine::{
+        self, Setup,
+        plan::Limits,
+        transfer::{Partners, Transfers},
+    },
     kernels::{Compute, Kernels, Pool, PoolOptions},
     model::Model,
     node::event::{EngineCommand, Event},
@@ -65,6 +70,9 @@ pub(super) struct Running {
     draining: Arc<AtomicBool>,
     stop: CancellationToken,
     leave: CancellationToken,
+    /// Ends the ways to the heads of other groups: this one is of no use to them.
+    apart: CancellationToken,
+    ways: Vec<Way>,
     beats: TaskTracker,
     thread: thread::JoinHandle<()>,
     /// The engine's counter as it was seen last, and since when it stands there with work to do.
@@ -80,6 +88,8 @@ pub(super) struct Surroundings {
     pub(super) liveness: Liveness,
     /// For benchmarks: ranks compute without summing.
     pub(super) omit_exchange: bool,
+    /// Tokens from which on a prompt is computed by a prefill group; and, for benchmarks, that nothing of it is sent before the end.
+    pub(super) elsewhere: (usize, bool),
     /// For benchmarks: heads draft no tokens and compute every prompt anew.
     pub(super) plain: bool,
     pub(super) inputs: Sender<Input>,
@@ -90,7 +100,7 @@ impl Running {
     pub(super) fn start(
         around: &Surroundings,
         place: Place,
-        loaded: Loaded,
+        mut loaded: Loaded,
         links: OpenLinks,
     ) -> Result<Self, FaultKind> {
         let failed = |error: io::Error| FaultKind::Internal { reason: error.to_string() };
@@ -105,7 +115,9 @@ impl Running {
             tracing::warn!("all-reduces are left out: what this node computes is worth nothing");
             group.omit_exchange();
         }
-        let setup = setup(around, &place, loaded, group, Arc::clone(&abort));
+        let (far_data, far_control) = apart(&place, links.across);
+        let transfers = transfers(around, &place, &mut loaded, far_data).map_err(failed)?;
+        let setup = setup(around, &place, loaded, group, (Arc::clone(&abort), transfers));
         let sink = sink(around.inputs.clone(), place.epoch);
         let builder = thread::Builder::new().name("engine".into()).stack_size(ENGINE_STACK_BYTES);
         let thread = builder.spawn(move || engine::run(setup, &orders, &sink)).map_err(failed)?;
@@ -125,6 +137,17 @@ impl Running {
             }
         }
         beats.close();
+        let apart = stop.child_token();
+        let ways = Ways {
+            epoch: place.epoch,
+            liveness: around.liveness,
+            engine: Arc::clone(&abort),
+            draining: Arc::clone(&draining),
+            stop: apart.clone(),
+            inputs: around.inputs.clone(),
+        };
+        let way = |(replica, stream)| Way::open(ways.clone(), replica, stream);
+        let ways = far_control.into_iter().map(way).collect();
         Ok(Self {
             epoch: place.epoch,
             ring,
@@ -133,6 +156,8 @@ impl Running {
             draining,
             stop,
             leave,
+            apart,
+            ways,
             beats,
             thread,
             seen: (0, Instant::now()),
@@ -144,8 +169,16 @@ impl Running {
         let _ = self.commands.send(command);
     }
 
-    /// Ends every wait of the engine; links and heartbeats stay open.
+    /// Tells the head of another group; one that is lost was told of already.
+    pub(super) fn send_across(&self, replica: u16, message: Across) {
+        if let Some(way) = self.ways.iter().find(|way| way.replica == replica) {
+            way.send(message);
+        }
+    }
+
+    /// Ends every wait of the engine; links and heartbeats of its group stay open, those to other groups end.
     pub(super) fn abort(&self) {
+        self.apart.cancel();
         self.abort.raise();
     }
 
@@ -170,6 +203,7 @@ impl Running {
 
     /// Ends the engine and drops its shard on a thread of its own; says goodbye to the peers first if asked to.
     pub(super) async fn stop(self, goodbye: bool) {
+        self.apart.cancel();
         if goodbye {
             self.leave.cancel();
             // Each goodbye has its own deadline; this one is for what nobody thought of.
@@ -186,7 +220,7 @@ impl Running {
 
 fn group(
     place: &Place,
-    data: Vec<Option<tokio::net::TcpStream>>,
+    data: Vec<Option<TcpStream>>,
     (abort, ring): (&Arc<Abort>, &Arc<SyncRing>),
     columns: usize,
 ) -> io::Result<Group> {
@@ -194,10 +228,10 @@ fn group(
     let accounting = Accounting::new(seat.rank, Arc::clone(ring));
     let (exchange, choice) = (place.topology.exchange, place.topology.collective);
     let settings = Settings { exchange, columns, choice };
-    if place.topology.layout.replica_length() == 1 {
+    if place.topology.replica(seat.replica).len() == 1 {
         return Ok(Group::new(None, settings, accounting));
     }
-    let streams = data.into_iter().map(|stream| stream.map(tokio::net::TcpStream::into_std).transpose());
+    let streams = data.into_iter().map(|stream| stream.map(TcpStream::into_std).transpose());
     let streams = streams.collect::<io::Result<Vec<_>>>()?;
     let spin = place.topology.members[place.member.index()].spin;
     let seat = Seat { own: seat.rank, stage: seat.group, epoch: place.epoch, hash: place.hash };
@@ -205,7 +239,39 @@ fn group(
     Ok(Group::new(Some(links), settings, accounting))
 }
 
-fn setup(around: &Surroundings, place: &Place, loaded: Loaded, group: Group, abort: Arc<Abort>) -> Setup {
+/// Sockets to other groups: those for the engine, and those to heads.
+fn apart(place: &Place, across: Vec<Far>) -> (Vec<(MemberIndex, TcpStream)>, Vec<(u16, TcpStream)>) {
+    let (mut data, mut control) = (Vec::new(), Vec::new());
+    for far in across {
+        data.extend(far.data.map(|stream| (far.member, stream)));
+        control.extend(far.control.map(|stream| (place.topology.place(far.member).replica, stream)));
+    }
+    (data, control)
+}
+
+/// What moves between groups, where they have roles.
+fn transfers(
+    around: &Surroundings,
+    place: &Place,
+    loaded: &mut Loaded,
+    streams: Vec<(MemberIndex, TcpStream)>,
+) -> io::Result<Option<(Transfers, Partners)>> {
+    let Some(mut partners) = loaded.partners.take() else { return Ok(None) };
+    (partners.least, partners.at_end) = around.elsewhere;
+    let streams = streams.into_iter().map(|(member, stream)| Ok((member, stream.into_std()?)));
+    let streams = streams.collect::<io::Result<Vec<_>>>()?;
+    let who = (place.member, place.epoch, place.hash);
+    let links = AcrossLinks::new(who, streams, place.seat().role == Role::Decode)?;
+    Ok(Some((partners.transfers(&place.topology, &loaded.shard.plan, links), partners)))
+}
+
+fn setup(
+    around: &Surroundings,
+    place: &Place,
+    loaded: Loaded,
+    group: Group,
+    (abort, transfers): (Arc<Abort>, Option<(Transfers, Partners)>),
+) -> Setup {
     let member = &place.topology.members[place.member.index()];
     let cores = member.cores.iter().map(|core| usize::from(*core)).collect();
     let threads = usize::from(around.threads.unwrap_or(member.threads));
@@ -221,7 +287,7 @@ fn setup(around: &Surroundings, place: &Place, loaded: Loaded, group: Group, abo
     });
     let (node, place, plain) = (around.name.clone(), place.seat(), around.plain);
     let Loaded { tokenizer, template, pieces, .. } = loaded;
-    Setup { node, place, limits, model, group, plain, tokenizer, template, pieces, abort }
+    Setup { node, place, limits, model, group, transfers, plain, tokenizer, template, pieces, abort }
 }
 
 fn sink(inputs: Sender<Input>, epoch: Epoch) -> impl Fn(crate::node::Progress) + Send + 'static {

@@ -1,0 +1,339 @@
+//! `console bench disagg`: the same nodes with a prefill group and without, for prompts of several lengths beside running answers: when
+//! the first token comes, what the answers notice, and whether the roles are worth it.
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use clap::Args;
+use serde_json::{Value, json};
+use shared::{
+    ids::MemberIndex,
+    latency::ratio,
+    protocol::message::{Generate, Prompt},
+    sampling::SamplingParameters,
+    topology::Layout,
+};
+use tokio::{
+    sync::mpsc::channel,
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Failure,
+    generate::{assign_and_tell, complete, head, open, transfer},
+    interrupts::Interrupts,
+    options::{Assignment, layout, node},
+    output,
+};
+use crate::client::{event::GenerateEvent, generate::generate, session::Session};
+
+const NEXT: &str = "console bench disagg --help";
+/// Times between tokens of each answer before a prompt comes.
+const QUIET_GAPS: usize = 48;
+/// Answers must have said so much within this.
+const BEGIN: Duration = Duration::from_secs(120);
+/// Answers that run beside a prompt, at most: every head has as many slots at least, and one for the prompt.
+const RUNNING_MAX: i64 = 3;
+
+/// Options of `console bench disagg`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Disaggregation {
+    /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank
+    #[arg(long, value_delimiter = ',', required = true, env = "BRAMBLE_NODES", value_name = "A,B,..", value_parser = node)]
+    nodes: Vec<String>,
+    /// Model file name
+    #[arg(long, value_name = "NAME|FILE")]
+    model: String,
+    /// The same nodes with roles and without [default: half of them prefill:tpN+decode:tpN, against dp2-tpN]
+    #[arg(long, value_delimiter = ',', value_name = "T,T", num_args = 2, value_parser = layout)]
+    topologies: Vec<Layout>,
+    /// Lengths of prompts in tokens; those that the context does not hold are left out
+    #[arg(long, value_delimiter = ',', value_name = "N,..", default_value = "128,512,1024,2048,4096,8192",
+        value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    prompts: Vec<u32>,
+    /// Answers that run meanwhile
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=RUNNING_MAX))]
+    running: u16,
+    /// Runs of each length; the median counts
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=25))]
+    repeats: u16,
+    #[command(flatten)]
+    assignment: Assignment,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// What came of a prompt of one length on one topology: milliseconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Found {
+    ttft: f64,
+    /// p95 of the time between tokens of running answers: before, and while the prompt was computed.
+    quiet: f64,
+    beside: f64,
+    /// What the prefill group did.
+    transfer: Value,
+}
+
+/// Runs the command.
+pub(super) async fn run(options: Disaggregation) -> Result<u8, Failure> {
+    let usage = |message: String| Failure::Usage { message, next: NEXT };
+    let layouts = options.layouts().map_err(usage)?;
+    let mut interrupts = Interrupts::listen()?;
+    let sessions = interrupts.end(open(&options.nodes)).await?;
+    let mut found = Vec::new();
+    for layout in layouts {
+        let mut wanted = options.assignment.wanted(sessions.len(), &options.model);
+        wanted.layout = layout;
+        let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
+        let context = assigned.topology.context_length;
+        let mut rows = Vec::new();
+        for tokens in options.prompts.iter().copied().filter(|tokens| *tokens < context) {
+            let mut runs = Vec::new();
+            for _ in 0..options.repeats {
+                let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
+                let answers = Answers::start(&sessions, layout, (options.running, context));
+                let run = beside(&sessions[head.index()..=head.index()], tokens, &answers, &mut interrupts).await;
+                answers.end().await;
+                runs.push(run?);
+            }
+            rows.push((tokens, median(runs)));
+        }
+        found.push((layout, rows));
+    }
+    let rows: Vec<Row> = rows(&found);
+    if options.json {
+        let rows: Vec<Value> = rows.iter().map(Row::object).collect();
+        output::line(
+            &json!({"roles": found[0].0.to_string(), "alike": found[1].0.to_string(), "rows": rows}).to_string(),
+        );
+    } else {
+        table(&found[0].0, &found[1].0, &rows).iter().for_each(|line| output::line(line));
+    }
+    Ok(0)
+}
+
+impl Disaggregation {
+    /// With roles, and without.
+    fn layouts(&self) -> Result<[Layout; 2], String> {
+        if self.assignment.topology.is_some() {
+            return Err("two topologies are compared; name them with --topologies".into());
+        }
+        let nodes = self.nodes.len();
+        let [one, two] = match self.topologies.as_slice() {
+            [one, two] => [*one, *two],
+            _ if nodes.is_multiple_of(2) => {
+                let text = format!("prefill:tp{0}+decode:tp{0}", nodes / 2);
+                let roles = text.parse::<Layout>().map_err(|error| error.to_string())?;
+                [roles, Layout::alike(2, 1, (nodes / 2) as u16)]
+            }
+            _ => return Err(format!("{nodes} nodes are not two equal groups; name two with --topologies")),
+        };
+        match (one.groups.is_empty(), two.groups.is_empty()) {
+            (false, true) => Ok([one, two]),
+            (true, false) => Ok([two, one]),
+            _ => Err(format!("one of {one} and {two} must have roles, and the other none")),
+        }
+    }
+}
+
+/// Answers that run while a prompt is computed; each is begun anew where it ends.
+struct Answers {
+    /// When tokens came, of each.
+    tokens: Vec<Arc<Mutex<Vec<Instant>>>>,
+    tasks: JoinSet<()>,
+    cancel: CancellationToken,
+}
+
+impl Answers {
+    fn start(sessions: &[Arc<Session>], layout: Layout, (count, context): (u16, u32)) -> Self {
+        let heads: Vec<MemberIndex> = layout.heads().collect();
+        let (cancel, mut tasks, mut tokens) = (CancellationToken::new(), JoinSet::new(), Vec::new());
+        for index in 0..usize::from(count) {
+            let session = Arc::clone(&sessions[heads[index % heads.len()].index()]);
+            let (cancel, times) = (cancel.clone(), Arc::new(Mutex::new(Vec::new())));
+            tokens.push(Arc::clone(&times));
+            tasks.spawn(async move {
+                while !cancel.is_cancelled() {
+                    let (events, mut received) = channel(64);
+                    // Room for the long prompt's blocks is left.
+                    let request = request(vec![3 + index as u32], context / 4);
+                    let running = generate(std::slice::from_ref(&session), request, &cancel, &events);
+                    let noting = async {
+                        while let Some(event) = received.recv().await {
+                            match event {
+                                GenerateEvent::Token(token) if token.id.is_some() => lock(&times).push(Instant::now()),
+                                GenerateEvent::Failed(_) => return cancel.cancel(),
+                                GenerateEvent::Finished(_) => return,
+                                _ => {}
+                            }
+                        }
+                    };
+                    tokio::join!(running, noting);
+                }
+            });
+        }
+        Self { tokens, tasks, cancel }
+    }
+
+    /// Waits until each has said so much.
+    async fn wait(&self, count: usize) -> Result<(), Failure> {
+        let begin = Instant::now();
+        while self.tokens.iter().any(|times| lock(times).len() < count) {
+            if begin.elapsed() > BEGIN || self.cancel.is_cancelled() {
+                let message = format!("the running answers did not say {count} tokens within {} s", BEGIN.as_secs());
+                return Err(Failure::Usage { message, next: "look at the nodes with console status" });
+            }
+            sleep(Duration::from_millis(2)).await;
+        }
+        Ok(())
+    }
+
+    /// p95 of the times between tokens within a span, in milliseconds.
+    fn p95(&self, begin: Instant, end: Instant) -> f64 {
+        let mut gaps = Vec::new();
+        for times in &self.tokens {
+            let times = lock(times);
+            let inside = times.windows(2).filter(|pair| pair[1] >= begin && pair[0] <= end);
+            gaps.extend(inside.map(|pair| pair[1].duration_since(pair[0]).as_secs_f64() * 1e3));
+        }
+        gaps.sort_by(f64::total_cmp);
+        gaps.get((gaps.len() * 95 / 100).min(gaps.len().saturating_sub(1))).copied().unwrap_or(0.0)
+    }
+
+    async fn end(mut self) {
+        self.cancel.cancel();
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+fn lock(times: &Mutex<Vec<Instant>>) -> std::sync::MutexGuard<'_, Vec<Instant>> {
+    times.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ids that every vocabulary has, and no two prompts begin alike: nothing of them is remembered.
+fn prompt(tokens: u32) -> Vec<u32> {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    let seed = RandomState::new().build_hasher().finish();
+    (0..u64::from(tokens))
+        .map(|index| 3 + (seed.rotate_left(index as u32 % 64).wrapping_add(index * 7) % 250) as u32)
+        .collect()
+}
+
+fn request(tokens: Vec<u32>, max_tokens: u32) -> Generate {
+    let sampling = SamplingParameters { temperature: 0.0, ..SamplingParameters::default() };
+    Generate::new(Prompt::Tokens(tokens), max_tokens.max(1), sampling, Vec::new())
+}
+
+/// One prompt beside running answers.
+async fn beside(
+    head: &[Arc<Session>],
+    tokens: u32,
+    answers: &Answers,
+    interrupts: &mut Interrupts,
+) -> Result<Found, Failure> {
+    interrupts.end(answers.wait(8)).await?;
+    let begin = Instant::now();
+    interrupts.end(answers.wait(8 + QUIET_GAPS)).await?;
+    let asked = Instant::now();
+    let completion = complete(head, request(prompt(tokens), 1), false, interrupts).await?;
+    if let Some(code) = completion.interrupted {
+        return Err(Failure::Interrupted { code });
+    }
+    let times = &completion.finished.times;
+    let (quiet, beside) = (answers.p95(begin, asked), answers.p95(asked, Instant::now()));
+    Ok(Found { ttft: times.ttft_ms(), quiet, beside, transfer: transfer(&times.transfer) })
+}
+
+/// The median of each figure.
+fn median(mut runs: Vec<Found>) -> Found {
+    let mut of = |part: fn(&Found) -> f64| {
+        runs.sort_by(|one, two| part(one).total_cmp(&part(two)));
+        runs.get(runs.len() / 2).map_or(0.0, part)
+    };
+    let (quiet, beside, ttft) = (of(|run| run.quiet), of(|run| run.beside), of(|run| run.ttft));
+    let transfer = runs.get(runs.len() / 2).map_or(Value::Null, |run| run.transfer.clone());
+    Found { ttft, quiet, beside, transfer }
+}
+
+/// A length of prompts on both topologies.
+#[derive(Clone, Debug)]
+struct Row {
+    tokens: u32,
+    roles: Found,
+    alike: Found,
+}
+
+fn rows(found: &[(Layout, Vec<(u32, Found)>)]) -> Vec<Row> {
+    let (roles, alike) = (&found[0].1, &found[1].1);
+    let row = |((tokens, roles), (_, alike)): (&(u32, Found), &(u32, Found))| Row {
+        tokens: *tokens,
+        roles: roles.clone(),
+        alike: alike.clone(),
+    };
+    roles.iter().zip(alike).map(row).collect()
+}
+
+impl Row {
+    /// Whether roles are worth it for such prompts: a difference below a tenth is none.
+    fn verdict(&self) -> &'static str {
+        let first = ratio(self.roles.ttft, self.alike.ttft);
+        let answers = ratio(self.roles.beside, self.alike.beside);
+        match (first <= 0.9, first <= 1.1, answers <= 0.9, answers <= 1.1) {
+            (true, _, true, _) => "yes: for the first token and for running answers",
+            (_, true, true, _) => "yes: for running answers",
+            (true, _, _, true) => "yes: for the first token",
+            (_, _, true, _) => "only where running answers matter more than the first token",
+            (true, ..) => "only where the first token matters more than running answers",
+            _ => "no",
+        }
+    }
+
+    fn object(&self) -> Value {
+        let part = |found: &Found| json!({"ttft_ms": found.ttft, "quiet_p95_ms": found.quiet, "beside_p95_ms": found.beside, "transfer": found.transfer});
+        json!({"prompt_tokens": self.tokens, "roles": part(&self.roles), "alike": part(&self.alike), "worth_it": self.verdict()})
+    }
+}
+
+fn table(roles: &Layout, alike: &Layout, rows: &[Row]) -> Vec<String> {
+    let mut lines = vec![
+        format!(
+            "{roles} against {alike}; ms: first token of a prompt, p95 between tokens of running answers meanwhile (before)"
+        ),
+        format!("{:>7}  {:>9} {:>18}   {:>9} {:>18}   worth it", "prompt", "roles", "answers", "alike", "answers"),
+    ];
+    let answers = |found: &Found| format!("{:.1} ({:.1})", found.beside, found.quiet);
+    lines.extend(rows.iter().map(|row| {
+        let Row { tokens, roles, alike } = row;
+        let (one, two) = (answers(roles), answers(alike));
+        format!("{tokens:>7}  {:>9.0} {one:>18}   {:>9.0} {two:>18}   {}", roles.ttft, alike.ttft, row.verdict())
+    }));
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roles_are_worth_it_where_they_make_something_a_tenth_faster_and_nothing_a_tenth_slower() {
+        let found = |ttft, beside| Found { ttft, beside, ..Found::default() };
+        let verdict = |roles, alike| Row { tokens: 1, roles, alike }.verdict();
+        assert_eq!(verdict(found(100.0, 10.0), found(100.0, 10.0)), "no");
+        assert_eq!(verdict(found(105.0, 5.0), found(100.0, 10.0)), "yes: for running answers");
+        assert_eq!(verdict(found(80.0, 10.5), found(100.0, 10.0)), "yes: for the first token");
+        assert_eq!(verdict(found(80.0, 5.0), found(100.0, 10.0)), "yes: for the first token and for running answers");
+        assert!(verdict(found(180.0, 5.0), found(100.0, 10.0)).starts_with("only where running answers"));
+        assert!(verdict(found(80.0, 15.0), found(100.0, 10.0)).starts_with("only where the first token"));
+        assert_eq!(verdict(found(180.0, 15.0), found(100.0, 10.0)), "no");
+    }
+
+    #[test]
+    fn prompts_have_their_length_and_only_ids_of_every_vocabulary() {
+        let (one, two) = (prompt(500), prompt(500));
+        assert!(one.len() == 500 && one.iter().all(|id| (3..253).contains(id)) && one != two);
+    }
+}

@@ -1,0 +1,307 @@
+//! Data links of a rank to ranks of other groups: keys and values from prefill to decode. Unlike a link of the own replica, one that
+//! breaks is dropped and the rank goes on: what it was for is computed elsewhere. Nothing here waits but for room, and that has a bound.
+use std::{
+    collections::VecDeque,
+    io,
+    net::TcpStream,
+    os::fd::BorrowedFd,
+    time::{Duration, Instant},
+};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use shared::{
+    ids::{Epoch, MemberIndex, Rank, TopologyHash},
+    protocol::frame::{FrameHeader, FrameKind, FramePlace},
+    topology::spec::NODES_MAX,
+};
+
+use super::{
+    CollectiveError,
+    peer::{Calls, Patience, Peer},
+};
+
+/// Bytes that may wait for a socket; then the sender waits for room.
+const BACKLOG_BYTES_MAX: usize = 16 << 20;
+/// Longest wait for room; a rank that takes nothing for so long is given up.
+const ROOM: Duration = Duration::from_secs(5);
+/// Longest sleep for one look at the sockets, in milliseconds.
+const SLEEP_MS: u8 = 2;
+
+/// What became of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It was used, or nobody wants it any more.
+    Done,
+    /// It comes before its time: it stays in front.
+    Later,
+    /// It cannot be: the link is dropped.
+    Broken,
+}
+
+/// One link.
+#[derive(Debug)]
+struct Far {
+    member: MemberIndex,
+    peer: Peer,
+    backlog: VecDeque<(FrameHeader, Vec<u8>)>,
+    backlog_bytes: usize,
+    /// Buffers of messages that have left.
+    spare: Vec<Vec<u8>>,
+}
+
+/// The links of one rank to other groups.
+#[derive(Debug)]
+pub struct AcrossLinks {
+    own: MemberIndex,
+    epoch: Epoch,
+    hash: TopologyHash,
+    links: Vec<Far>,
+    calls: Calls,
+    /// Whether keys and values come in on them.
+    reads: bool,
+}
+
+impl AcrossLinks {
+    /// Takes connected sockets, one for each rank of the other groups. Keys and values come in on them if `reads`, else go out.
+    ///
+    /// # Errors
+    /// An option of a socket cannot be set.
+    pub fn new(
+        (own, epoch, hash): (MemberIndex, Epoch, TopologyHash),
+        streams: Vec<(MemberIndex, TcpStream)>,
+        reads: bool,
+    ) -> io::Result<Self> {
+        let far = |(member, stream)| {
+            let (backlog, spare) = (VecDeque::new(), Vec::new());
+            Ok(Far { member, peer: Peer::new(stream)?, backlog, backlog_bytes: 0, spare })
+        };
+        let links = streams.into_iter().map(far).collect::<io::Result<Vec<_>>>()?;
+        Ok(Self { own, epoch, hash, links, calls: Calls::default(), reads })
+    }
+
+    /// Whether a member can still be reached.
+    pub fn has(&self, member: MemberIndex) -> bool {
+        self.links.iter().any(|far| far.member == member)
+    }
+
+    /// Whether something waits for a socket.
+    pub fn is_sending(&self) -> bool {
+        self.links.iter().any(|far| !far.backlog.is_empty() || !far.peer.is_flushed())
+    }
+
+    /// Sends a message of a transfer, now or as soon as the socket has room; `fill` appends its payload. Of a member that is lost
+    /// nothing is sent. Returns the bytes on the wire.
+    pub fn send(&mut self, to: MemberIndex, (transfer, sequence): (u64, u32), fill: impl FnOnce(&mut Vec<u8>)) -> u64 {
+        let header = self.header(transfer, sequence);
+        let Some(index) = self.links.iter().position(|far| far.member == to) else { return 0 };
+        let far = &mut self.links[index];
+        if far.backlog.is_empty() && far.peer.is_flushed() {
+            let bytes = far.peer.load(header, fill);
+            if let Err(error) = far.peer.write(Rank(to.0), &mut self.calls) {
+                self.give_up(index, &error.to_string());
+            }
+            return bytes;
+        }
+        let mut payload = far.spare.pop().unwrap_or_default();
+        payload.clear();
+        fill(&mut payload);
+        let bytes = payload.len();
+        far.backlog_bytes += bytes;
+        far.backlog.push_back((header, payload));
+        self.pump();
+        self.make_room(to);
+        bytes as u64
+    }
+
+    fn header(&self, transfer: u64, sequence: u32) -> FrameHeader {
+        let (kind, place) = (FrameKind::KeysValues, FramePlace::default());
+        let (epoch, hash, from) = (self.epoch, self.hash, Rank(self.own.0));
+        let (step, slowest) = (transfer, Rank(0));
+        FrameHeader { kind, from, length: 0, epoch, hash, step, sequence, place, slowest, compute_ns: 0 }
+    }
+
+    /// Waits until no more than the bound waits for a socket.
+    fn make_room(&mut self, to: MemberIndex) {
+        let begin = Instant::now();
+        while let Some(index) = self.links.iter().position(|far| far.member == to) {
+            if self.links[index].backlog_bytes <= BACKLOG_BYTES_MAX {
+                return;
+            }
+            if begin.elapsed() > ROOM {
+                return self.give_up(index, "it takes no keys and values");
+            }
+            self.sleep(None);
+            self.pump();
+        }
+    }
+
+    /// Sends as much as the sockets take.
+    pub fn pump(&mut self) {
+        let mut index = 0;
+        while index < self.links.len() {
+            match self.links[index].pump(&mut self.calls) {
+                Ok(()) => index += 1,
+                Err(error) => self.give_up(index, &error.to_string()),
+            }
+        }
+    }
+
+    /// Gives what has come to `take`, at most about `budget` bytes; returns the bytes.
+    pub fn receive(&mut self, budget: usize, mut take: impl FnMut(MemberIndex, &FrameHeader, &[u8]) -> Taken) -> usize {
+        let (mut index, mut bytes) = (0, 0);
+        while index < self.links.len() {
+            let (expected, far) = ((self.epoch, self.hash), &mut self.links[index]);
+            match far.receive(expected, (&mut bytes, budget), &mut self.calls, &mut take) {
+                Ok(()) => index += 1,
+                Err(error) => self.give_up(index, &error.to_string()),
+            }
+        }
+        bytes
+    }
+
+    fn give_up(&mut self, index: usize, reason: &str) {
+        let far = self.links.swap_remove(index);
+        tracing::warn!("the link to member {} of another group is dropped: {reason}", far.member);
+    }
+
+    /// Sleeps until a socket has something to say, or that of the own group, or for a few milliseconds.
+    pub fn sleep(&self, beside: Option<BorrowedFd<'_>>) {
+        let mut list: smallvec::SmallVec<[PollFd<'_>; NODES_MAX + 1]> = smallvec::SmallVec::new();
+        list.extend(beside.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)));
+        for far in &self.links {
+            let mut events = PollFlags::empty();
+            events.set(PollFlags::POLLIN, self.reads && !far.peer.has_front());
+            events.set(PollFlags::POLLOUT, !far.peer.is_flushed());
+            if !events.is_empty() {
+                list.push(PollFd::new(far.peer.descriptor(), events));
+            }
+        }
+        // Whatever it says, the sockets are looked at next.
+        let _ = poll(&mut list, PollTimeout::from(SLEEP_MS));
+    }
+}
+
+impl Far {
+    fn pump(&mut self, calls: &mut Calls) -> Result<(), CollectiveError> {
+        let rank = Rank(self.member.0);
+        self.peer.write(rank, calls)?;
+        while self.peer.is_flushed() {
+            let Some((header, payload)) = self.backlog.pop_front() else { return Ok(()) };
+            self.backlog_bytes -= payload.len();
+            self.peer.load(header, |out| out.extend_from_slice(&payload));
+            if self.spare.len() < 4 {
+                self.spare.push(payload);
+            }
+            self.peer.write(rank, calls)?;
+        }
+        Ok(())
+    }
+
+    fn receive(
+        &mut self,
+        (epoch, hash): (Epoch, TopologyHash),
+        (bytes, budget): (&mut usize, usize),
+        calls: &mut Calls,
+        take: &mut impl FnMut(MemberIndex, &FrameHeader, &[u8]) -> Taken,
+    ) -> Result<(), CollectiveError> {
+        let rank = Rank(self.member.0);
+        loop {
+            self.peer.read(rank, Patience::Now, calls)?;
+            if !self.peer.has_front() || *bytes > budget {
+                return Ok(());
+            }
+            let (header, payload) = self.peer.front();
+            let is_ours =
+                (header.kind, header.epoch, header.hash, header.from) == (FrameKind::KeysValues, epoch, hash, rank);
+            let taken = if is_ours { take(self.member, &header, payload) } else { Taken::Broken };
+            *bytes += payload.len();
+            match taken {
+                Taken::Done => self.peer.consume(rank)?,
+                Taken::Later => return Ok(()),
+                Taken::Broken => {
+                    let got = format!(
+                        "{:?} {}.{} of {} {}",
+                        header.kind, header.step, header.sequence, header.epoch, header.hash
+                    );
+                    return Err(CollectiveError::OutOfStep { rank, got, expected: "keys and values".into() });
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write, net::TcpListener};
+
+    use shared::protocol::frame::HEADER_BYTES;
+
+    use super::*;
+
+    const WHO: (Epoch, TopologyHash) = (Epoch(3), TopologyHash(4));
+
+    fn pair() -> (AcrossLinks, AcrossLinks, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
+        let one = TcpStream::connect(listener.local_addr().expect("it is bound")).expect("loopback accepts");
+        let (two, _) = listener.accept().expect("somebody dialled");
+        let raw = one.try_clone().expect("a socket can be cloned");
+        let links = |own, other, stream, reads| {
+            AcrossLinks::new((MemberIndex(own), WHO.0, WHO.1), vec![(MemberIndex(other), stream)], reads)
+        };
+        (links(0, 5, one, false).expect("it is good"), links(5, 0, two, true).expect("it is good"), raw)
+    }
+
+    #[test]
+    fn more_than_sockets_hold_arrives_in_order_while_the_sender_never_waits_and_the_receiver_takes_a_bounded_part() {
+        let (mut sender, mut receiver, _) = pair();
+        let (mut sent, mut got) = (0_u32, 0_u32);
+        while sent < 200 {
+            sender.send(MemberIndex(5), (7, sent), |out| out.resize(65_536, sent as u8));
+            sent += 1;
+        }
+        assert!(sender.is_sending(), "12 MB do not fit into sockets");
+        let until = Instant::now() + Duration::from_secs(20);
+        while got < 200 && Instant::now() < until {
+            sender.pump();
+            let before = got;
+            receiver.receive(1 << 20, |member, header, payload| {
+                assert_eq!((member, header.step, header.sequence), (MemberIndex(0), 7, got));
+                assert!(payload.len() == 65_536 && payload.iter().all(|byte| *byte == got as u8));
+                got += 1;
+                Taken::Done
+            });
+            assert!(got - before <= 17, "{} frames at once", got - before);
+        }
+        assert!(got == 200 && !sender.is_sending());
+    }
+
+    #[test]
+    fn a_frame_before_its_time_stays_and_a_broken_one_or_a_closed_link_only_drops_the_link() {
+        let (mut sender, mut receiver, _) = pair();
+        sender.send(MemberIndex(5), (1, 0), |out| out.push(9));
+        let mut take = |taken| {
+            receiver.sleep(None);
+            let mut seen = 0;
+            receiver.receive(100, |_, _, _| {
+                seen += 1;
+                taken
+            });
+            (seen, receiver.has(MemberIndex(0)))
+        };
+        assert_eq!(take(Taken::Later), (1, true));
+        assert_eq!(take(Taken::Later), (1, true));
+        assert_eq!(take(Taken::Broken), (1, false));
+        let (sender, mut receiver, mut raw) = pair();
+        raw.write_all(&[0; HEADER_BYTES]).expect("loopback takes it");
+        receiver.sleep(None);
+        receiver.receive(100, |_, _, _| Taken::Done);
+        assert!(!receiver.has(MemberIndex(0)), "no frame is of kind 0");
+        drop((sender, raw));
+        let (mut sender, receiver, _) = pair();
+        drop(receiver);
+        for number in 0..100 {
+            let _bytes = sender.send(MemberIndex(5), (1, number), |out| out.resize(65_536, 0));
+        }
+        assert!(!sender.has(MemberIndex(5)) && !sender.is_sending());
+    }
+}

@@ -1,0 +1,196 @@
+//! Groups of a topology that differ: replicas that only compute prompts, replicas that only answer, each with its own ranks. Pure.
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    layout::Layout,
+    spec::{NODES_MAX, SpecError},
+};
+
+/// Most replicas of a topology whose replicas have roles.
+pub const GROUPS_MAX: usize = 8;
+
+/// What a replica does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// It computes prompts and answers them.
+    #[default]
+    Both,
+    /// It computes prompts for the decode groups and sends them the keys and values.
+    Prefill,
+    /// It takes requests, has long prompts computed by a prefill group, and answers.
+    Decode,
+}
+
+impl Role {
+    /// Whether requests go to its head.
+    pub fn takes_requests(self) -> bool {
+        self != Self::Prefill
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Both => "both",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        })
+    }
+}
+
+/// A replica with a role.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Group {
+    /// What it does.
+    pub role: Role,
+    /// Nodes that share every layer of a stage; 0 in a place that holds no group.
+    pub ranks: u16,
+}
+
+/// The replicas of a topology whose replicas have roles; none where all are alike and do both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Groups([Group; GROUPS_MAX]);
+
+impl Groups {
+    /// These groups in their order.
+    ///
+    /// # Errors
+    /// Too many, one without nodes, or not at least one of each role.
+    pub fn new(list: &[Group]) -> Result<Self, SpecError> {
+        let mut groups = Self::default();
+        if list.len() > GROUPS_MAX {
+            let (what, value, most) = ("the number of groups with roles", list.len() as u64, GROUPS_MAX as u64);
+            return Err(SpecError::Bound { what, value, least: 2, most });
+        }
+        groups.0[..list.len()].copy_from_slice(list);
+        groups.check()?;
+        Ok(groups)
+    }
+
+    /// The groups.
+    pub fn list(&self) -> &[Group] {
+        let end = self.0.iter().position(|group| group.ranks == 0).unwrap_or(GROUPS_MAX);
+        &self.0[..end]
+    }
+
+    /// Whether all replicas are alike.
+    pub fn is_empty(&self) -> bool {
+        self.list().is_empty()
+    }
+
+    /// Checks what came from outside.
+    ///
+    /// # Errors
+    /// A group behind a gap, with too many nodes, without a role, or not at least one of each role.
+    pub fn check(&self) -> Result<(), SpecError> {
+        let list = self.list();
+        if self.0[list.len()..].iter().any(|group| *group != Group::default()) {
+            return Err(SpecError::Roles("a group has no nodes"));
+        }
+        if list.iter().any(|group| usize::from(group.ranks) > NODES_MAX) {
+            return Err(SpecError::Roles("a group has too many nodes"));
+        }
+        let has = |role: Role| list.iter().any(|group| group.role == role);
+        match list {
+            [] => Ok(()),
+            _ if has(Role::Both) => Err(SpecError::Roles("some groups have no role")),
+            _ if !has(Role::Prefill) => Err(SpecError::Roles("no group has the role prefill")),
+            _ if !has(Role::Decode) => Err(SpecError::Roles("no group has the role decode")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reads `prefill:tp2+decode:dp2-tp1`: what stands behind a role is a layout whose replicas all have it.
+pub(super) fn parse(text: &str) -> Result<Layout, SpecError> {
+    let grammar = || SpecError::Grammar(text.chars().take(64).collect());
+    let (mut list, mut stages) = (Vec::new(), None);
+    for part in text.split('+') {
+        let (role, layout) = part.split_once(':').ok_or_else(grammar)?;
+        let role = [Role::Prefill, Role::Decode].into_iter().find(|known| known.to_string() == role);
+        let (Some(role), false) = (role, layout.contains(':')) else { return Err(grammar()) };
+        let layout = Layout::from_str(layout)?;
+        if *stages.get_or_insert(layout.stages) != layout.stages {
+            return Err(SpecError::Roles("groups have different numbers of stages"));
+        }
+        let group = Group { role, ranks: layout.ranks };
+        list.extend(std::iter::repeat_n(group, usize::from(layout.replicas)));
+    }
+    let layout = Layout::of_groups(Groups::new(&list)?, stages.unwrap_or(1));
+    if layout.node_count() > NODES_MAX {
+        return Err(SpecError::Count { text: text.into(), part: text.into() });
+    }
+    Ok(layout)
+}
+
+/// Writes it as [`parse`] reads it; groups behind one another that are alike are counted.
+pub(super) fn write(layout: &Layout) -> String {
+    let like = layout.groups.list().chunk_by(|one, two| one == two);
+    let part = |groups: &[Group]| {
+        let inside = Layout::alike(groups.len() as u16, layout.stages, groups[0].ranks);
+        format!("{}:{inside}", groups[0].role)
+    };
+    like.map(part).collect::<Vec<_>>().join("+")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{MemberIndex, Rank};
+
+    #[test]
+    fn groups_with_roles_are_written_as_they_are_read_and_every_member_finds_its_place() {
+        for text in
+            ["prefill:tp2+decode:tp1+decode:tp3", "decode:dp2-tp1+prefill:tp1", "prefill:pp2-tp2+decode:pp2-tp1"]
+        {
+            assert_eq!(text.parse::<Layout>().map(|layout| layout.to_string()), Ok(text.to_owned()));
+        }
+        let layout: Layout = "prefill:tp2+decode:tp1+decode:tp3".parse().expect("a layout");
+        assert_eq!((layout.replicas, layout.node_count()), (3, 6));
+        let places: Vec<(u16, Rank, Role)> = (0..6)
+            .map(|member| layout.place(MemberIndex(member)))
+            .map(|place| (place.replica, place.rank, place.role))
+            .collect();
+        let of = |replica, rank, role| (replica, Rank(rank), role);
+        let (prefill, decode) = (Role::Prefill, Role::Decode);
+        let expected = [
+            of(0, 0, prefill),
+            of(0, 1, prefill),
+            of(1, 0, decode),
+            of(2, 0, decode),
+            of(2, 1, decode),
+            of(2, 2, decode),
+        ];
+        assert_eq!(places, expected);
+        assert_eq!(layout.peer(MemberIndex(3), Rank(2)), MemberIndex(5));
+        assert_eq!(
+            layout.heads().collect::<Vec<_>>(),
+            [MemberIndex(2), MemberIndex(3)],
+            "requests go to decode groups"
+        );
+        assert!(layout.are_across(MemberIndex(0), MemberIndex(5)) && layout.are_across(MemberIndex(2), MemberIndex(1)));
+        assert!(
+            !layout.are_across(MemberIndex(2), MemberIndex(3)) && !layout.are_across(MemberIndex(0), MemberIndex(1))
+        );
+    }
+
+    #[test]
+    fn groups_that_cannot_work_together_are_refused_by_what_is_missing() {
+        let refused = |text: &str| text.parse::<Layout>().expect_err("it cannot be").to_string();
+        assert!(refused("prefill:tp2+prefill:tp1").contains("no group has the role decode"));
+        assert!(refused("decode:tp2").contains("no group has the role prefill"));
+        assert!(refused("prefill:pp2-tp1+decode:tp2").contains("stages"));
+        for text in ["prefill:tp2+tp1", "prefil:tp2+decode:tp1", "prefill:tp2+", "prefill:decode:tp1", "prefill"] {
+            assert!(matches!(text.parse::<Layout>(), Err(SpecError::Grammar(_))), "{text}");
+        }
+        assert!(matches!("prefill:tp1+decode:dp8-tp1".parse::<Layout>(), Err(SpecError::Bound { .. })));
+        assert!(matches!("prefill:tp60+decode:tp5".parse::<Layout>(), Err(SpecError::Count { .. })));
+        let mut gap = Groups::default();
+        gap.0[1] = Group { role: Role::Decode, ranks: 1 };
+        assert!(gap.check().is_err(), "a group behind none");
+        assert_eq!("prefill:tp1+decode:tp1".parse::<Layout>().expect("a layout").on(3).to_string(), "tp3");
+    }
+}

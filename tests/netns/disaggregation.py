@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""What a prefill group costs and spares, on machines of their own as far as the network goes (1 Gb/s): how much of the transfer of keys and
+values is hidden behind the computing of a prompt, and what running answers notice while a long prompt is computed.
+
+usage: tests/netns/disaggregation.py [--prefill 2] [--decode 1] [--tokens 512,1024] [--long 4096] [--rounds 3] [--shape qwen3-0.6b] [--json]
+
+Hidden: the visible part of the transfer beside that of a run in which nothing leaves before all is computed. The tokens of both runs must
+be those of the decode group alone. Fails below 90 % hidden, or where the p95 of the time between tokens grows by more than 10 %.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+import bramble
+from network import Network
+
+SETTINGS = bramble.QUIET + "prefill_elsewhere_from = 32\n"
+
+
+def transfers(arguments, model, at_end):
+    """For each number of tokens the median of the visible part in ms, of the whole computing in ms, the bytes, and the tokens drawn."""
+    topology = f"prefill:tp{arguments.prefill}+decode:tp{arguments.decode}"
+    found = {}
+    more = ["--transfer-at-end"] if at_end else []
+    with Network(arguments.prefill + arguments.decode, arguments.rate) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
+        cores = sorted(os.sched_getaffinity(0))
+        for node in range(len(network.nodes)):
+            core = ["taskset", "-c", str(cores[node % len(cores)])]
+            cluster.add(f"pi{node + 1}", f"10.77.0.{node + 1}:9999", enter=[*network.enter(node), *core], settings=SETTINGS, more=more)
+
+        def run(tokens, topology, daemons):
+            prompt, name = bramble.letters(tokens), os.path.basename(model)
+            return bramble.generate(daemons, name, prompt, 4, "--topology", topology, enter=network.enter(), context=arguments.context)
+
+        run(64, topology, cluster.daemons)
+        for tokens in arguments.tokens:
+            runs = [run(tokens, topology, cluster.daemons) for _ in range(arguments.rounds)]
+            times = [one["timings"]["transfer"] for one in runs]
+            part = lambda name: bramble.median([one[name] for one in times])
+            found[tokens] = {name: part(name) for name in ("visible_ms", "compute_ms", "bytes")}
+            found[tokens]["ids"] = runs[0]["token_ids"]
+    return found
+
+
+def gaps(arguments, model, topology, nodes):
+    """Times between the tokens of an answer in ms, p95: alone, and while a long prompt is computed."""
+    with Network(nodes, arguments.rate) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
+        network.add_daemons(cluster, SETTINGS, pin=True)
+        addresses = ",".join(daemon.address for daemon in cluster.daemons)
+        common = ["generate", "--nodes", addresses, "--model", os.path.basename(model), "--topology", topology, "--temperature", "0"]
+        common += ["--context", str(arguments.context)]
+        bramble.console(*common, "--prompt", "ab", "--max-tokens", "2", enter=network.enter())
+        command = [*network.enter(), bramble.program("console"), *common, "--prompt", "ab", "--max-tokens", str(arguments.context - 16)]
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+        long = [*network.enter(), bramble.program("console"), *common, "--prompt", bramble.letters(arguments.long), "--max-tokens", "1", "--json"]
+        os.set_blocking(running.stdout.fileno(), True)
+        alone, beside, prompt, last, begin = [], [], None, None, time.monotonic()
+        try:
+            while data := os.read(running.stdout.fileno(), 65536):
+                now = time.monotonic()
+                if last is not None and now - begin > 2:
+                    (beside if prompt else alone).append((now - last) * 1e3)
+                last = now
+                if not prompt and len(alone) >= 150:
+                    prompt = subprocess.Popen(long, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+                if prompt and prompt.poll() is not None:
+                    break
+            if not prompt or prompt.poll() != 0:
+                sys.exit("the answer ended before the prompt was computed")
+            timings = json.loads(prompt.stdout.read())["timings"]
+        finally:
+            for process in (running, prompt):
+                if process and process.poll() is None:
+                    process.kill()
+                    process.wait()
+    p95 = lambda values: sorted(values)[int(0.95 * (len(values) - 1))]
+    return {"alone_ms": p95(alone), "beside_ms": p95(beside), "gaps": len(beside), "ttft_ms": timings["ttft_ms"]}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    numbers = lambda text: [int(part) for part in text.split(",")]
+    parser.add_argument("--prefill", type=int, default=2)
+    parser.add_argument("--decode", type=int, default=1)
+    parser.add_argument("--tokens", type=numbers, default=[512, 1024])
+    parser.add_argument("--long", type=int, default=4096)
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--shape", default="qwen3-0.6b")
+    parser.add_argument("--models", default=os.path.join(bramble.ROOT, "target", "models"), metavar="DIR")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    bramble.favour()
+    model = os.path.abspath(bramble.model(arguments.shape, "q4_0", arguments.models))
+    streamed, at_end = (transfers(arguments, model, at_end) for at_end in (False, True))
+    rows, is_good = [], True
+    for tokens in arguments.tokens:
+        one, other = streamed[tokens], at_end[tokens]
+        if one["ids"] != other["ids"]:
+            sys.exit(f"{tokens} tokens: other ids when they are sent at the end")
+        hidden = 1 - one["visible_ms"] / other["visible_ms"]
+        is_good &= hidden >= 0.9 or tokens < 512
+        row = {"tokens": tokens, "mb": one["bytes"] / 1e6, "compute_ms": one["compute_ms"], "visible_ms": one["visible_ms"],
+               "at_end_ms": other["visible_ms"], "hidden": hidden}
+        rows.append(row)
+        if not arguments.json:
+            print(f"{tokens} tokens, {row['mb']:.1f} MB: computed in {row['compute_ms']:.0f} ms, transfer visible {row['visible_ms']:.1f} ms, "
+                  f"{row['at_end_ms']:.1f} ms when sent at the end: {100 * hidden:.1f} % hidden{'' if hidden >= 0.9 else '  BELOW'}")
+    answers = {}
+    if arguments.long:
+        for topology, nodes in (("prefill:tp1+decode:tp1", 2), ("tp1", 1)):
+            found = gaps(arguments, model, topology, nodes)
+            found["ratio"] = found["beside_ms"] / found["alone_ms"]
+            answers[topology] = found
+            if not arguments.json:
+                print(f"{topology}: p95 between tokens {found['alone_ms']:.1f} ms, {found['beside_ms']:.1f} ms while a prompt of {arguments.long} is "
+                      f"computed ({found['ratio']:.2f}x, {found['gaps']} tokens; its first token after {found['ttft_ms']:.0f} ms)")
+        is_good &= answers["prefill:tp1+decode:tp1"]["ratio"] <= 1.1
+    if arguments.json:
+        print(json.dumps({"transfers": rows, "answers": answers}))
+    sys.exit(not is_good)
+
+
+if __name__ == "__main__":
+    bramble.command(main)

@@ -1,0 +1,179 @@
+//! Prefill groups that compute prompts for decode groups: the same tokens whatever the ranks of both, and what happens when either dies.
+use harness::{
+    programs::{Cluster, DEEP, deep_models, finish, folder_with, spawn_console, wait_until},
+    tiny_model::TinyModel,
+};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use shared::{gguf::Architecture, topology::Layout};
+
+const SETTINGS: &str = "prefill_elsewhere_from = 16\n";
+
+/// Four layers, eight heads over four KV heads: three ranks hold some of these twice.
+fn model() -> TinyModel {
+    let mut model = TinyModel::new(Architecture::Qwen3);
+    (model.block_count, model.head_count, model.head_count_kv, model.context_length) = (4, 8, 4, 1024);
+    model
+}
+
+fn arguments<'a>(nodes: &'a str, model: &'a str, topology: &'a str, prompt: &'a str) -> Vec<&'a str> {
+    vec!["generate", "--nodes", nodes, "--model", model, "--topology", topology, "--json", "--prompt", prompt]
+}
+
+fn nodes(cluster: &Cluster, topology: &str) -> String {
+    let count = topology.parse::<Layout>().expect("a layout").node_count();
+    cluster.addresses[..count].join(",")
+}
+
+fn generate(cluster: &Cluster, topology: &str, prompt: &str, more: &[&str]) -> Value {
+    let nodes = nodes(cluster, topology);
+    let mut arguments = arguments(&nodes, "tiny.gguf", topology, prompt);
+    arguments.extend(["--max-tokens", "24", "--seed", "7"]);
+    arguments.extend(more);
+    cluster.console(&arguments).completion()
+}
+
+#[test]
+fn a_prompt_that_another_group_computes_gives_the_same_tokens_whatever_the_ranks_of_both_groups() {
+    let folder = folder_with(&[("tiny.gguf", &model().bytes())]);
+    let cluster = Cluster::with(6, folder.path(), SETTINGS);
+    let sampled: [&[&str]; 2] =
+        [&["--temperature", "0"], &["--temperature", "0.9", "--top-p", "0.8", "--logprobs", "2"]];
+    // Within a block, at the end of one, over several chunks.
+    let prompts = ["ab ".repeat(8), "abcdefgh".repeat(4), "xyz ".repeat(100)];
+    for (sampling, kv) in sampled.into_iter().zip(["f32", "f16"]) {
+        for prompt in &prompts {
+            let more = [sampling, &["--kv", kv]].concat();
+            let expected = generate(&cluster, "tp1", prompt, &more);
+            assert!(expected["timings"]["transfer"].is_null());
+            for topology in [
+                "prefill:tp2+decode:tp1",
+                "prefill:tp2+decode:tp3",
+                "prefill:tp1+decode:tp4",
+                "decode:tp2+prefill:tp3",
+                "prefill:pp2-tp2+decode:pp2-tp1",
+            ] {
+                let found = generate(&cluster, topology, prompt, &more);
+                assert_eq!(found["token_ids"], expected["token_ids"], "{topology} {more:?}");
+                let (tokens, transfer) =
+                    (found["prompt_token_ids"].as_array().expect("ids").len(), &found["timings"]["transfer"]);
+                assert_eq!(transfer["tokens"].as_u64(), Some(tokens as u64 - 1), "{topology} {found}");
+                // No rank of the decode group saw the prompt; it holds what came.
+                for rank in found["ranks"].as_array().expect("ranks") {
+                    assert_eq!(
+                        (rank["prefill"]["tokens"].as_u64(), rank["decode"]["steps"].as_u64()),
+                        (Some(0), Some(24))
+                    );
+                }
+            }
+        }
+    }
+    cluster.assert_alive();
+}
+
+#[test]
+fn ranks_that_are_cut_alike_hold_the_same_bits_as_after_their_own_prefill() {
+    let folder = folder_with(&[("tiny.gguf", &model().with_format(shared::gguf::BlockFormat::Q4_0).bytes())]);
+    let cluster = Cluster::with(4, folder.path(), SETTINGS);
+    for kv in ["f32", "f16", "q8_0"] {
+        let more = ["--temperature", "0.8", "--logprobs", "5", "--kv", kv];
+        let prompt = "to be or not to be ".repeat(12);
+        let own = generate(&cluster, "tp2", &prompt, &more);
+        let other = generate(&cluster, "prefill:tp2+decode:tp2", &prompt, &more);
+        assert!(other["timings"]["transfer"]["bytes"].as_u64() > Some(0));
+        assert_eq!((&other["token_ids"], &other["logprobs"]), (&own["token_ids"], &own["logprobs"]), "{kv}");
+    }
+}
+
+#[test]
+fn short_prompts_are_computed_where_they_are_answered_and_a_prefill_group_takes_no_requests() {
+    let folder = folder_with(&[("tiny.gguf", &model().bytes())]);
+    let cluster = Cluster::with(2, folder.path(), SETTINGS);
+    let found = generate(&cluster, "prefill:tp1+decode:tp1", "ab", &["--temperature", "0"]);
+    assert!(found["timings"]["transfer"].is_null(), "{found}");
+    assert_eq!((found["replica"].as_u64(), cluster.status(0)["state"].as_str()), (Some(1), Some("ready")));
+    let refused = cluster.console(&arguments(&cluster.nodes(), "tiny.gguf", "prefill:tp1+prefill:tp1", "ab"));
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.err.contains("no group has the role decode"), "{}", refused.err);
+}
+
+#[test]
+fn eight_requests_through_one_prefill_group_and_two_decode_groups_are_each_what_they_are_alone() {
+    let folder = folder_with(&[("tiny.gguf", &model().bytes())]);
+    let cluster = Cluster::with(6, folder.path(), SETTINGS);
+    let topology = "prefill:tp2+decode:tp1+decode:tp3";
+    let prompts: Vec<String> = (0..8).map(|index| "ab ".repeat(20 + 35 * (index % 4)) + &"c".repeat(index)).collect();
+    let more = ["--temperature", "0.7", "--kv", "f32"];
+    let alone: Vec<Value> = prompts.iter().map(|prompt| generate(&cluster, "tp1", prompt, &more)).collect();
+    generate(&cluster, topology, "ab", &more);
+    let nodes = nodes(&cluster, topology);
+    let start = |prompt: &String| {
+        let rest = ["--max-tokens", "24", "--seed", "7"];
+        spawn_console(&[&arguments(&nodes, "tiny.gguf", topology, prompt)[..], &rest[..], &more[..]].concat())
+    };
+    let running: Vec<_> = prompts.iter().map(start).collect();
+    let mut replicas = Vec::new();
+    for (child, expected) in running.into_iter().zip(&alone) {
+        let found = finish(child).completion();
+        assert_eq!(found["token_ids"], expected["token_ids"]);
+        assert!(found["timings"]["transfer"]["tokens"].as_u64() > Some(16), "{found}");
+        replicas.push(found["replica"].as_u64());
+    }
+    replicas.sort_unstable();
+    replicas.dedup();
+    assert_eq!(replicas, [Some(1), Some(2)], "both groups answer");
+}
+
+/// Starts a request with a long prompt, so that the prefill group is at it for a while.
+fn start_long(cluster: &Cluster, topology: &str, prompt: &str) -> std::process::Child {
+    let nodes = nodes(cluster, topology);
+    let more = ["--max-tokens", "8", "--temperature", "0", "--context", "8192"];
+    spawn_console(&[&arguments(&nodes, DEEP, topology, prompt)[..], &more[..]].concat())
+}
+
+#[test]
+fn a_prefill_group_that_dies_amid_a_transfer_costs_nothing_but_time() {
+    let models = deep_models();
+    let mut cluster = Cluster::with(4, models.path(), SETTINGS);
+    let prompt = "ab ".repeat(300);
+    let expected = finish(start_long(&cluster, "tp2", &prompt)).completion()["token_ids"].clone();
+    let topology = "prefill:tp2+decode:tp2";
+    for victim in [0, 1] {
+        let warm = finish(start_long(&cluster, topology, &"ab ".repeat(40))).completion();
+        assert!(warm["timings"]["transfer"]["tokens"].as_u64() > Some(0));
+        let child = start_long(&cluster, topology, &prompt);
+        wait_until("it is at work", || cluster.status(2)["requests"].as_u64() == Some(1));
+        std::thread::sleep(std::time::Duration::from_millis(150));
+        cluster.signal(victim, Signal::SIGKILL);
+        cluster.wait(victim);
+        let found = finish(child).completion();
+        assert_eq!(found["token_ids"], expected, "node {victim} was killed");
+        assert!(found["timings"]["transfer"].is_null(), "it was computed anew: {}", found["timings"]);
+        // Without a prefill group the decode group goes on alone.
+        assert!(cluster.log(2).contains("a prompt is computed here"), "{}", cluster.log(2));
+        cluster.start(victim);
+    }
+}
+
+#[test]
+fn a_decode_group_that_dies_amid_a_transfer_is_one_error_and_the_prefill_group_serves_the_other() {
+    let models = deep_models();
+    let mut cluster = Cluster::with(3, models.path(), SETTINGS);
+    let expected = finish(start_long(&cluster, "tp1", &"ab ".repeat(300))).completion()["token_ids"].clone();
+    let topology = "prefill:tp1+decode:dp2-tp1";
+    let warm = finish(start_long(&cluster, topology, &"ab ".repeat(40))).completion();
+    assert_eq!(warm["replica"].as_u64(), Some(1));
+    let prompt = "ab ".repeat(300);
+    // The first goes to the first decode group, the second to the other.
+    let lost = start_long(&cluster, topology, &prompt);
+    wait_until("the first is at work", || cluster.status(1)["requests"].as_u64() == Some(1));
+    let kept = start_long(&cluster, topology, &prompt);
+    wait_until("the second is at work", || cluster.status(2)["requests"].as_u64() == Some(1));
+    cluster.signal(1, Signal::SIGKILL);
+    cluster.wait(1);
+    finish(lost).assert_error(5, "session_lost", &["pi2"]);
+    let kept = finish(kept).completion();
+    assert_eq!(kept["token_ids"], expected);
+    assert!(kept["timings"]["transfer"]["tokens"].as_u64() > Some(0), "the prefill group stands: {}", kept["timings"]);
+    assert_eq!(cluster.status(0)["state"], "ready");
+}
