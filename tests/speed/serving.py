@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
@@ -19,6 +20,7 @@ import bramble
 FOLDER = os.path.join(bramble.ROOT, "target", "peers")
 DEMO = os.path.join(bramble.ROOT, "packaging", "demo")
 DEMO_MODEL = "bard-q8_0.gguf"
+HTTP_PORT = 9980
 # Heads that draft nothing and compute every prompt anew.
 PLAIN = "--plain"
 # A text that repeats itself, then plain ones.
@@ -26,25 +28,37 @@ REPETITIVE = "ROMEO:\nTo be, or not to be.\n" * 8 + "ROMEO:\nTo be, or"
 PLAIN_PROMPTS = [prompt for prompt in bramble.PROMPTS if not prompt.startswith("To be")]
 
 
+def host(address):
+    return address.rsplit(":", 1)[0]
+
+
+def count(answer):
+    return answer["usage"]["completion_tokens"]
+
+
 class Server:
-    """A daemon with a model, and texts from it."""
+    """A daemon with a model in sixteen slots, and texts from it over HTTP."""
 
     def __init__(self, daemon, model, context):
-        self.topology = os.path.join(daemon.state, "topology.toml")
-        with open(self.topology, "w") as file:
-            file.write(f'model = "{model}"\ncontext_length = {context}\nslots = 16\n[[stage]]\nnodes = ["{daemon.address}"]\n')
+        self.url = f"http://{host(daemon.address)}:{HTTP_PORT}/v1/completions"
+        file = os.path.join(daemon.state, "topology.toml")
+        with open(file, "w") as out:
+            out.write(f'model = "{model}"\ncontext_length = {context}\nslots = 16\n[[stage]]\nnodes = ["{daemon.address}"]\n')
+        bramble.console("topology", "assign", file)
 
     def run(self, prompt, tokens):
-        """A text by temperature 0."""
-        command = ["generate", "--topology-file", self.topology, "--prompt", prompt, "--max-tokens", str(tokens), "--temperature", "0"]
-        return bramble.console(*command)
+        """The most probable continuation: its object, `timings` in it."""
+        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        request = urllib.request.Request(self.url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=bramble.PATIENCE) as answer:
+            return json.load(answer)
 
     def at_once(self, prompts, tokens):
         """Tokens a second of all prompts together."""
         begin = time.monotonic()
         with ThreadPoolExecutor(len(prompts)) as pool:
             answers = list(pool.map(lambda prompt: self.run(prompt, tokens), prompts))
-        return sum(len(answer["token_ids"]) for answer in answers) / (time.monotonic() - begin), answers
+        return sum(map(count, answers)) / (time.monotonic() - begin), answers
 
 
 def own(number, count):
@@ -61,17 +75,16 @@ def cut(number, count):
 def at_once(server, numbers, arguments):
     """Sixteen at once over one at a time."""
     prompts = [cut(next(numbers), 32) for _ in range(16)]
-    begin, count = time.monotonic(), 0
-    for prompt in prompts[:4]:
-        count += len(server.run(prompt, arguments.tokens)["token_ids"])
-    alone = count / (time.monotonic() - begin)
+    begin = time.monotonic()
+    written = sum(count(server.run(prompt, arguments.tokens)) for prompt in prompts[:4])
+    alone = written / (time.monotonic() - begin)
     together, _ = server.at_once([cut(next(numbers), 32) for _ in range(16)], arguments.tokens)
     return {"what": "tokens/s of 16 at once / of one at a time", "ratio": together / alone, "wanted": 3.0, "at_least": True}
 
 
 def beside(server, numbers, arguments):
     """The time per token of a running answer while a prompt of 2000 tokens goes through, over that without."""
-    alone = server.run(cut(next(numbers), 16), 3 * arguments.tokens)["timings"]["tpot_ms"]
+    alone = server.run(cut(next(numbers), 16), 3 * arguments.tokens)["timings"]["predicted_per_token_ms"]
     long = cut(next(numbers), 2000)
     with ThreadPoolExecutor(2) as pool:
         prefill = pool.submit(server.run, long, 1)
@@ -82,13 +95,13 @@ def beside(server, numbers, arguments):
         prefill.result()
     if not is_beside:
         print("the long prompt was through before the answer was", file=sys.stderr)
-    return {"what": "time per token beside a 2000-token prompt / without", "ratio": answer["timings"]["tpot_ms"] / alone, "wanted": 2.0, "at_least": False}
+    return {"what": "time per token beside a 2000-token prompt / without", "ratio": answer["timings"]["predicted_per_token_ms"] / alone, "wanted": 2.0, "at_least": False}
 
 
 def prefix(server, numbers, _):
     """The first token of a second request with the same 1000 tokens, over that of the first."""
     shared = cut(next(numbers), 1000)
-    first, second = (server.run(shared + cut(next(numbers), 8), 1)["timings"]["ttft_ms"] for _ in range(2))
+    first, second = (server.run(shared + cut(next(numbers), 8), 1)["timings"]["trace"]["t_first_token"] for _ in range(2))
     return {"what": "TTFT with a shared 1000-token prefix / of the first", "ratio": second / first, "wanted": 0.10, "at_least": False}
 
 
@@ -99,9 +112,9 @@ def drafts(pair, kind, prompts, tokens, wanted):
         rates = []
         for server in pair:
             answer = server.run(prompt, tokens)
-            rates.append((answer["timings"]["decode_tokens_per_second"], answer["token_ids"]))
-        (with_drafts, ids), (without, plain_ids) = rates
-        if ids != plain_ids:
+            rates.append((1e3 / answer["timings"]["predicted_per_token_ms"], answer["choices"][0]["text"]))
+        (with_drafts, text), (without, plain_text) = rates
+        if text != plain_text:
             sys.exit(f"drafts change the text after {prompt!r}")
         found.append(with_drafts / without)
     return {"what": f"tokens/s with drafts / without, {kind}", "ratio": min(found), "wanted": wanted, "at_least": True}
@@ -114,11 +127,13 @@ def measure(cluster, arguments):
     link = os.path.join(FOLDER, DEMO_MODEL)
     if not os.path.exists(link):
         os.symlink(os.path.join(DEMO, DEMO_MODEL), link)
-    serving = Server(cluster.add("pi1", addresses[0], settings=bramble.QUIET), model, 8192)
-    pair = [
-        Server(cluster.add("pi2", addresses[1], settings=bramble.QUIET), DEMO_MODEL, 512),
-        Server(cluster.add("pi3", addresses[2], settings=bramble.QUIET, more=[PLAIN]), DEMO_MODEL, 512),
-    ]
+
+    def daemon(index, *more):
+        http = f"{host(addresses[index])}:{HTTP_PORT}"
+        return cluster.add(f"pi{index + 1}", addresses[index], settings=bramble.QUIET, more=["--http", http, *more])
+
+    serving = Server(daemon(0), model, 8192)
+    pair = [Server(daemon(1), DEMO_MODEL, 512), Server(daemon(2, PLAIN), DEMO_MODEL, 512)]
     numbers, found = iter(range(1, 1 << 16)), {}
     if set(parts) & {"at-once", "beside", "prefix"}:
         # Assigned, every page touched, and what steps take is known.
