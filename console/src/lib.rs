@@ -1,11 +1,14 @@
 //! console: the operator's terminal of a bramble. See ARCHITECTURE.md for the rooms and who may import whom.
+pub mod bench;
 pub mod cli;
 pub mod client;
 pub mod effect;
 pub mod event;
 #[cfg(test)]
 mod fixtures;
+pub mod http;
 pub mod keymap;
+pub mod proxy;
 pub mod run;
 pub mod state;
 pub mod terminal;

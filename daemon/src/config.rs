@@ -6,7 +6,7 @@ use clap::Parser;
 use serde::Deserialize;
 use shared::{protocol::PORT, topology::spec::NAME_LENGTH_MAX};
 
-use crate::{bench::Command, health::machine::host_name};
+use crate::{bench::Command, gateway, health::machine::host_name};
 
 /// Where a packaged daemon keeps its state.
 const STATE_DEFAULT: &str = "/var/lib/bramble";
@@ -31,6 +31,12 @@ pub struct Arguments {
     /// Compute threads [default: what the assignment says]
     #[arg(long, value_name = "N")]
     threads: Option<u16>,
+    /// Address and port of the OpenAI API, or off [default: 127.0.0.1:9980, or the loopback address of --listen]
+    #[arg(long, value_name = "ADDR:PORT|off")]
+    http: Option<String>,
+    /// Node that knows a topology, for one without a shard; may be given several times
+    #[arg(long, value_name = "ADDR:PORT")]
+    peer: Vec<String>,
     /// TOML file with the same settings and more
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -46,6 +52,9 @@ pub struct Arguments {
     /// Leave all all-reduces out: what nodes compute is worth nothing, only its time (for benchmarks)
     #[arg(long, hide = true)]
     omit_exchange: bool,
+    /// Draft no tokens (for benchmarks)
+    #[arg(long, hide = true)]
+    omit_drafts: bool,
     /// End when standard input closes
     #[arg(long)]
     pub exit_with_parent: bool,
@@ -71,6 +80,14 @@ struct File {
     stall_ms: Option<u64>,
     drain_ms: Option<u64>,
     lease_ms: Option<u64>,
+    http: Option<String>,
+    api_keys: Option<Vec<String>>,
+    api_key_file: Option<PathBuf>,
+    peers: Option<Vec<String>>,
+    http_queue: Option<usize>,
+    http_queue_ms: Option<u64>,
+    http_resume_ms: Option<u64>,
+    http_request_ms: Option<u64>,
 }
 
 /// When a peer counts as lost.
@@ -101,6 +118,8 @@ pub struct Config {
     pub supervised: bool,
     /// Whether all-reduces are left out, for benchmarks.
     pub omit_exchange: bool,
+    /// Whether heads draft no tokens, for benchmarks.
+    pub omit_drafts: bool,
     /// Where /proc and /sys are.
     pub health_root: PathBuf,
     /// Compute threads, if they are not left to the assignment.
@@ -117,6 +136,8 @@ pub struct Config {
     pub drain: Duration,
     /// A prepared assignment is forgotten after this.
     pub lease: Duration,
+    /// The OpenAI API.
+    pub http: gateway::Settings,
 }
 
 impl Config {
@@ -164,7 +185,19 @@ impl Config {
             stall: milliseconds("stall_ms", file.stall_ms, 10_000, 1000)?,
         };
         ensure!(liveness.silent >= 2 * liveness.heartbeat, "silent_ms must be at least twice heartbeat_ms");
+        let http = gateway::Wanted {
+            http: arguments.http.or(file.http),
+            keys: file.api_keys.unwrap_or_default(),
+            key_file: file.api_key_file,
+            peers: if arguments.peer.is_empty() { file.peers.unwrap_or_default() } else { arguments.peer },
+            queue: file.http_queue,
+            queue_wait: milliseconds("http_queue_ms", file.http_queue_ms, 30_000, 1)?,
+            resume_wait: milliseconds("http_resume_ms", file.http_resume_ms, 60_000, 1)?,
+            request_max: milliseconds("http_request_ms", file.http_request_ms, 1_800_000, 100)?,
+            silent: liveness.silent,
+        };
         Ok(Self {
+            http: http.check(listen)?,
             listen,
             name,
             models,
@@ -172,6 +205,7 @@ impl Config {
             pid_file: arguments.pid_file,
             // systemd gives every service an id of its invocation.
             omit_exchange: arguments.omit_exchange,
+            omit_drafts: arguments.omit_drafts,
             supervised: arguments.supervised || std::env::var_os("INVOCATION_ID").is_some(),
             health_root: arguments.health_root.unwrap_or_else(|| "/".into()),
             threads,
@@ -222,7 +256,7 @@ mod tests {
         let text = include_str!("../../packaging/bramble.toml");
         let is_setting = |line: &&str| line.starts_with('#') && line.contains(" = ") && !line.starts_with("# ");
         let settings: Vec<&str> = text.lines().filter(is_setting).map(|line| &line[1..]).collect();
-        assert_eq!(settings.len(), 13);
+        assert_eq!(settings.len(), 20);
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         assert!(check(text).is_ok(), "as shipped, it says nothing");

@@ -3,6 +3,7 @@ pub mod bench;
 pub mod collective;
 pub mod config;
 pub mod engine;
+pub mod gateway;
 pub mod health;
 pub mod kernels;
 pub mod model;

@@ -5,6 +5,7 @@ use clap::Parser;
 use daemon::{
     bench,
     config::{Arguments, Config},
+    gateway,
     kernels::Kernels,
     node::driver::state::StateFolder,
     serve::{self, PidFile, Signals},
@@ -37,6 +38,7 @@ fn run() -> anyhow::Result<i32> {
     let code = runtime.block_on(async {
         let signals = Signals::listen()?;
         let listener = serve::bind(config.listen).await?;
+        let http = gateway::bind(&config.http).await?;
         let _pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
         let (state, kept) = StateFolder::open(&config.state)?;
         tracing::info!(
@@ -45,7 +47,7 @@ fn run() -> anyhow::Result<i32> {
         if !config.listen.ip().is_loopback() {
             tracing::warn!("links are not authenticated yet: everyone who reaches {} may use this node", config.listen);
         }
-        anyhow::Ok(serve::serve(config, arguments, (signals, listener), kernels, (state, kept)).await)
+        anyhow::Ok(serve::serve(config, arguments, (signals, listener, http), kernels, (state, kept)).await)
     })?;
     // Blocking tasks (a read of standard input, an engine that still computes) must not hold up the exit.
     runtime.shutdown_background();

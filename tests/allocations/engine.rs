@@ -11,21 +11,15 @@ use std::{
 };
 
 use daemon::{
-    collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing},
-    engine::{self, RequestKey, Setup, plan::Limits},
-    kernels::{Compute, Kernels, Pool, PoolOptions},
-    model::{KvCache, Model, Shard, Source},
+    engine::{self, RequestKey},
     node::{EngineCommand, Progress},
 };
-use harness::{ranks::sockets, tiny_model::TinyModel};
+use harness::{engines::Replica, tiny_model::TinyModel};
 use shared::{
-    gguf::{Architecture, BlockFormat, GgufFile, Shape},
-    ids::{Epoch, MemberIndex, Rank, TopologyHash},
+    gguf::{Architecture, BlockFormat, GgufFile},
     protocol::message::{Generate, ToolFormat},
     sampling::SamplingParameters,
-    schedule::Choice,
-    tokenizer::Tokenizer,
-    topology::{Exchange, KvFormat, Layout, cut, spec::KV_BLOCK_LENGTH},
+    topology::spec::KV_BLOCK_LENGTH,
 };
 
 use crate::ALL_CALLS;
@@ -35,58 +29,13 @@ const TOKENS: usize = 216;
 const BLOCKS: usize = 8;
 const QUEUE: usize = 64;
 
-/// The engine of one rank; the head's model, links and tokenizer are its own.
-fn rank(
-    file: &Arc<GgufFile>,
-    (number, plan): (usize, shared::topology::ShardPlan),
-    streams: Vec<Option<std::net::TcpStream>>,
-) -> Setup {
-    let shape = Shape::read(file).expect("the model is good");
-    let kernels = Kernels::choose(None).expect("a table is there");
-    let source = Source { file, shape: &shape, plan: &plan, kernels, cache: None, progress: &|_| true };
-    let shard = Shard::load(source).expect("the shard can be loaded");
-    let kv = KvCache::new(KvFormat::F16, shape.block_count, BLOCKS, plan.heads_kv.len(), shape.head_length);
-    let kv = kv.expect("there is memory");
-    let abort = Arc::new(Abort::new().expect("the system has descriptors"));
-    let rank = Rank(number as u16);
-    let place = Layout::tensor_parallel(streams.len() as u16).place(MemberIndex(number as u16));
-    let seat = Seat { own: rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };
-    let is_alone = streams.len() == 1;
-    let links = (!is_alone).then(|| Links::new(seat, streams, Arc::clone(&abort), false).expect("sockets are good"));
-    let accounting = Accounting::new(rank, Arc::new(SyncRing::default()));
-    let model = Box::new(move || {
-        let pool = Pool::new(PoolOptions { threads: 2, cores: Vec::new(), spin: false });
-        Model::new(shard, kv, Compute { kernels, pool })
-    });
-    let limits = Limits {
-        slots: 1,
-        blocks: BLOCKS,
-        context_length: BLOCKS * KV_BLOCK_LENGTH,
-        vocabulary_length: shape.vocabulary_length,
-    };
-    let tokenizer = (number == 0).then(|| Tokenizer::from_metadata(file.metadata()).expect("the model has one"));
-    let settings = Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto };
-    let group = Group::new(links, settings, accounting);
-    Setup {
-        node: format!("pi{number}"),
-        place,
-        limits,
-        model,
-        group,
-        tokenizer,
-        template: Ok(None),
-        pieces: None,
-        abort,
-    }
-}
-
 /// Allocations of all threads between the tokens `WARM_UP` and `TOKENS` of an answer; `at_token` runs on the engine's thread.
 fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Sync)) -> usize {
     let bytes = TinyModel::new(Architecture::Llama).with_format(BlockFormat::Q4K).bytes();
     let file = Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is good"));
-    let shape = Shape::read(&file).expect("the model is good");
-    let plans = cut(&shape, &vec![1; world]).expect("the model can be cut");
-    let mut ranks = plans.into_iter().enumerate().zip(sockets(world)).map(|(plan, streams)| rank(&file, plan, streams));
+    let context_length = BLOCKS * KV_BLOCK_LENGTH;
+    let replica = Replica { slots: 1, blocks: BLOCKS, context_length, threads: 2, ..Replica::of(world as u16) };
+    let mut ranks = replica.setups(&file).into_iter();
     let head = ranks.next().expect("a world has a head");
     // No token ends the answer.
     let ends: Vec<(u32, f32)> = [0, 1, 2].map(|id| (id, -1e9)).to_vec();

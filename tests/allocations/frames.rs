@@ -159,7 +159,8 @@ fn handshakes_and_frame_headers_survive_cuts_and_mutants() {
 #[test]
 fn plans_survive_cuts_and_mutants_and_what_is_applied_is_within_the_limits() {
     let limits = Limits { slots: 4, blocks: 16, context_length: 512, vocabulary_length: 2048 };
-    let opened = Opened { slot: Slot(1), sampling: SamplingParameters::default(), prompt: vec![1, 2, 3, 4] };
+    let (slot, sampling) = (Slot(1), SamplingParameters::default());
+    let opened = Opened { slot, sampling, cached: 0, prompt: vec![1, 2, 3, 4], grammar: None };
     let entry = |position: u32| PlanEntry { slot: Slot(1), position, token: position + 1, wants_logits: position == 3 };
     let plan = Plan {
         continues: false,
@@ -167,6 +168,7 @@ fn plans_survive_cuts_and_mutants_and_what_is_applied_is_within_the_limits() {
         opened: vec![opened],
         closed: Vec::new(),
         blocks: vec![(Slot(1), 0)],
+        copies: vec![(3, 0)],
         entries: (0..4).map(entry).collect(),
     };
     let mut bytes = Vec::new();

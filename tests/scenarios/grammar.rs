@@ -10,7 +10,7 @@ use daemon::engine::{
     plan::{Opened, Plan},
 };
 use harness::{
-    engines::{Answer, Replica, answers},
+    engines::{self, Replica},
     programs::{Cluster, root},
     tiny_model::TinyModel,
 };
@@ -24,12 +24,39 @@ use shared::{
     },
     sampling::SamplingParameters,
     tokenizer::Tokenizer,
+    topology::KvFormat,
 };
 
 const SCHEMA: &str = r##"{"type": "object", "additionalProperties": false, "required": ["count", "colour", "tags"], "properties": {
     "count": {"type": "integer", "minimum": 3, "maximum": 250}, "colour": {"enum": ["red", "green"]},
     "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "minItems": 1, "maxItems": 2}},
     "$defs": {"tag": {"type": "string", "minLength": 1, "maxLength": 3}}}"##;
+
+/// What came of a request.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Answer {
+    prompt: Vec<u32>,
+    ids: Vec<u32>,
+    text: String,
+    reason: Option<FinishReason>,
+}
+
+/// Stages of ranks.
+fn replica(stages: u16, ranks: u16) -> Replica {
+    Replica { stages, kv: KvFormat::F32, context_length: 512, ..Replica::of(ranks) }
+}
+
+/// The answers to requests that all come at once.
+fn answers(file: &Arc<GgufFile>, how: Replica, requests: &[Generate]) -> Vec<Result<Answer, Fault>> {
+    let of = |answer: engines::Answer| match answer.refused {
+        Some(fault) => Err(fault),
+        None => {
+            let reason = Some(answer.end().reason);
+            Ok(Answer { prompt: answer.prompt, ids: answer.ids, text: answer.text, reason })
+        }
+    };
+    how.answers(file, &[requests.to_vec()]).remove(0).into_iter().map(of).collect()
+}
 
 fn tiny(architecture: Architecture) -> Arc<GgufFile> {
     let mut model = TinyModel::new(architecture);
@@ -88,7 +115,7 @@ fn every_answer_in_json_is_an_object_or_the_beginning_of_one() {
         let requests: Vec<Generate> = (0..seeds)
             .flat_map(|seed| samplings().map(|sampling| request(seed, 120, sampling, Some(Grammar::Json))))
             .collect();
-        for answer in answers(&file, Replica::of(1, 1), &requests) {
+        for answer in answers(&file, replica(1, 1), &requests) {
             let answer = answer.expect("the request is good");
             assert!(!answer.ids.is_empty());
             whole += usize::from(assert_object(&answer).is_some());
@@ -102,7 +129,7 @@ fn an_answer_by_a_schema_has_its_keys_and_values() {
     for file in [tiny(Architecture::Llama), bard()] {
         let grammar = Grammar::JsonSchema(SCHEMA.into());
         let requests = samplings().map(|sampling| request(11, 450, sampling, Some(grammar.clone())));
-        for answer in answers(&file, Replica::of(1, 1), &requests) {
+        for answer in answers(&file, replica(1, 1), &requests) {
             let answer = answer.expect("the request is good");
             assert_eq!(answer.reason, Some(FinishReason::Stop), "{answer:?}");
             let value = assert_object(&answer).expect("it is whole");
@@ -122,12 +149,12 @@ fn ranks_and_stages_and_a_resumption_in_the_middle_give_the_same_answer() {
     let file = tiny(Architecture::Qwen3);
     for sampling in samplings() {
         let wanted = request(5, 80, sampling, Some(Grammar::JsonSchema(SCHEMA.into())));
-        let alone = one(&file, Replica::of(1, 1), &wanted);
-        for how in [Replica::of(1, 2), Replica::of(1, 3), Replica::of(2, 1), Replica::of(2, 2)] {
+        let alone = one(&file, replica(1, 1), &wanted);
+        for how in [replica(1, 2), replica(1, 3), replica(2, 1), replica(2, 2)] {
             let found = one(&file, how, &wanted);
             assert_eq!(found, alone, "{how:?}");
         }
-        for (cut, how) in [(1, Replica::of(1, 1)), (alone.ids.len() / 2, Replica::of(1, 2)), (7, Replica::of(2, 1))] {
+        for (cut, how) in [(1, replica(1, 1)), (alone.ids.len() / 2, replica(1, 2)), (7, replica(2, 1))] {
             let resumed = alone.ids[..cut].to_vec();
             let found = one(&file, how, &Generate { resumed, ..wanted.clone() });
             assert_eq!((found.ids.as_slice(), found.reason), (&alone.ids[cut..], alone.reason), "from {cut} on");
@@ -140,9 +167,9 @@ fn a_constrained_answer_leaves_those_beside_it_as_they_are() {
     let file = tiny(Architecture::Llama);
     let [_, plain, ..] = samplings();
     let free = request(3, 40, plain.clone(), None);
-    let alone = one(&file, Replica::of(1, 2), &free);
+    let alone = one(&file, replica(1, 2), &free);
     let beside = request(3, 40, plain, Some(Grammar::Json));
-    let mut found = answers(&file, Replica::of(1, 2), &[beside.clone(), free.clone(), beside]).into_iter();
+    let mut found = answers(&file, replica(1, 2), &[beside.clone(), free.clone(), beside]).into_iter();
     let mut next = || found.next().expect("an answer each").expect("it is good");
     let (first, middle, last) = (next(), next(), next());
     assert_eq!(middle, alone);
@@ -155,11 +182,12 @@ fn probabilities_that_are_told_are_those_of_tokens_that_may_follow() {
     let file = tiny(Architecture::Llama);
     let schema = Grammar::JsonSchema(r#"{"const": {"a": 1}}"#.into());
     let [_, _, sampling, _] = samplings();
-    let answer = one(&file, Replica::of(1, 2), &request(1, 250, sampling, Some(schema)));
+    let wanted = request(1, 250, sampling, Some(schema));
+    let answer = replica(1, 2).each_alone(&file, &[wanted]).remove(0);
     let value: Value = serde_json::from_str(&answer.text).expect("it is whole");
-    assert_eq!((value["a"].as_i64(), answer.reason), (Some(1), Some(FinishReason::Stop)));
-    assert!(answer.told.len() >= answer.ids.len());
-    for told in &answer.told {
+    assert_eq!((value["a"].as_i64(), answer.end().reason), (Some(1), FinishReason::Stop));
+    assert!(answer.logprobs.len() == answer.ids.len() && answer.logprobs.iter().all(|list| !list.is_empty()));
+    for told in answer.logprobs.iter().flatten().map(|told| &told.text) {
         let is_part = told.chars().all(|letter| letter.is_whitespace() || r#"{"a":1}"#.contains(letter));
         assert!(is_part || told == "</s>", "{told:?}");
     }
@@ -168,7 +196,7 @@ fn probabilities_that_are_told_are_those_of_tokens_that_may_follow() {
 #[test]
 fn where_nothing_may_follow_the_answer_ends() {
     let file = tiny(Architecture::Llama);
-    let how = Replica { knows_pieces: false, ..Replica::of(1, 2) };
+    let how = Replica { knows_pieces: false, ..replica(1, 2) };
     let [greedy, ..] = samplings();
     let free = request(1, 10, greedy.clone(), None);
     let expected = one(&file, how, &free);
@@ -192,7 +220,7 @@ fn a_schema_that_cannot_be_followed_is_refused_before_the_answer_begins() {
         r#"{"type": "integer", "minimum": 3, "maximum": 2}"#,
     ];
     let requests = schemas.map(|schema| request(1, 10, greedy.clone(), Some(Grammar::JsonSchema(schema.into()))));
-    for (found, schema) in answers(&file, Replica::of(1, 1), &requests).into_iter().zip(schemas) {
+    for (found, schema) in answers(&file, replica(1, 1), &requests).into_iter().zip(schemas) {
         let Err(Fault { kind: FaultKind::ParameterInvalid { reason }, .. }) = found else {
             panic!("{schema:?} gives {found:?}");
         };
@@ -321,7 +349,8 @@ fn tokens_that_were_proposed_and_not_taken_leave_no_trace() {
     let opened = || {
         let mut grammars = Grammars::new(Some(PieceSource { file: Arc::clone(&file), vocabulary_length: 300 }));
         let grammar = Some(Constraint { grammar: Grammar::JsonSchema(SCHEMA.into()), begin: 2 });
-        let opened = Opened { slot: Slot(3), sampling: SamplingParameters::default(), prompt: vec![1, 5], grammar };
+        let (slot, sampling) = (Slot(3), SamplingParameters::default());
+        let opened = Opened { slot, sampling, cached: 0, prompt: vec![1, 5], grammar };
         grammars.apply(&Plan { opened: vec![opened], ..Plan::default() });
         grammars
     };

@@ -10,6 +10,12 @@ mod dashboard;
 mod demo;
 // Mixtures of experts on n ranks against the oracle and against one.
 mod experts;
+// The OpenAI API of real daemons.
+mod gateway;
+// Overload, lost nodes, nodes without a shard, as clients see them.
+mod gateway_loss;
+// What clients may ask for, and what is refused.
+mod gateway_requests;
 // A text from one daemon or several.
 mod generate;
 // GGUF files with every defect are refused by name.
@@ -36,6 +42,8 @@ mod ranks;
 mod reference;
 // The runbook's commands.
 mod runbook;
+// Requests on one engine: resumed, beside each other, from what was computed before.
+mod serving;
 // The straggler's rule over recorded runs.
 mod straggler;
 // Chat templates.

@@ -1,11 +1,14 @@
-//! Engines of one replica as threads of this process over loopback sockets: requests in, answers out. The same code that brambled
-//! runs, without its processes.
+//! Engines of a replica as threads of this process over loopback sockets: requests in, answers out. The same code that brambled
+//! runs, without its processes and its queue.
 use std::{
     collections::BTreeMap,
     net::TcpStream,
-    ops::Range,
-    sync::{Arc, mpsc},
-    thread::{self, Builder},
+    sync::{
+        Arc,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+    time::Duration,
 };
 
 use daemon::{
@@ -17,134 +20,222 @@ use daemon::{
 };
 use shared::{
     gguf::{GgufFile, Shape},
-    ids::{Epoch, MemberIndex, TopologyHash},
+    ids::{Epoch, MemberIndex, Rank, TopologyHash},
     protocol::{
         error::Fault,
-        message::{FinishReason, Generate},
+        message::{Finished, Generate, TokenLogprob},
     },
     schedule::Choice,
     tokenizer::{Tokenizer, template::ChatTemplate},
-    topology::{Exchange, KvFormat, Layout, ShardPlan, cut_stages, spec::KV_BLOCK_LENGTH, split_layers},
+    topology::{Exchange, KvFormat, Layout, ShardPlan, cut_stages, split_layers},
 };
 
 use crate::ranks::sockets;
 
-/// As the daemon gives its engine.
-const STACK_BYTES: usize = 32 << 20;
+/// Longest time without any progress.
+const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How a model is run.
+/// How a replica runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Replica {
-    /// Ranks of a stage.
-    pub ranks: u16,
     /// Stages of the pipeline.
     pub stages: u16,
-    /// Whether ranks can read the vocabulary.
+    /// Ranks of each stage.
+    pub ranks: u16,
+    /// Sequences at the same time.
+    pub slots: usize,
+    /// KV blocks of each rank.
+    pub blocks: usize,
+    /// Longest sequence.
+    pub context_length: usize,
+    /// Threads of each rank.
+    pub threads: usize,
+    /// Whether the head drafts tokens.
+    pub drafts: bool,
+    /// Format of the KV cache.
+    pub kv: KvFormat,
+    /// Whether ranks can read the vocabulary, which constrained answers need.
     pub knows_pieces: bool,
 }
 
-impl Replica {
-    /// `stages` of `ranks`.
-    pub fn of(stages: u16, ranks: u16) -> Self {
-        Self { ranks, stages, knows_pieces: true }
-    }
-}
-
-/// An answer from its beginning to its end.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// What came of a request.
+#[derive(Clone, Debug, Default)]
 pub struct Answer {
     /// The prompt's tokens.
     pub prompt: Vec<u32>,
-    /// Sampled tokens.
+    /// Tokens that were told.
     pub ids: Vec<u32>,
     /// Their text.
     pub text: String,
-    /// Texts of the most probable tokens at every place, if asked for.
-    pub told: Vec<String>,
-    /// Why it ended.
-    pub reason: Option<FinishReason>,
+    /// Bytes of text that were told with each token and those before it.
+    pub told: Vec<usize>,
+    /// Of each token.
+    pub logprobs: Vec<Vec<TokenLogprob>>,
+    /// The end.
+    pub finished: Option<Finished>,
+    /// Why it never began.
+    pub refused: Option<Fault>,
 }
 
-fn setup(file: &Arc<GgufFile>, how: Replica, rank: usize, plan: &ShardPlan, streams: Vec<Option<TcpStream>>) -> Setup {
-    let shape = Shape::read(file).expect("the model is good");
-    let kernels = Kernels::choose(None).expect("a table is there");
-    let source = Source { file, shape: &shape, plan, kernels, cache: None, progress: &|_| true };
-    let shard = Shard::load(source).expect("the shard can be loaded");
-    let slots = 4;
-    let blocks = slots * shape.context_length.div_ceil(KV_BLOCK_LENGTH);
-    let kv = KvCache::new(KvFormat::F32, plan.layers.len(), blocks, plan.heads_kv.len(), shape.head_length);
-    let kv = kv.expect("there is memory");
-    let layout = Layout { replicas: 1, stages: how.stages, ranks: how.ranks };
-    let place = layout.place(MemberIndex(rank as u16));
-    let abort = Arc::new(Abort::new().expect("the system has descriptors"));
-    let seat = Seat { own: place.rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };
-    let links =
-        (streams.len() > 1).then(|| Links::new(seat, streams, Arc::clone(&abort), false).expect("sockets are good"));
-    let settings = Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto };
-    let group = Group::new(links, settings, Accounting::new(place.rank, Arc::new(SyncRing::default())));
-    let limits =
-        Limits { slots, blocks, context_length: shape.context_length, vocabulary_length: shape.vocabulary_length };
-    let tokenizer = place.is_head().then(|| Tokenizer::from_metadata(file.metadata()).expect("the model has one"));
-    let template = tokenizer.as_ref().map(|tokenizer| ChatTemplate::from_metadata(file.metadata(), tokenizer));
-    let pieces = how.knows_pieces && place.is_last_stage();
-    let pieces = pieces.then(|| PieceSource { file: Arc::clone(file), vocabulary_length: shape.vocabulary_length });
-    let model = Box::new(move || {
-        let pool = Pool::new(PoolOptions { threads: 1, cores: Vec::new(), spin: false });
-        Model::new(shard, kv, Compute { kernels, pool })
-    });
-    let template = template.unwrap_or(Ok(None));
-    Setup { node: format!("pi{rank}"), place, limits, model, group, tokenizer, template, pieces, abort }
-}
-
-/// The answers to requests that all come at once.
-///
-/// # Panics
-/// The model cannot be cut or loaded, or an engine breaks.
-pub fn answers(file: &Arc<GgufFile>, how: Replica, requests: &[Generate]) -> Vec<Result<Answer, Fault>> {
-    let shape = Shape::read(file).expect("the model is good");
-    let (ranks, stages) = (usize::from(how.ranks), usize::from(how.stages));
-    let layers = split_layers(&vec![1; shape.block_count], 0, &vec![1; stages]).expect("a layer for each stage");
-    let stage = |layers: &Range<u32>| (layers.start as usize..layers.end as usize, vec![1; ranks]);
-    let plans = cut_stages(&shape, &layers.iter().map(stage).collect::<Vec<_>>()).expect("the model can be cut");
-    let parts = plans.iter().zip(sockets(ranks * stages)).enumerate();
-    let mut setups = parts.map(|(rank, (plan, streams))| setup(file, how, rank, plan, streams)).collect::<Vec<_>>();
-    let (orders, of_head) = mpsc::channel();
-    for (key, generate) in requests.iter().enumerate() {
-        let submit = EngineCommand::Submit(RequestKey(key as u64), Arc::new(generate.clone()));
-        orders.send(submit).expect("the engine listens");
+impl Replica {
+    /// One stage of so many ranks with a context of 1024 tokens, room for four times that in 16 slots.
+    pub fn of(ranks: u16) -> Self {
+        Self {
+            stages: 1,
+            ranks,
+            slots: 16,
+            blocks: 128,
+            context_length: 1024,
+            threads: 1,
+            drafts: true,
+            kv: KvFormat::F16,
+            knows_pieces: true,
+        }
     }
-    thread::scope(|scope| {
-        let head = setups.remove(0);
-        for follower in setups {
-            let (stop, orders) = mpsc::channel();
-            stop.send(EngineCommand::Stop).expect("the receiver is there");
-            let run = move || engine::run(follower, &orders, &|_| {});
-            Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, run).expect("a thread");
-        }
+
+    /// Two stages of one rank each.
+    pub fn pipeline() -> Self {
+        Self { stages: 2, ..Self::of(1) }
+    }
+
+    /// The setups of all ranks, the head first.
+    ///
+    /// # Panics
+    /// The model cannot be cut or loaded.
+    pub fn setups(&self, file: &Arc<GgufFile>) -> Vec<Setup> {
+        let shape = Shape::read(file).expect("the model is good");
+        let weights = vec![1; usize::from(self.stages)];
+        let layers = split_layers(&vec![1; shape.block_count], 0, &weights).expect("a layer for each stage");
+        let ranks = vec![1; usize::from(self.ranks)];
+        let stages: Vec<_> =
+            layers.iter().map(|layers| (layers.start as usize..layers.end as usize, ranks.clone())).collect();
+        let plans = cut_stages(&shape, &stages).expect("the model can be cut");
+        let world = plans.len();
+        let parts = plans.into_iter().zip(sockets(world)).enumerate();
+        parts.map(|(rank, (plan, streams))| self.setup(file, &shape, (rank, plan), streams)).collect()
+    }
+
+    fn setup(
+        &self,
+        file: &Arc<GgufFile>,
+        shape: &Shape,
+        (number, plan): (usize, ShardPlan),
+        streams: Vec<Option<TcpStream>>,
+    ) -> Setup {
+        let kernels = Kernels::choose(None).expect("a table is there");
+        let source = Source { file, shape, plan: &plan, kernels, cache: None, progress: &|_| true };
+        let shard = Shard::load(source).expect("the shard can be loaded");
+        let heads = plan.heads_kv.len();
+        let kv = KvCache::new(self.kv, plan.layers.len(), self.blocks, heads, shape.head_length);
+        let kv = kv.expect("there is memory");
+        let abort = Arc::new(Abort::new().expect("the system has descriptors"));
+        let rank = Rank(number as u16);
+        let layout = Layout { replicas: 1, stages: self.stages, ranks: self.ranks };
+        let place = layout.place(MemberIndex(number as u16));
+        let seat = Seat { own: rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };
+        let has_links = streams.len() > 1;
+        let links = has_links.then(|| Links::new(seat, streams, Arc::clone(&abort), false).expect("sockets are good"));
+        let threads = self.threads;
+        let model = Box::new(move || {
+            let pool = Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false });
+            Model::new(shard, kv, Compute { kernels, pool })
+        });
+        let limits = Limits {
+            slots: self.slots,
+            blocks: self.blocks,
+            context_length: self.context_length,
+            vocabulary_length: shape.vocabulary_length,
+        };
+        let tokenizer = (number == 0).then(|| Tokenizer::from_metadata(file.metadata()).expect("the model has one"));
+        let settings = Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto };
+        let group = Group::new(links, settings, Accounting::new(rank, Arc::new(SyncRing::default())));
+        let template = tokenizer.as_ref().map(|tokenizer| ChatTemplate::from_metadata(file.metadata(), tokenizer));
+        let template = template.unwrap_or(Ok(None));
+        let pieces = self.knows_pieces && place.is_last_stage();
+        let pieces = pieces.then(|| PieceSource { file: Arc::clone(file), vocabulary_length: shape.vocabulary_length });
+        let (node, omit_drafts) = (format!("pi{number}"), !self.drafts);
+        Setup { node, place, limits, model, group, omit_drafts, tokenizer, template, pieces, abort }
+    }
+
+    /// Runs requests in batches: those of one are submitted together, the next batch when all of them are done.
+    ///
+    /// # Panics
+    /// An engine fails, or nothing happens for two minutes.
+    pub fn answers(&self, file: &Arc<GgufFile>, batches: &[Vec<Generate>]) -> Vec<Vec<Answer>> {
+        let mut setups = self.setups(file).into_iter();
+        let head = setups.next().expect("a replica has a head");
+        let (orders, of_head) = mpsc::channel();
         let (sender, receiver) = mpsc::channel();
-        let sink = move |progress| sender.send(progress).expect("somebody listens");
-        let run = move || engine::run(head, &of_head, &sink);
-        Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, run).expect("a thread");
-        let mut open: BTreeMap<RequestKey, Answer> = BTreeMap::new();
-        let mut done: BTreeMap<RequestKey, Result<Answer, Fault>> = BTreeMap::new();
-        while done.len() < requests.len() {
-            match receiver.recv().expect("the engine goes on") {
-                Progress::Started(key, prompt, _) => drop(open.insert(key, Answer { prompt, ..Answer::default() })),
-                Progress::Token(key, event) => {
-                    let answer = open.get_mut(&key).expect("it was started");
-                    answer.ids.extend(event.id);
-                    answer.text.push_str(&event.text);
-                    answer.told.extend(event.logprobs.into_iter().map(|told| told.text));
-                }
-                Progress::Finished(key, finished) => {
-                    let answer = open.remove(&key).expect("it was started");
-                    done.insert(key, Ok(Answer { reason: Some(finished.reason), ..answer }));
-                }
-                Progress::Refused(key, fault) => drop(done.insert(key, Err(fault))),
-                other => panic!("the engine says {other:?}"),
+        thread::scope(|scope| {
+            for follower in setups {
+                let (stop, orders) = mpsc::channel();
+                stop.send(EngineCommand::Stop).expect("the receiver is there");
+                // The head's end closes the links: the follower ends by that.
+                scope.spawn(move || engine::run(follower, &orders, &|_| {}));
             }
+            scope.spawn(move || {
+                let sink = move |progress: Progress| drop(sender.send(progress));
+                engine::run(head, &of_head, &sink);
+            });
+            let submit = |(number, generate): (usize, &Generate)| {
+                let command = EngineCommand::Submit(RequestKey(number as u64), Arc::new(generate.clone()));
+                orders.send(command).expect("the engine listens");
+            };
+            let run = |batch: &Vec<Generate>| {
+                batch.iter().enumerate().for_each(submit);
+                collect(&receiver, batch.len())
+            };
+            let answers = batches.iter().map(run).collect();
+            orders.send(EngineCommand::Stop).expect("the engine listens");
+            answers
+        })
+    }
+
+    /// Runs requests one after the other on engines that know nothing of the ones before.
+    pub fn each_alone(&self, file: &Arc<GgufFile>, requests: &[Generate]) -> Vec<Answer> {
+        let alone = |generate: &Generate| self.answers(file, &[vec![generate.clone()]]).remove(0).remove(0);
+        requests.iter().map(alone).collect()
+    }
+}
+
+/// Takes in the progress of requests 0 to `count` until all are done.
+fn collect(receiver: &mpsc::Receiver<Progress>, count: usize) -> Vec<Answer> {
+    let mut answers: BTreeMap<u64, Answer> = BTreeMap::new();
+    let mut done = 0;
+    while done < count {
+        match receiver.recv_timeout(PATIENCE) {
+            Ok(Progress::Started(RequestKey(key), prompt, _)) => {
+                answers.insert(key, Answer { prompt, ..Answer::default() });
+            }
+            Ok(Progress::Token(RequestKey(key), event)) => {
+                let answer = answers.get_mut(&key).expect("it has started");
+                answer.text.push_str(&event.text);
+                answer.ids.extend(event.id);
+                answer.told.extend(event.id.map(|_| answer.text.len()));
+                answer.logprobs.extend(event.id.map(|_| event.logprobs));
+            }
+            Ok(Progress::Finished(RequestKey(key), finished)) => {
+                answers.get_mut(&key).expect("it has started").finished = Some(*finished);
+                done += 1;
+            }
+            Ok(Progress::Refused(RequestKey(key), fault)) => {
+                answers.insert(key, Answer { refused: Some(fault), ..Answer::default() });
+                done += 1;
+            }
+            Ok(other) => panic!("{other:?}"),
+            Err(RecvTimeoutError::Timeout) => panic!("nothing happens for {PATIENCE:?}, {done} of {count} are done"),
+            Err(RecvTimeoutError::Disconnected) => panic!("the engine ended"),
         }
-        orders.send(EngineCommand::Stop).expect("the engine listens");
-        done.into_values().collect()
-    })
+    }
+    answers.into_values().collect()
+}
+
+impl Answer {
+    /// The end.
+    ///
+    /// # Panics
+    /// There was none.
+    pub fn end(&self) -> &Finished {
+        self.finished.as_ref().expect("it has ended")
+    }
 }

@@ -3,6 +3,7 @@ pub mod dequantise;
 pub mod engines;
 pub mod faults;
 pub mod gguf_writer;
+pub mod http;
 pub mod oracle;
 pub mod programs;
 pub mod proxy;

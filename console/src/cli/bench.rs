@@ -1,4 +1,9 @@
 //! `console bench`: measures nodes, or this machine by the brambled beside the console, with real work.
+mod load;
+mod matrix;
+mod pages;
+mod run;
+
 use std::{ffi::OsString, io::IsTerminal, path::Path, process::Stdio, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow, bail};
@@ -30,6 +35,37 @@ use crate::client::{
     with_port,
 };
 
+/// What else is measured.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub(super) enum BenchWhat {
+    /// Layouts against each other, taking turns, with a verdict
+    Ab(Box<matrix::Ab>),
+    /// All-reduces: between the nodes of a topology on their links, or between threads of this machine
+    Collectives(Box<collectives::Collectives>),
+    /// Two matrices: exit code 1 where the second is worse by more than the noise of their repeats
+    Compare(pages::Compare),
+    /// Ranks and replicas by lengths of prompts and answers by requests at a time; goes on where it was stopped
+    Matrix(Box<matrix::Matrix>),
+    /// A page about a matrix, with three graphs
+    Report(pages::Report),
+    /// A server's HTTP API under load: at a rate, from a trace, or so many requests at a time
+    Serve(Box<load::Serve>),
+}
+
+impl BenchWhat {
+    /// Whether an object is wanted.
+    pub(super) fn json(&self) -> bool {
+        match self {
+            Self::Ab(ab) => ab.json,
+            Self::Collectives(collectives) => collectives.json,
+            Self::Compare(compare) => compare.json,
+            Self::Matrix(matrix) => matrix.json,
+            Self::Report(_) => false,
+            Self::Serve(serve) => serve.json,
+        }
+    }
+}
+
 /// A node that was taken out must hold nothing within this.
 const SETTLE: Duration = Duration::from_secs(5);
 
@@ -45,8 +81,14 @@ struct Answer {
 
 /// Runs the command. The first signal cancels what runs, the second ends it at once.
 pub(super) async fn run(options: options::Bench) -> Result<u8, Failure> {
-    if let Some(options::BenchWhat::Collectives(wanted)) = options.what {
-        return collectives::run(*wanted).await;
+    match options.what {
+        Some(BenchWhat::Ab(wanted)) => return matrix::ab(*wanted).await,
+        Some(BenchWhat::Collectives(wanted)) => return collectives::run(*wanted).await,
+        Some(BenchWhat::Compare(wanted)) => return pages::compare(&wanted),
+        Some(BenchWhat::Matrix(wanted)) => return matrix::run(*wanted).await,
+        Some(BenchWhat::Report(wanted)) => return pages::report(&wanted),
+        Some(BenchWhat::Serve(wanted)) => return load::run(*wanted).await,
+        None => {}
     }
     let nodes: Vec<String> = if options.local { Vec::new() } else { options.nodes.clone() };
     if nodes.is_empty() && !options.only.is_empty() {

@@ -5,6 +5,7 @@ use serde_json::json;
 use shared::protocol::error::{Fault, FaultClass};
 
 use super::output;
+use crate::http::HttpError;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -12,6 +13,9 @@ pub enum Failure {
     /// A node said so.
     #[error(transparent)]
     Fault(#[from] Fault),
+    /// A server of the HTTP API said so, or said nothing.
+    #[error(transparent)]
+    Http(#[from] HttpError),
     /// What was asked for cannot be.
     #[error("{message}")]
     Usage {
@@ -49,6 +53,7 @@ impl Failure {
     pub fn code(&self) -> u8 {
         match self {
             Self::Fault(fault) => code_of(fault),
+            Self::Http(error) => code_of_http(error),
             Self::Unfinished { fault: Some(fault), .. } => code_of(fault),
             Self::Unfinished { code, .. } => *code,
             Self::Declined => 1,
@@ -68,6 +73,7 @@ impl Failure {
             Self::Unfinished { fault: None, .. } => {
                 ("interrupted", None, "console restart NODE.. with those that remain")
             }
+            Self::Http(error) => (error.code(), error.at(), error.next()),
             Self::Declined => ("declined", None, "answer y, or add --yes"),
             Self::Usage { next, .. } => ("usage", None, *next),
             Self::Interrupted { .. } => ("interrupted", None, "run it again"),
@@ -103,6 +109,16 @@ fn code_of(fault: &Fault) -> u8 {
     }
 }
 
+fn code_of_http(error: &HttpError) -> u8 {
+    match error {
+        HttpError::Url { .. } => 2,
+        HttpError::Unreachable { .. } | HttpError::Refused { status: 502, .. } => 3,
+        HttpError::Refused { status: 400..500 | 503, .. } => 4,
+        HttpError::Lost { .. } | HttpError::Diverged { .. } => 5,
+        HttpError::Timeout { .. } | HttpError::Malformed { .. } | HttpError::Refused { .. } => 1,
+    }
+}
+
 /// An error and its causes; a cause that the message before it quotes already is not said twice.
 fn chain(error: &anyhow::Error) -> String {
     error.chain().skip(1).fold(error.to_string(), |text, cause| {
@@ -125,6 +141,12 @@ mod tests {
         assert_eq!(code(FaultKind::NodeLost { how: Loss::Reset }), 5);
         assert_eq!(code(FaultKind::Internal { reason: "r".into() }), 1);
         assert_eq!(Failure::Interrupted { code: 130 }.code(), 130);
+        let refused = |status| {
+            let (at, code, message) = ("a:1".into(), "c".into(), "m".into());
+            Failure::from(HttpError::Refused { at, status, code, message, retry_after_seconds: None }).code()
+        };
+        assert_eq!([400, 401, 429, 503, 500, 502].map(refused), [4, 4, 4, 4, 1, 3]);
+        assert_eq!(Failure::from(HttpError::Lost { at: "a:1".into(), reason: "r".into() }).code(), 5);
         assert_eq!(Failure::Usage { message: "m".into(), next: "n" }.code(), 2);
     }
 

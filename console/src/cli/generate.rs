@@ -13,7 +13,7 @@ use shared::{
 use tokio::sync::mpsc::channel;
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, interrupts::Interrupts, options, output};
+use super::{Failure, answer, interrupts::Interrupts, options, output};
 use crate::client::{
     assign::{Assigned, assign, report},
     cluster::Cluster,
@@ -22,6 +22,7 @@ use crate::client::{
     session::Session,
     with_port,
 };
+use crate::http::{Ask, Kind, new_request_id};
 use crate::wanted::{Wanted, least_loaded};
 
 /// Events that may wait to be printed.
@@ -41,18 +42,24 @@ pub(super) struct Completion {
 
 /// Runs the command.
 pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
+    // Nodes may come from the environment: what was typed goes before.
+    if !options.endpoint.url.is_empty() {
+        return over_http(options).await;
+    }
+    let (nodes, model, options) = (options.nodes, options.model.unwrap_or_default(), options.completing);
     let prompt = prompt(&options)?;
     let request = options.sampling.request(prompt, options.logprobs);
     let seed = request.sampling.seed;
     let mut interrupts = Interrupts::listen()?;
-    let sessions = interrupts.end(open(&options.nodes.nodes)).await?;
-    let wanted = options.assignment.wanted(sessions.len(), &options.model);
+    let sessions = interrupts.end(open(&nodes)).await?;
+    let wanted = options.assignment.wanted(sessions.len(), &model);
     let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
     if !options.json && request.sampling.temperature > 0.0 {
         output::note(&format!("seed {seed}"));
     }
     let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
-    let completion = complete(&sessions[head.index()], request, !options.json, &mut interrupts).await?;
+    let completion =
+        complete(&first(&sessions, head, &assigned.topology), request, !options.json, &mut interrupts).await?;
     if options.json {
         output::line(&object(&completion, (&assigned, head), seed, options.logprobs > 0).to_string());
     } else {
@@ -69,7 +76,28 @@ pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
     Ok(completion.interrupted.unwrap_or(0))
 }
 
-pub(super) fn prompt(options: &options::Generate) -> Result<String, Failure> {
+/// The same over the API of a node, whatever it serves.
+async fn over_http(options: options::Generate) -> Result<u8, Failure> {
+    let (completing, patience) = (&options.completing, options.endpoint.patience());
+    let request = completing.sampling.request(prompt(completing)?, completing.logprobs);
+    let apis = options.endpoint.apis();
+    let mut interrupts = Interrupts::listen()?;
+    let model = interrupts.end(options.endpoint.model(&apis, options.model.as_deref())).await?;
+    let mut body = answer::body(&request, &model);
+    body["prompt"] = json!(request.prompt.text().unwrap_or_default());
+    if completing.logprobs > 0 {
+        body["logprobs"] = json!(completing.logprobs);
+    }
+    if !completing.json && request.sampling.temperature > 0.0 {
+        output::note(&format!("seed {}", request.sampling.seed));
+    }
+    let ask = Ask { kind: Kind::Text, body, request_id: new_request_id() };
+    let outcome = answer::answer(&apis, &ask, patience, !completing.json, &mut interrupts).await?;
+    outcome.show(completing.json, &ask.request_id, Some(request.sampling.seed));
+    Ok(outcome.interrupted.unwrap_or(0))
+}
+
+pub(super) fn prompt(options: &options::Completing) -> Result<String, Failure> {
     let Some(path) = &options.prompt_file else { return Ok(options.prompt.clone().unwrap_or_default()) };
     let limit = PROMPT_BYTES_MAX as u64 + 1;
     let mut text = String::new();
@@ -130,10 +158,17 @@ pub(super) async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Resu
     Ok(least_loaded(topology, |head| requests[head.index()]).unwrap_or(MemberIndex(0)))
 }
 
-/// Runs a request to its end; prints the text as it comes if asked to. The first signal cancels on the head, a second
+/// The sessions of all replicas' heads, that of `head` in front: where it is lost, another one goes on.
+pub(super) fn first(sessions: &[Arc<Session>], head: MemberIndex, topology: &Topology) -> Vec<Arc<Session>> {
+    let heads = (0..sessions.len()).step_by(topology.layout.replica_length());
+    let others = heads.filter(|index| *index != head.index()).map(|index| &sessions[index]);
+    std::iter::once(&sessions[head.index()]).chain(others).cloned().collect()
+}
+
+/// Runs a request to its end on the first node; prints the text as it comes if asked to. The first signal cancels on the head, a second
 /// does not wait for it.
 pub(super) async fn complete(
-    session: &Session,
+    nodes: &[Arc<Session>],
     request: message::Generate,
     prints: bool,
     interrupts: &mut Interrupts,
@@ -141,7 +176,7 @@ pub(super) async fn complete(
     let cancel = CancellationToken::new();
     let (events, mut received) = channel(EVENTS_MAX);
     let running = async {
-        generate(session, request, &cancel, &events).await;
+        generate(nodes, request, &cancel, &events).await;
         drop(events);
     };
     let collecting = async {

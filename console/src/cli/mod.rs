@@ -1,10 +1,13 @@
 //! The command line: one file per command. Every command works without a screen and has --json where it reads something.
+mod answer;
 mod bench;
 mod brambled;
+mod chat;
 mod collectives;
 mod confirm;
 mod dashboard;
 mod demo;
+mod endpoint;
 mod exclude;
 mod failure;
 mod generate;
@@ -14,6 +17,7 @@ mod options;
 mod output;
 mod plan;
 mod profile;
+mod proxy;
 mod restart;
 mod simulate;
 mod sizing;
@@ -55,11 +59,13 @@ struct Arguments {
 enum Command {
     /// Measure nodes, or this machine: read bandwidth, load, prefill, decode, memory, kernels; all-reduces
     Bench(options::Bench),
+    /// Talk with the model over the HTTP API of a node
+    Chat(chat::Chat),
     /// Start daemons on this machine, assign a topology and open the dashboard (or print a text, without a terminal)
     Demo(options::Demo),
     /// Take a node out, with a reason; what runs is assigned anew on the rest
     Exclude(options::Exclude),
-    /// Complete a text
+    /// Complete a text, on nodes or over the HTTP API of one
     Generate(options::Generate),
     /// Take a node in again; what runs is assigned anew with it
     Include(options::Include),
@@ -67,6 +73,8 @@ enum Command {
     Plan(plan::Plan),
     /// Complete a text and say where the time went: a table, the bottleneck in a sentence, a trace
     Profile(options::Profile),
+    /// Relay the HTTP API of the first node that answers to this machine
+    Proxy(proxy::Proxy),
     /// Restart nodes one by one
     Restart(options::Restart),
     /// Run a model on nodes that need not exist, in virtual time
@@ -84,18 +92,19 @@ impl Arguments {
     fn json(&self) -> bool {
         match &self.command {
             Some(Command::Bench(bench)) => bench.json(),
+            Some(Command::Chat(chat)) => chat.json,
             Some(Command::Demo(demo)) => demo.json,
             Some(Command::Exclude(exclude)) => exclude.change.json,
-            Some(Command::Generate(generate)) => generate.json,
+            Some(Command::Generate(generate)) => generate.completing.json,
             Some(Command::Include(include)) => include.change.json,
             Some(Command::Plan(plan)) => plan.json(),
-            Some(Command::Profile(profile)) => profile.generate.json,
+            Some(Command::Profile(profile)) => profile.completing.json,
+            Some(Command::Proxy(_)) | None => false,
             Some(Command::Restart(restart)) => restart.json,
             Some(Command::Simulate(simulate)) => simulate.json(),
             Some(Command::Status(status)) => status.json,
             Some(Command::Tokenize(tokenize)) => tokenize.json,
             Some(Command::Topology(topology)) => topology.json(),
-            None => false,
         }
     }
 }
@@ -136,12 +145,14 @@ pub fn run() -> ExitCode {
 async fn execute(arguments: Arguments) -> Result<u8, Failure> {
     match arguments.command {
         Some(Command::Bench(bench)) => bench::run(bench).await,
+        Some(Command::Chat(chat)) => chat::run(chat).await,
         Some(Command::Demo(demo)) => demo::run(demo).await,
         Some(Command::Exclude(exclude)) => exclude::run_exclude(exclude).await,
         Some(Command::Generate(generate)) => generate::run(generate).await,
         Some(Command::Include(include)) => exclude::run_include(include).await,
         Some(Command::Plan(plan)) => plan::run(plan).await,
         Some(Command::Profile(profile)) => profile::run(profile).await,
+        Some(Command::Proxy(proxy)) => proxy::run(proxy).await,
         Some(Command::Restart(restart)) => restart::run(restart).await,
         Some(Command::Simulate(simulate)) => simulate::run(&simulate),
         Some(Command::Status(status)) => status::run(&status).await,

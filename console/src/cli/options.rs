@@ -12,7 +12,7 @@ use shared::{
     topology::{Exchange, KvFormat, Layout, exclusion::REASON_LENGTH_MAX},
 };
 
-use super::collectives::Collectives;
+use super::{bench::BenchWhat, endpoint::Endpoint};
 use crate::{client::assign::SLOTS_DEFAULT, wanted::Wanted};
 
 pub(super) fn node(text: &str) -> Result<String, String> {
@@ -238,18 +238,11 @@ pub(super) struct Bench {
     pub(super) json: bool,
 }
 
-/// What else is measured.
-#[derive(Clone, Debug, clap::Subcommand)]
-pub(super) enum BenchWhat {
-    /// All-reduces: between the nodes of a topology on their links, or between threads of this machine
-    Collectives(Box<Collectives>),
-}
-
 impl Bench {
     /// Whether an object is wanted.
     pub(super) fn json(&self) -> bool {
         match &self.what {
-            Some(BenchWhat::Collectives(collectives)) => collectives.json,
+            Some(what) => what.json(),
             None => self.json,
         }
     }
@@ -308,14 +301,9 @@ pub(super) struct Demo {
     pub(super) sampling: Sampling,
 }
 
-/// Options of `console generate`.
+/// A text to complete, and how.
 #[derive(Clone, Debug, Args)]
-pub(super) struct Generate {
-    #[command(flatten)]
-    pub(super) nodes: Nodes,
-    /// Model file; its name is looked for in the model folders of every node
-    #[arg(long, value_name = "NAME|FILE")]
-    pub(super) model: String,
+pub(super) struct Completing {
     /// The text to complete
     #[arg(long, required_unless_present = "prompt_file")]
     pub(super) prompt: Option<String>,
@@ -334,11 +322,31 @@ pub(super) struct Generate {
     pub(super) sampling: Sampling,
 }
 
+/// Options of `console generate`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Generate {
+    /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank; the first is the head
+    #[arg(long, value_delimiter = ',', required_unless_present = "url", env = "BRAMBLE_NODES", value_name = "A,B,..", value_parser = node)]
+    pub(super) nodes: Vec<String>,
+    /// Model file; its name is looked for in the model folders of every node. With --url the model's name [default there: the one served]
+    #[arg(long, value_name = "NAME|FILE", required_unless_present = "url")]
+    pub(super) model: Option<String>,
+    #[command(flatten)]
+    pub(super) completing: Completing,
+    #[command(flatten)]
+    pub(super) endpoint: Endpoint,
+}
+
 /// Options of `console profile`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Profile {
     #[command(flatten)]
-    pub(super) generate: Generate,
+    pub(super) nodes: Nodes,
+    /// Model file; its name is looked for in the model folders of every node
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(super) model: String,
+    #[command(flatten)]
+    pub(super) completing: Completing,
     /// Write every all-reduce as events for ui.perfetto.dev or chrome://tracing, one track a rank
     #[arg(long, value_name = "FILE")]
     pub(super) trace: Option<PathBuf>,

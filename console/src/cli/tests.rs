@@ -1,4 +1,6 @@
 //! Command lines, exit codes and JSON, against nodes that do what their script says.
+use std::sync::Arc;
+
 use clap::CommandFactory;
 use serde_json::Value;
 use shared::{
@@ -58,6 +60,10 @@ fn what_cannot_be_is_a_usage_error_with_a_message_for_people_and_programs() {
         ("console plan --goal cheap", "throughput"),
         ("console plan --count 0", "count"),
         ("console plan --quant q3", "q4_k_m"),
+        ("console generate --prompt x --url https://a", "https is not spoken"),
+        ("console chat --url a:0", "from 1 to 65535"),
+        ("console proxy", "--to"),
+        ("console proxy --to a/b", "HOST"),
         ("console paint", "paint"),
     ] {
         let error = Arguments::try_parse_from(line.split(' ')).expect_err(line);
@@ -131,13 +137,13 @@ async fn the_dashboard_without_a_terminal_is_a_usage_error() {
 async fn a_signal_cancels_on_the_head_and_keeps_what_came_and_a_second_one_does_not_wait() {
     let script = Script { generation: Generation::UntilCancelled, ..Script::default() };
     let node = FakeNode::start("pi1", script).await;
-    let session = session::open(&node.address).await.expect("it answers");
+    let nodes = [Arc::new(session::open(&node.address).await.expect("it answers"))];
     let sampling = SamplingParameters::default();
     let request = shared::protocol::message::Generate::new("x", 9, sampling, Vec::new());
 
     let (signal, codes) = channel(4);
     let mut interrupts = Interrupts::from(codes);
-    let running = complete(&session, request.clone(), false, &mut interrupts);
+    let running = complete(&nodes, request.clone(), false, &mut interrupts);
     let interrupting = async {
         node.await_asked("generate").await;
         signal.send(130).await.expect("somebody listens");
@@ -152,7 +158,7 @@ async fn a_signal_cancels_on_the_head_and_keeps_what_came_and_a_second_one_does_
     for _ in 0..2 {
         signal.send(130).await.expect("somebody listens");
     }
-    let ended = complete(&session, request, false, &mut interrupts).await;
+    let ended = complete(&[Arc::new(session)], request, false, &mut interrupts).await;
     assert!(matches!(ended, Err(Failure::Interrupted { code: 130 })), "{ended:?}");
 }
 
@@ -287,4 +293,36 @@ async fn plan_measures_the_nodes_that_it_is_given() {
     assert!(error["message"].as_str().is_some_and(|message| message.contains("pi1")), "{error}");
     let (code, error) = execute_line("console plan 127.0.0.1:1 --model qwen3-0.6b").await;
     assert_eq!((code, &error["code"]), (3, &"node_unreachable".into()));
+}
+
+#[tokio::test]
+async fn generate_and_chat_over_http_exit_with_0_3_4_or_5_and_name_the_server() {
+    use crate::http::fake::{FakeServer, Step, answer, completion};
+    let server = FakeServer::start(|_, request| match request.line.split(' ').nth(1) {
+        Some("/v1/models") => vec![Step::Bytes(answer(200, "", "{\"data\":[{\"id\":\"bard\"}]}"))],
+        Some("/v1/completions") => {
+            let body: Value = serde_json::from_str(&request.body).expect("JSON");
+            assert_eq!((&body["model"], &body["prompt"], &body["seed"]), (&"bard".into(), &"x".into(), &7.into()));
+            completion(&["O"])
+        }
+        Some("/v1/chat/completions") => {
+            let body: Value = serde_json::from_str(&request.body).expect("JSON");
+            assert_eq!(body["messages"][0]["role"], "system");
+            vec![Step::Bytes(answer(
+                429,
+                "Retry-After: 1\r\n",
+                "{\"error\":{\"message\":\"full\",\"code\":\"queue_full\"}}",
+            ))]
+        }
+        _ => vec![Step::Close],
+    });
+    let url = server.url();
+    assert_eq!(execute_line(&format!("console generate --url {url} --prompt x --seed 7")).await, (0, Value::Null));
+    let (code, error) = execute_line(&format!("console chat --url {url} --prompt x --system y")).await;
+    assert_eq!((code, &error["code"], &error["node"]), (4, &"queue_full".into(), &server.address().into()));
+    let (code, error) = execute_line(&format!("console generate --url {url}/other --model m --prompt x")).await;
+    assert_eq!((code, &error["code"]), (5, &"connection_lost".into()));
+    let (code, error) = execute_line("console generate --url 127.0.0.1:1 --prompt x").await;
+    assert_eq!((code, &error["code"]), (3, &"unreachable".into()));
+    assert_eq!(execute_line("console chat --prompt x").await.0, 2);
 }

@@ -215,7 +215,7 @@ impl State {
                 lock(&self.prepared).take();
                 vec![ResponseBody::Aborted]
             }
-            RequestBody::Generate(_) => self.generation(),
+            RequestBody::Generate(generate) => self.generation(generate.resumed.len()),
             RequestBody::Restart => {
                 let mut report = lock(&self.report);
                 (report.instance, report.state, report.topology) = (report.instance + 1, NodeState::Idle, None);
@@ -236,12 +236,12 @@ impl State {
         }
     }
 
-    fn generation(&self) -> Vec<ResponseBody> {
+    fn generation(&self, resumed: usize) -> Vec<ResponseBody> {
         let logprobs = vec![TokenLogprob { id: 10, text: "O ".into(), logprob: -0.5 }];
         let token =
             |(id, text): (u32, &str)| TokenEvent { id: Some(id), text: text.into(), logprobs: logprobs.clone() };
         let mut answers = vec![ResponseBody::Started { prompt_token_ids: vec![1, 2], tool_format: ToolFormat::None }];
-        answers.extend(TOKENS.map(|pair| ResponseBody::Token(token(pair))));
+        answers.extend(TOKENS.iter().skip(resumed).map(|pair| ResponseBody::Token(token(*pair))));
         match &self.script.generation {
             Generation::Tokens => {
                 // Text that was held back comes without a token.

@@ -1,9 +1,9 @@
-//! One generation on a head: events as they come, cancel when asked to.
-use std::{pin::pin, time::Duration};
+//! One generation on a head: events as they come, cancel when asked to. Where the head is lost, another replica's goes on.
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use shared::protocol::{
-    error::{Fault, FaultKind, Loss},
-    message::{Generate, RequestBody, ResponseBody},
+    error::{Fault, FaultClass, FaultKind, Loss},
+    message::{Generate, Prompt, RequestBody, ResponseBody},
 };
 use tokio::{
     sync::mpsc::Sender,
@@ -20,25 +20,47 @@ const SILENT_MS: u64 = if cfg!(test) { 3000 } else { 2000 };
 /// A cancelled request must end within this.
 const CANCEL: Duration = Duration::from_secs(10);
 
-/// Runs a request to its end; every event goes to `events`, the last is `Finished` or `Failed`.
+/// Runs a request to its end on the first of the nodes; every event goes to `events`, the last is `Finished` or `Failed`. If that one is
+/// lost, the first other one that serves goes on with what is there of the answer, and no text comes twice.
 pub async fn generate(
-    session: &Session,
+    nodes: &[Arc<Session>],
     request: Generate,
     cancel: &CancellationToken,
     events: &Sender<GenerateEvent>,
 ) {
-    if let Err(fault) = run(session, request, cancel, events).await {
+    let mut answer = Answer { request, has_begun: false };
+    let mut lost: Option<Fault> = None;
+    for session in nodes {
+        let fault = match run(session, &mut answer, cancel, events).await {
+            Ok(()) => return,
+            Err(fault) => fault,
+        };
+        let is_loss = matches!(fault.kind.class(), FaultClass::Lost | FaultClass::Unreachable);
+        // Who serves nothing, or is no head, says so at once: what was lost before stays the reason.
+        let may_go_on = !cancel.is_cancelled() && (is_loss || lost.is_some());
+        lost.get_or_insert(fault);
+        if !may_go_on {
+            break;
+        }
+    }
+    if let Some(fault) = lost {
         tell(events, GenerateEvent::Failed(fault)).await;
     }
 }
 
+/// A request, and what is there of its answer.
+struct Answer {
+    request: Generate,
+    has_begun: bool,
+}
+
 async fn run(
     session: &Session,
-    request: Generate,
+    answer: &mut Answer,
     cancel: &CancellationToken,
     events: &Sender<GenerateEvent>,
 ) -> Result<(), Fault> {
-    let mut reply = session.ask(RequestBody::Generate(Box::new(request))).await?;
+    let mut reply = session.ask(RequestBody::Generate(Box::new(answer.request.clone()))).await?;
     let mut silent = pin!(silence(session));
     let mut overdue = pin!(sleep(CANCEL));
     let mut cancelled = false;
@@ -62,9 +84,15 @@ async fn run(
         silent.set(silence(session));
         match body {
             ResponseBody::Started { prompt_token_ids, .. } => {
-                tell(events, GenerateEvent::Started { prompt_token_ids }).await
+                answer.request.prompt = Prompt::Tokens(prompt_token_ids.clone());
+                if !std::mem::replace(&mut answer.has_begun, true) {
+                    tell(events, GenerateEvent::Started { prompt_token_ids }).await;
+                }
             }
-            ResponseBody::Token(token) => tell(events, GenerateEvent::Token(token)).await,
+            ResponseBody::Token(token) => {
+                answer.request.resumed.extend(token.id);
+                tell(events, GenerateEvent::Token(token)).await;
+            }
             ResponseBody::Finished(finished) => {
                 tell(events, GenerateEvent::Finished(Box::new(finished))).await;
                 return Ok(());

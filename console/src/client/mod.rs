@@ -11,6 +11,7 @@ pub mod generate;
 pub mod restart;
 pub mod session;
 mod shares;
+pub mod target;
 
 use std::{
     sync::{
@@ -122,7 +123,12 @@ impl Nodes for Client {
             let (sender, mut receiver) = channel(EVENTS_MAX);
             let work = async move {
                 match session(&nodes[head]) {
-                    Ok(session) => generate::generate(&session, request, &cancel, &sender).await,
+                    Ok(first) => {
+                        let others = (0..nodes.len()).filter(|other| *other != head);
+                        let others = others.filter_map(|other| session(&nodes[other]).ok());
+                        let sessions: Vec<_> = std::iter::once(first).chain(others).collect();
+                        generate::generate(&sessions, request, &cancel, &sender).await;
+                    }
                     Err(fault) => drop(sender.send(GenerateEvent::Failed(fault)).await),
                 }
             };

@@ -10,7 +10,11 @@ use shared::{
     topology::{Exchange, KvFormat, Layout},
     units::Bytes,
 };
-use tokio::{io::AsyncWriteExt, net::TcpListener, sync::mpsc::channel};
+use tokio::{
+    io::AsyncWriteExt,
+    net::TcpListener,
+    sync::mpsc::{Receiver, channel},
+};
 
 use super::{
     assign::{Assigned, SLOTS_DEFAULT, assign},
@@ -112,7 +116,7 @@ async fn generates(generation: Generation, cancels: bool) -> (String, GenerateEv
     let cancel = CancellationToken::new();
     let (events, mut received) = channel(64);
     let (running, stop) = (Arc::clone(&session), cancel.clone());
-    tokio::spawn(async move { generate::generate(&running, request(), &stop, &events).await });
+    tokio::spawn(async move { generate::generate(&[running], request(), &stop, &events).await });
     let mut text = String::new();
     while let Some(event) = received.recv().await {
         match event {
@@ -154,13 +158,48 @@ async fn a_generation_that_breaks_names_the_node_and_counts_as_lost() {
 }
 
 #[tokio::test]
+async fn an_answer_whose_head_is_lost_goes_on_at_another_one_and_no_text_comes_twice() {
+    let refuses = Generation::Fails(Fault::new("pi2", FaultKind::NotHead));
+    let scripts = [Generation::Closes, refuses, Generation::Tokens];
+    let nodes = start(scripts.map(|generation| Script { generation, ..Script::default() }).into()).await;
+    let sessions = open(&nodes).await;
+    let (events, mut received) = channel(64);
+    generate::generate(&sessions, request(), &CancellationToken::new(), &events).await;
+    let mut seen = Vec::new();
+    while let Ok(event) = received.try_recv() {
+        seen.push(event);
+    }
+    let text: String = seen.iter().filter_map(|event| text_of(event)).collect();
+    assert_eq!(text, "O Romeo!");
+    assert_eq!(seen.iter().filter(|event| matches!(event, GenerateEvent::Started { .. })).count(), 1);
+    assert!(matches!(seen.last(), Some(GenerateEvent::Finished(_))), "{seen:?}");
+
+    // Nobody else serves: the loss is what is told. Who refuses at once is not passed over.
+    generate::generate(&sessions[..2], request(), &CancellationToken::new(), &events).await;
+    assert_eq!(last_fault(&mut received).kind.class(), FaultClass::Lost);
+    generate::generate(&sessions[1..], request(), &CancellationToken::new(), &events).await;
+    assert_eq!(last_fault(&mut received).kind, FaultKind::NotHead);
+}
+
+fn text_of(event: &GenerateEvent) -> Option<&str> {
+    if let GenerateEvent::Token(token) = event { Some(&token.text) } else { None }
+}
+
+#[track_caller]
+fn last_fault(received: &mut Receiver<GenerateEvent>) -> Fault {
+    let last = std::iter::from_fn(|| received.try_recv().ok()).last();
+    let Some(GenerateEvent::Failed(fault)) = last else { panic!("{last:?}") };
+    fault
+}
+
+#[tokio::test]
 async fn a_silent_head_is_asked_and_waited_for_while_it_answers_and_lost_when_it_does_not() {
     let busy = Script { generation: Generation::UntilCancelled, ..Script::default() };
     let nodes = start(vec![busy, Script { is_mute: true, ..Script::default() }]).await;
     let sessions = open(&nodes).await;
     let cancel = CancellationToken::new();
     let (events, mut received) = channel(64);
-    let generating = generate::generate(&sessions[0], request(), &cancel, &events);
+    let generating = generate::generate(&sessions[..1], request(), &cancel, &events);
     let asking = async {
         nodes[0].await_asked("report").await;
         cancel.cancel();
@@ -172,7 +211,7 @@ async fn a_silent_head_is_asked_and_waited_for_while_it_answers_and_lost_when_it
     }
     assert!(matches!(last, Some(GenerateEvent::Finished(_))), "{last:?}");
 
-    generate::generate(&sessions[1], request(), &CancellationToken::new(), &events).await;
+    generate::generate(&sessions[1..], request(), &CancellationToken::new(), &events).await;
     let lost = Fault::new("pi2", FaultKind::NodeLost { how: Loss::Silent });
     assert_eq!(received.try_recv(), Ok(GenerateEvent::Failed(lost)));
 }

@@ -61,8 +61,19 @@ struct Flight {
     step: u64,
     /// Requests with a token in the step.
     requests: PerSlot<RequestKey>,
-    /// Whose tokens come, in their order.
-    wanted: PerSlot<(Slot, RequestKey)>,
+    /// Whose tokens come, in their order, and at most how many.
+    wanted: PerSlot<(Slot, RequestKey, u32)>,
+}
+
+impl Flight {
+    /// Whether these are tokens of the slots that want some, in their order.
+    fn fits(&self, tokens: &[(Slot, Chosen)]) -> bool {
+        let mut runs = tokens.chunk_by(|a, b| a.0 == b.0);
+        let fits = |(slot, _, rows): &(Slot, RequestKey, u32)| {
+            runs.next().is_some_and(|run| run[0].0 == *slot && run.len() <= *rows as usize)
+        };
+        self.wanted.iter().all(fits) && runs.next().is_none()
+    }
 }
 
 type PerSlot<T> = SmallVec<[T; SLOTS_MAX as usize]>;
@@ -71,6 +82,8 @@ type PerSlot<T> = SmallVec<[T; SLOTS_MAX as usize]>;
 pub struct Head<'a> {
     node: String,
     limits: Limits,
+    /// Whether tokens may be drafted.
+    drafts: bool,
     tokenizer: Tokenizer,
     template: Template,
     stepper: Stepper,
@@ -97,9 +110,11 @@ impl<'a> Head<'a> {
         let scheduler = scheduler.in_turns(usize::from(stepper.place.stages), stepper.place.step_tokens());
         let (requests, flights) = (BTreeMap::new(), VecDeque::with_capacity(limits.slots));
         let (sampler, plan, payload) = (Sampler::default(), Plan::default(), Vec::new());
+        let drafts = true;
         Self {
             node,
             limits,
+            drafts,
             tokenizer,
             template,
             stepper,
@@ -112,6 +127,11 @@ impl<'a> Head<'a> {
             plan,
             payload,
         }
+    }
+
+    /// Without drafts: for measuring beside them.
+    pub fn omit_drafts(self) -> Self {
+        Self { drafts: false, ..self }
     }
 
     /// Gives the rank back, links and all.
@@ -217,7 +237,8 @@ impl<'a> Head<'a> {
         let max_tokens = max_tokens.saturating_sub(generate.resumed.len()).max(1);
         let constraint = |grammar: &Grammar| Constraint { grammar: grammar.clone(), begin: prompt_length as u32 };
         let (sampling, grammar) = (generate.sampling.clone(), generate.grammar.as_ref().map(constraint));
-        self.scheduler.submit(Admitted { key, prompt: tokens, max_tokens, sampling, grammar });
+        let may_draft = self.drafts && grammar.is_none();
+        self.scheduler.submit(Admitted { key, prompt: tokens, max_tokens, sampling, may_draft, grammar });
     }
 
     fn cancel(&mut self, key: RequestKey) {
@@ -258,6 +279,7 @@ impl<'a> Head<'a> {
         for opened in &plan.opened {
             if let Some(request) = self.scheduler.key(opened.slot).and_then(|key| self.requests.get_mut(&key)) {
                 request.times.dispatched = since(request.received, now);
+                request.times.cached_tokens = opened.cached.min(request.prompt_length as u32);
             }
         }
         let group = &mut self.stepper.group;
@@ -270,6 +292,7 @@ impl<'a> Head<'a> {
             self.tell(plan)?;
         }
         let has_tokens = self.sampler.step(&mut self.stepper, plan)?;
+        self.scheduler.took(plan, since(now, Instant::now()));
         let flight = self.flight(plan);
         if has_tokens {
             self.landed(&flight);
@@ -300,8 +323,13 @@ impl<'a> Head<'a> {
                 requests.extend(key(slot).filter(|key| !requests.contains(key)));
             }
         }
-        let wanted = plan.entries.iter().filter(|entry| entry.wants_logits);
-        let wanted = wanted.filter_map(|entry| Some((entry.slot, key(entry.slot)?))).collect();
+        let mut wanted: PerSlot<(Slot, RequestKey, u32)> = PerSlot::new();
+        for slot in plan.entries.iter().filter(|entry| entry.wants_logits).map(|entry| entry.slot) {
+            match wanted.last_mut().filter(|(latest, ..)| *latest == slot) {
+                Some((.., rows)) => *rows += 1,
+                None => wanted.extend(key(slot).map(|key| (slot, key, 1))),
+            }
+        }
         Flight { step: self.step, requests, wanted }
     }
 
@@ -319,7 +347,7 @@ impl<'a> Head<'a> {
         let mut read = Ok(());
         group.take_tokens(sampler, flight.step, |payload| read = drawn.decode(payload, ranks))?;
         read?;
-        if drawn.tokens.len() != flight.wanted.len() {
+        if !flight.fits(&drawn.tokens) {
             return Err(EngineError::Message(FrameKind::Drawn));
         }
         self.landed(&flight);
@@ -330,10 +358,16 @@ impl<'a> Head<'a> {
     fn landed(&mut self, flight: &Flight) {
         self.add_totals(flight);
         let mut tokens = std::mem::take(&mut self.sampler.drawn.tokens);
-        for ((slot, chosen), (_, key)) in tokens.iter().zip(&flight.wanted) {
-            // The slot may hold another request by now: this one was cancelled.
-            if self.scheduler.key(*slot) == Some(*key) {
-                self.sampled(*slot, chosen);
+        for (run, (slot, key, rows)) in tokens.chunk_by(|a, b| a.0 == b.0).zip(&flight.wanted) {
+            if let Some(request) = self.requests.get_mut(key) {
+                request.times.drafted_tokens += rows - 1;
+                request.times.accepted_tokens += run.len() as u32 - 1;
+            }
+            for (_, chosen) in run {
+                // The slot may hold another request by now, or none: this one was cancelled, or ends with a draft.
+                if self.scheduler.key(*slot) == Some(*key) {
+                    self.sampled(*slot, chosen);
+                }
             }
         }
         tokens.clear();

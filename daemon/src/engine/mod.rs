@@ -1,4 +1,7 @@
 //! The engine: its own thread, plain synchronous Rust. The head schedules and samples; the other ranks follow its plans.
+pub mod blocks;
+pub mod costs;
+pub mod drafts;
 pub mod follower;
 pub mod grammar;
 pub mod head;
@@ -45,6 +48,8 @@ pub struct Setup {
     pub model: Box<dyn FnOnce() -> Model + Send>,
     /// The other ranks.
     pub group: Group,
+    /// For benchmarks: a head drafts no tokens.
+    pub omit_drafts: bool,
     /// On the head.
     pub tokenizer: Option<Tokenizer>,
     /// On the head.
@@ -84,7 +89,8 @@ pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progres
     let (result, _links) = match setup.tokenizer {
         _ if tuned.is_err() => (tuned, Some(stepper)),
         Some(tokenizer) if stepper.place.is_head() => {
-            let mut head = Head::new((setup.node, setup.limits), (tokenizer, setup.template), stepper, sink);
+            let head = Head::new((setup.node, setup.limits), (tokenizer, setup.template), stepper, sink);
+            let mut head = if setup.omit_drafts { head.omit_drafts() } else { head };
             (head.serve(orders), Some(head.into_stepper()))
         }
         _ => {

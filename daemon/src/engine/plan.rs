@@ -6,7 +6,7 @@ use shared::{
     topology::{Topology, layout::STEP_TOKENS_MAX, spec::KV_BLOCK_LENGTH},
 };
 
-use super::grammar::Constraint;
+use super::{costs::ROWS_MAX, grammar::Constraint};
 use crate::model::BatchToken;
 
 /// One step, as the head decided it.
@@ -22,6 +22,8 @@ pub struct Plan {
     pub closed: Vec<Slot>,
     /// KV blocks appended to sequences, in order.
     pub blocks: Vec<(Slot, u32)>,
+    /// KV blocks to copy before the step, one after the other: from where, to where.
+    pub copies: Vec<(u32, u32)>,
     /// The step's tokens.
     pub entries: Vec<PlanEntry>,
 }
@@ -33,6 +35,8 @@ pub struct Opened {
     pub slot: Slot,
     /// How its tokens are drawn.
     pub sampling: SamplingParameters,
+    /// Tokens of the prompt whose keys and values are there: nothing is written before them, others may read it.
+    pub cached: u32,
     /// Its prompt.
     pub prompt: Vec<u32>,
     /// What its answer must look like.
@@ -87,8 +91,10 @@ impl Limits {
 pub struct Sequence {
     /// How its tokens are drawn.
     pub sampling: SamplingParameters,
-    /// Prompt and tokens fed so far.
+    /// Prompt and tokens fed so far; the last of these may be drafts.
     pub tokens: Vec<u32>,
+    /// Positions that are not written, then the others of the prompt, whose tokens are settled.
+    settled: (usize, usize),
 }
 
 /// The sequences and block tables of one rank, kept by applying plans.
@@ -103,11 +109,12 @@ pub struct Sequences {
 impl Plan {
     /// Empties it; the room of its lists stays.
     pub fn clear(&mut self) {
-        let Self { continues, is_prefill, opened, closed, blocks, entries } = self;
+        let Self { continues, is_prefill, opened, closed, blocks, copies, entries } = self;
         (*continues, *is_prefill) = (false, false);
         opened.clear();
         closed.clear();
         blocks.clear();
+        copies.clear();
         entries.clear();
     }
 
@@ -136,6 +143,7 @@ impl Plan {
         let rest = read_list(rest, &mut self.opened)?;
         let rest = read_list(rest, &mut self.closed)?;
         let rest = read_list(rest, &mut self.blocks)?;
+        let rest = read_list(rest, &mut self.copies)?;
         read_list(rest, &mut self.entries)
     }
 }
@@ -191,9 +199,17 @@ impl Sequences {
         for opened in &plan.opened {
             self.make_room(opened.slot);
         }
+        let is_out = |(from, to): &(u32, u32)| (*from).max(*to) as usize >= self.limits.blocks;
+        if plan.copies.len() > plan.opened.len() || plan.copies.iter().any(is_out) {
+            return Err(PlanError(format!("copies of blocks {:?} of {}", plan.copies, self.limits.blocks)));
+        }
         self.batch.clear();
         if plan.entries.is_empty() || plan.entries.len() > STEP_TOKENS_MAX {
             return Err(PlanError(format!("{} tokens in a step", plan.entries.len())));
+        }
+        let wanted = plan.entries.iter().filter(|entry| entry.wants_logits).count();
+        if wanted > ROWS_MAX {
+            return Err(PlanError(format!("logits of {wanted} tokens in a step")));
         }
         plan.entries.iter().try_for_each(|entry| self.enter(entry))
     }
@@ -202,10 +218,11 @@ impl Sequences {
         let in_vocabulary = opened.prompt.iter().all(|id| (*id as usize) < self.limits.vocabulary_length);
         let fits = (1..=self.limits.context_length).contains(&opened.prompt.len());
         let place = self.slots.get_mut(opened.slot.index()).filter(|place| place.is_none());
-        let (Some(place), true, true) = (place, in_vocabulary, fits) else {
+        let settled = (opened.cached as usize, opened.prompt.len());
+        let (Some(place), true, true, true) = (place, in_vocabulary, fits, settled.0 < settled.1) else {
             return Err(PlanError(format!("a sequence of {} tokens in slot {}", opened.prompt.len(), opened.slot)));
         };
-        *place = Some(Sequence { sampling: opened.sampling.clone(), tokens: opened.prompt.clone() });
+        *place = Some(Sequence { sampling: opened.sampling.clone(), tokens: opened.prompt.clone(), settled });
         Ok(())
     }
 
@@ -223,13 +240,16 @@ impl Sequences {
         let place = position as usize;
         let error = || PlanError(format!("token {token} at position {position} of slot {slot}"));
         let sequence = self.slots.get_mut(slot.index()).and_then(Option::as_mut).ok_or_else(error)?;
-        let is_known = sequence.tokens.get(place) == Some(&token);
-        let is_next = place == sequence.tokens.len() && place < self.limits.context_length;
+        let (cached, settled) = sequence.settled;
+        let is_known = (cached..settled).contains(&place) && sequence.tokens[place] == token;
+        // Behind the prompt, a token takes the place of a draft that was refused, and of those after it.
+        let is_next = (settled..=sequence.tokens.len()).contains(&place) && place < self.limits.context_length;
         let in_vocabulary = (token as usize) < self.limits.vocabulary_length;
         if !(is_known || is_next) || !in_vocabulary || place / KV_BLOCK_LENGTH >= blocks {
             return Err(error());
         }
         if is_next {
+            sequence.tokens.truncate(place);
             sequence.tokens.push(token);
         }
         self.batch.push(BatchToken { slot, position, token, wants_logits });

@@ -3,6 +3,7 @@
 use shared::{ids::Slot, protocol::frame::FrameKind, telemetry::RankTotals};
 
 use super::{
+    costs::ROWS_MAX,
     plan::{Plan, PlanEntry},
     sample::{Answer, Chooser, Chosen, SampleError, Step, Summary},
     step::{Candidates, EngineError, Stepper},
@@ -11,7 +12,7 @@ use super::{
 /// The tokens of a step, and where the time of every rank of the replica went since the tokens before.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Drawn {
-    /// In the order of the plan's entries that want logits.
+    /// In the order of the plan's entries that want logits; of a slot's drafts only what follows those that were drawn.
     pub tokens: Vec<(Slot, Chosen)>,
     /// By rank.
     pub totals: Vec<RankTotals>,
@@ -35,6 +36,7 @@ impl Sampler {
     /// # Errors
     /// Anything that ends the topology.
     pub fn step(&mut self, stepper: &mut Stepper, plan: &Plan) -> Result<bool, EngineError> {
+        self.summaries.reserve(ROWS_MAX * stepper.place.group.len());
         stepper.step(plan, &mut self.summaries)?;
         self.drawn.tokens.clear();
         let count = self.summaries.len();
@@ -42,8 +44,18 @@ impl Sampler {
             return Ok(false);
         }
         self.gather(stepper)?;
+        self.drawn.tokens.reserve(ROWS_MAX);
         let wanted = plan.entries.iter().filter(|entry| entry.wants_logits);
+        let mut refused = None;
         for (place, entry) in wanted.enumerate() {
+            // A second token of a slot is a draft: what comes after it counts only if it is what was drawn before it.
+            let before = self.drawn.tokens.last().filter(|(slot, _)| *slot == entry.slot);
+            if before.is_some_and(|(_, before)| before.id != entry.token) {
+                refused = Some(entry.slot);
+            }
+            if refused == Some(entry.slot) {
+                continue;
+            }
             let chosen = self.choose(stepper, (place, count), entry)?;
             self.drawn.tokens.push((entry.slot, chosen));
         }

@@ -4,10 +4,18 @@ use std::collections::VecDeque;
 use shared::{
     ids::Slot,
     sampling::SamplingParameters,
-    topology::{layout::STEP_TOKENS_MAX, spec::KV_BLOCK_LENGTH},
+    topology::{
+        layout::STEP_TOKENS_MAX,
+        spec::{KV_BLOCK_LENGTH, SLOTS_MAX},
+    },
+    units::Nanoseconds,
 };
+use smallvec::SmallVec;
 
 use super::{
+    blocks::{Blocks, Table},
+    costs::{Costs, ROWS_MAX},
+    drafts::{Acceptance, Match, find},
     grammar::Constraint,
     plan::{Limits, Opened, Plan, PlanEntry},
 };
@@ -27,6 +35,8 @@ pub struct Admitted {
     pub max_tokens: usize,
     /// How tokens are drawn.
     pub sampling: SamplingParameters,
+    /// Whether tokens may be drafted.
+    pub may_draft: bool,
     /// What the answer must look like.
     pub grammar: Option<Constraint>,
 }
@@ -36,15 +46,45 @@ struct Running {
     key: RequestKey,
     /// Prompt, then sampled tokens.
     tokens: Vec<u32>,
+    /// Tokens of it that came with the request.
+    prompt_length: usize,
     /// Tokens that went through the layers.
     fed: usize,
-    blocks: Vec<u32>,
+    table: Table,
+    /// Counts those that were opened before.
+    number: u64,
+    /// Most tokens, prompt included.
+    length: usize,
+    may_draft: bool,
+    /// What was entered behind the latest token, where it was found, and how many of it were drawn so far.
+    drafts: Drafts,
+    found: Match,
+    accepted: usize,
+    acceptance: Acceptance,
 }
+
+type Drafts = SmallVec<[u32; ROWS_MAX]>;
 
 impl Running {
     /// Whether its prompt is through: it feeds one sampled token at a time, or waits for the next.
     fn is_answering(&self) -> bool {
-        self.fed > 0 && self.fed + 1 >= self.tokens.len()
+        self.fed >= self.prompt_length
+    }
+
+    /// Drafts what may follow the latest token, at most `most` tokens, in a step that carries `rows` answers' tokens without them.
+    fn draft(&mut self, most: usize, rows: usize, costs: &Costs) {
+        // What is drawn after the last draft must fit, too.
+        let most = most.min(self.length.saturating_sub(self.tokens.len() + 1));
+        let Some(found) = Some(most).filter(|most| self.may_draft && *most > 0).and_then(|_| find(&self.tokens)) else {
+            return;
+        };
+        let count = self.acceptance.count(found, most, rows, costs);
+        (self.found, self.accepted) = (found, 0);
+        for index in found.next..found.next + count {
+            // What is repeated right now goes on with itself.
+            let token = self.tokens.get(index).copied().unwrap_or_else(|| self.drafts[index - self.tokens.len()]);
+            self.drafts.push(token);
+        }
     }
 }
 
@@ -54,9 +94,15 @@ pub struct Scheduler {
     limits: Limits,
     waiting: VecDeque<Admitted>,
     slots: Vec<Option<Running>>,
-    free: Vec<u32>,
+    blocks: Blocks,
     closed: Vec<Slot>,
     was_busy: bool,
+    /// What steps take.
+    costs: Costs,
+    /// What requests begin with.
+    acceptance: Acceptance,
+    /// Requests that were opened so far.
+    opened: u64,
     /// Turns that running answers take: as many as the pipeline has stages, so that none of them idles.
     turns: usize,
     /// Most tokens of a step.
@@ -67,14 +113,16 @@ impl Scheduler {
     /// Everything free.
     pub fn new(limits: Limits) -> Self {
         let slots = (0..limits.slots).map(|_| None).collect();
-        let free = (0..limits.blocks as u32).rev().collect();
         Self {
             limits,
             waiting: VecDeque::new(),
             slots,
-            free,
+            blocks: Blocks::new(limits.blocks),
             closed: Vec::new(),
             was_busy: false,
+            costs: Costs::default(),
+            acceptance: Acceptance::default(),
+            opened: 0,
             turns: 1,
             step_tokens: STEP_TOKENS_MAX,
         }
@@ -108,17 +156,26 @@ impl Scheduler {
         if let Some(index) = self.slots.iter().position(holds)
             && let Some(running) = self.slots[index].take()
         {
-            self.free.extend(running.blocks.into_iter().rev());
+            self.blocks.release(running.table, &running.tokens[..running.fed]);
             self.closed.push(Slot(index as u16));
         }
         // Without work the head sleeps until the next request: that time is nobody's computing.
         self.was_busy &= self.has_work();
     }
 
-    /// A token was sampled for a slot; it is fed with the next step unless the request is ended before.
+    /// A token was sampled for a slot; it is fed with the next step unless the request is ended before. Where a draft is what was
+    /// sampled, it is fed already, and the token after it comes next.
     pub fn sampled(&mut self, slot: Slot, token: u32) {
-        if let Some(running) = self.slots.get_mut(slot.index()).and_then(Option::as_mut) {
-            running.tokens.push(token);
+        let Some(running) = self.slots.get_mut(slot.index()).and_then(Option::as_mut) else { return };
+        running.tokens.push(token);
+        if running.drafts.get(running.accepted) == Some(&token) {
+            running.accepted += 1;
+            running.fed += 1;
+        } else if !running.drafts.is_empty() {
+            let (length, drafted, accepted) = (running.found.length, running.drafts.len(), running.accepted);
+            running.acceptance.observe(length, drafted, accepted);
+            self.acceptance.observe_for_all(length, drafted, accepted);
+            running.drafts.clear();
         }
     }
 
@@ -132,22 +189,8 @@ impl Scheduler {
             // Slots that ended stay in `closed` until a step goes out; no rank needs to know before.
             return false;
         }
-        let answers = self.slots.iter().flatten().filter(|running| running.is_answering()).count();
-        let mut turn = answers.div_ceil(self.turns);
-        for answering in [true, false] {
-            for (index, running) in self.slots.iter_mut().enumerate() {
-                let Some(running) = running.as_mut().filter(|running| running.is_answering() == answering) else {
-                    continue;
-                };
-                // What was fed whole waits for its token.
-                if running.fed == running.tokens.len() || (answering && turn == 0) {
-                    continue;
-                }
-                turn -= usize::from(answering);
-                plan.is_prefill |= !answering;
-                enter(Slot(index as u16), running, self.step_tokens, &mut plan.entries);
-            }
-        }
+        self.enter_answers(plan);
+        self.enter_prompts(plan);
         if plan.entries.is_empty() {
             return false;
         }
@@ -156,36 +199,145 @@ impl Scheduler {
         true
     }
 
-    /// Moves waiting requests into free slots while their blocks are free: no sequence can run out of blocks later.
-    fn open(&mut self, plan: &mut Plan) {
-        while let Some(request) = self.waiting.front() {
-            let Some(index) = self.slots.iter().position(Option::is_none) else { return };
-            let length = (request.prompt.len() + request.max_tokens).min(self.limits.context_length);
-            let count = length.div_ceil(KV_BLOCK_LENGTH);
-            if count > self.free.len() {
-                return;
+    /// Enters the answers whose turn it is; in a single stage, where no prompt is under way, with drafts.
+    fn enter_answers(&mut self, plan: &mut Plan) {
+        let answers = self.slots.iter().flatten().filter(|running| running.is_answering());
+        let mut turn = answers.clone().count().div_ceil(self.turns);
+        let mut rows = answers.filter(|running| running.fed < running.tokens.len()).count().min(turn);
+        let has_prompts = self.slots.iter().flatten().any(|running| !running.is_answering());
+        let rows_max = if has_prompts || self.turns > 1 { 0 } else { ROWS_MAX.min(self.step_tokens) };
+        for (index, running) in self.slots.iter_mut().enumerate() {
+            let Some(running) = running.as_mut().filter(|running| running.is_answering()) else { continue };
+            // What was fed whole waits for its token.
+            if running.fed == running.tokens.len() || turn == 0 {
+                continue;
             }
-            let Some(request) = self.waiting.pop_front() else { return };
+            turn -= 1;
+            running.draft(rows_max.saturating_sub(rows), rows, &self.costs);
+            rows += running.drafts.len();
             let slot = Slot(index as u16);
-            let blocks = self.free.split_off(self.free.len() - count);
-            plan.blocks.extend(blocks.iter().map(|block| (slot, *block)));
+            enter(slot, running, 1, &mut plan.entries);
+            let draft = |(position, token): (usize, &u32)| PlanEntry {
+                slot,
+                position: position as u32,
+                token: *token,
+                wants_logits: true,
+            };
+            plan.entries.extend((running.fed..).zip(&running.drafts).map(draft));
+            self.blocks.name(&mut running.table, &running.tokens[..running.fed]);
+        }
+    }
+
+    /// Enters prompts in chunks. Half of what the step can carry is for the prompt that came first, half for that which is nearest to
+    /// its end; what they leave goes by arrival.
+    fn enter_prompts(&mut self, plan: &mut Plan) {
+        let is_alone = !self.slots.iter().flatten().any(Running::is_answering);
+        let most = self.step_tokens.saturating_sub(plan.entries.len());
+        let mut left = if is_alone { most } else { self.costs.beside(plan.entries.len(), most) };
+        let mut prompts: SmallVec<[Prefill; SLOTS_MAX as usize]> = SmallVec::new();
+        for (index, running) in self.slots.iter().enumerate() {
+            let Some(running) = running.as_ref().filter(|running| !running.is_answering()) else { continue };
+            prompts.push(Prefill {
+                number: running.number,
+                index,
+                rest: running.prompt_length - running.fed,
+                share: 0,
+            });
+        }
+        prompts.sort_unstable_by_key(|prompt| prompt.number);
+        let half = left.div_ceil(2);
+        if let Some(first) = prompts.first_mut() {
+            first.take(half, &mut left);
+        }
+        if let Some(nearest) = prompts.iter_mut().filter(|prompt| prompt.rest > 0).min_by_key(|prompt| prompt.rest) {
+            nearest.take(left, &mut left);
+        }
+        prompts.iter_mut().for_each(|prompt| prompt.take(left, &mut left));
+        for prompt in prompts.iter().filter(|prompt| prompt.share > 0) {
+            let Some(running) = self.slots[prompt.index].as_mut() else { continue };
+            plan.is_prefill = true;
+            enter(Slot(prompt.index as u16), running, prompt.share, &mut plan.entries);
+            self.blocks.name(&mut running.table, &running.tokens[..running.fed]);
+        }
+    }
+
+    /// The step of a plan took so long.
+    pub fn took(&mut self, plan: &Plan, time: Nanoseconds) {
+        self.costs.observe(plan.entries.len(), plan.is_prefill, time);
+    }
+
+    /// Moves waiting requests into free slots while their blocks are there: no sequence can run out of blocks later.
+    fn open(&mut self, plan: &mut Plan) {
+        let mut next = 0;
+        while next < self.waiting.len() {
+            let Some(index) = self.slots.iter().position(Option::is_none) else { return };
+            let request = &self.waiting[next];
+            if self.is_computed_beside(&request.prompt) {
+                next += 1;
+                continue;
+            }
+            let length = (request.prompt.len() + request.max_tokens).min(self.limits.context_length);
+            let Some(table) = self.blocks.take(&request.prompt, length) else { return };
+            let Some(request) = self.waiting.remove(next) else { return };
+            let slot = Slot(index as u16);
+            plan.blocks.extend(table.blocks.iter().map(|block| (slot, *block)));
+            plan.copies.extend(table.copy);
             let mut tokens = Vec::with_capacity(length);
             tokens.extend_from_slice(&request.prompt);
-            plan.opened.push(Opened {
-                slot,
-                sampling: request.sampling,
-                prompt: request.prompt,
-                grammar: request.grammar,
+            let (fed, prompt_length, acceptance) = (table.cached, tokens.len(), self.acceptance.begin());
+            let Admitted { key, prompt, sampling, may_draft, grammar, .. } = request;
+            plan.opened.push(Opened { slot, sampling, cached: fed as u32, prompt, grammar });
+            self.opened += 1;
+            self.slots[index] = Some(Running {
+                key,
+                tokens,
+                prompt_length,
+                fed,
+                table,
+                number: self.opened,
+                length,
+                may_draft,
+                drafts: Drafts::new(),
+                found: Match { next: 0, length: 1 },
+                accepted: 0,
+                acceptance,
             });
-            self.slots[index] = Some(Running { key: request.key, tokens, fed: 0, blocks });
         }
+    }
+
+    /// Whether a prompt that is going through the layers begins as this one does, for at least a block beyond what is there already:
+    /// then it is worth waiting for that.
+    fn is_computed_beside(&self, prompt: &[u32]) -> bool {
+        let going = self.slots.iter().flatten().filter(|running| !running.is_answering());
+        let shared = going.map(|running| {
+            let pairs = prompt[..prompt.len() - 1].iter().zip(&running.tokens);
+            pairs.take_while(|(a, b)| a == b).count() / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH
+        });
+        shared.max().is_some_and(|shared| shared > 0 && shared > self.blocks.cached_whole(prompt))
     }
 }
 
-/// Enters as many tokens of a sequence as the step still holds.
-fn enter(slot: Slot, running: &mut Running, most: usize, entries: &mut Vec<PlanEntry>) {
-    let room = most - entries.len();
-    let count = room.min(running.tokens.len() - running.fed);
+/// A prompt that goes through the layers.
+#[derive(Debug)]
+struct Prefill {
+    number: u64,
+    index: usize,
+    /// Tokens that have no share yet.
+    rest: usize,
+    share: usize,
+}
+
+impl Prefill {
+    fn take(&mut self, most: usize, left: &mut usize) {
+        let share = self.rest.min(most).min(*left);
+        self.rest -= share;
+        self.share += share;
+        *left -= share;
+    }
+}
+
+/// Enters the next `count` tokens of a sequence.
+fn enter(slot: Slot, running: &mut Running, count: usize, entries: &mut Vec<PlanEntry>) {
     let last = running.tokens.len() - 1;
     let entry = |position: usize| PlanEntry {
         slot,
@@ -198,115 +350,4 @@ fn enter(slot: Slot, running: &mut Running, most: usize, entries: &mut Vec<PlanE
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{super::plan::Sequences, *};
-
-    const LIMITS: Limits = Limits { slots: 2, blocks: 9, context_length: 256, vocabulary_length: 100 };
-
-    fn request(key: u64, prompt: usize, max_tokens: usize) -> Admitted {
-        let sampling = SamplingParameters::default();
-        Admitted { key: RequestKey(key), prompt: vec![key as u32; prompt], max_tokens, sampling, grammar: None }
-    }
-
-    fn next(scheduler: &mut Scheduler) -> Option<Plan> {
-        let mut plan = Plan::default();
-        scheduler.next_plan(&mut plan).then_some(plan)
-    }
-
-    #[test]
-    fn prompts_go_in_chunks_mixed_with_running_answers_and_every_plan_can_be_followed() {
-        let mut scheduler = Scheduler::new(LIMITS);
-        let mut follower = Sequences::new(LIMITS);
-        let mut step = |scheduler: &mut Scheduler| {
-            let plan = next(scheduler).expect("there is work");
-            follower.apply(&plan).expect("the head's plan can be followed");
-            let mut payload = Vec::new();
-            plan.encode(&mut payload);
-            let mut decoded = Plan { closed: vec![Slot(9)], ..Plan::default() };
-            assert_eq!((decoded.decode(&payload), &decoded), (Ok(()), &plan));
-            (0..payload.len()).for_each(|end| assert!(decoded.decode(&payload[..end]).is_err(), "cut at {end}"));
-            payload.push(0);
-            assert!(decoded.decode(&payload).is_err());
-            plan
-        };
-        scheduler.submit(request(1, 3, 5));
-        let first = step(&mut scheduler);
-        assert_eq!((first.entries.len(), first.is_prefill, first.continues), (3, true, false));
-        assert_eq!(first.entries.iter().filter(|entry| entry.wants_logits).count(), 1);
-        scheduler.sampled(Slot(0), 7);
-        scheduler.submit(request(2, 200, 5));
-        let second = step(&mut scheduler);
-        assert_eq!(second.entries.len(), STEP_TOKENS_MAX);
-        assert_eq!(second.entries[0], PlanEntry { slot: Slot(0), position: 3, token: 7, wants_logits: true });
-        scheduler.sampled(Slot(0), 8);
-        scheduler.end(RequestKey(1));
-        let third = step(&mut scheduler);
-        assert_eq!((third.closed.as_slice(), third.entries.len()), (&[Slot(0)][..], 200 - 127));
-        assert!(third.continues && third.entries.iter().all(|entry| entry.slot == Slot(1)));
-        scheduler.end(RequestKey(2));
-        assert!(!scheduler.has_work());
-        scheduler.submit(request(3, 3, 5));
-        assert!(!step(&mut scheduler).continues, "the time in between was idle");
-        scheduler.end(RequestKey(3));
-        assert!(next(&mut scheduler).is_none() && !scheduler.has_work());
-    }
-
-    #[test]
-    fn a_request_waits_for_slots_and_blocks_and_none_are_lost() {
-        let mut scheduler = Scheduler::new(LIMITS);
-        (1..=3).for_each(|key| scheduler.submit(request(key, 100, 28)));
-        for round in 0..3 {
-            // Whose prompt is through goes on with a token.
-            scheduler.sampled(Slot(0), 7);
-            let plan = next(&mut scheduler).expect("there is work");
-            let opened: Vec<Slot> = plan.opened.iter().map(|opened| opened.slot).collect();
-            assert_eq!(opened.len(), if round == 0 { 2 } else { usize::from(round == 1) }, "round {round}");
-            scheduler.end(RequestKey(round + 1));
-        }
-        assert!(!scheduler.has_work());
-        assert_eq!(scheduler.free.len(), LIMITS.blocks);
-    }
-
-    #[test]
-    fn answers_take_turns_in_a_pipeline_and_a_step_without_tokens_is_none() {
-        let limits = Limits { slots: 5, blocks: 10, ..LIMITS };
-        let mut scheduler = Scheduler::new(limits).in_turns(2, 64);
-        (1..=5).for_each(|key| scheduler.submit(request(key, 2, 5)));
-        let slots = |plan: Option<Plan>| {
-            plan.map_or(Vec::new(), |plan| plan.entries.iter().map(|entry| entry.slot.0).collect())
-        };
-        assert_eq!(next(&mut scheduler).map(|plan| plan.entries.len()), Some(10), "prompts go at once");
-        assert_eq!(next(&mut scheduler), None, "all wait for their tokens");
-        (0..5).for_each(|slot| scheduler.sampled(Slot(slot), 7));
-        scheduler.end(RequestKey(2));
-        let (first, second) = (next(&mut scheduler), next(&mut scheduler));
-        assert_eq!(first.as_ref().map(|plan| plan.closed.clone()), Some(vec![Slot(1)]));
-        assert_eq!((slots(first), slots(second)), (vec![0, 2], vec![3, 4]));
-        scheduler.end(RequestKey(1));
-        assert_eq!(next(&mut scheduler), None, "what ended is told with the next step");
-        scheduler.sampled(Slot(2), 8);
-        let third = next(&mut scheduler).expect("one goes on");
-        assert_eq!((third.closed.as_slice(), third.continues), (&[Slot(0)][..], true));
-    }
-
-    #[test]
-    fn a_plan_outside_the_limits_is_refused() {
-        let good = |mutate: &dyn Fn(&mut Plan)| {
-            let mut scheduler = Scheduler::new(LIMITS);
-            scheduler.submit(request(1, 3, 5));
-            let mut plan = next(&mut scheduler).expect("there is work");
-            mutate(&mut plan);
-            Sequences::new(LIMITS).apply(&plan)
-        };
-        assert_eq!(good(&|_| {}), Ok(()));
-        assert!(good(&|plan| plan.entries[0].slot = Slot(9)).is_err());
-        assert!(good(&|plan| plan.entries[0].position = 300).is_err());
-        assert!(good(&|plan| plan.entries[1].token = 100).is_err());
-        assert!(good(&|plan| plan.blocks[0].1 = 9).is_err());
-        assert!(good(&|plan| plan.blocks.clear()).is_err());
-        assert!(good(&|plan| plan.opened[0].prompt[1] = 100).is_err());
-        assert!(good(&|plan| plan.opened[0].slot = Slot(2)).is_err());
-        assert!(good(&|plan| plan.closed.push(Slot(1))).is_err());
-        assert!(good(&|plan| plan.entries.clear()).is_err());
-    }
-}
+mod tests;

@@ -3,6 +3,7 @@
 use shared::{ids::Rank, protocol::frame::FrameKind, telemetry::RankTotals, topology::Place};
 
 use super::{
+    costs::ROWS_MAX,
     grammar::Grammars,
     plan::{Limits, Plan, PlanError, Sequences},
     sample::{SampleError, Slice, Summary},
@@ -67,7 +68,10 @@ impl Stepper {
     pub fn new(place: Place, model: Model, mut group: Group, limits: Limits) -> Self {
         group.accounting.watch(model.compute().pool.clock());
         let (sequences, totals) = (Sequences::new(limits), vec![RankTotals::default(); usize::from(place.stage) + 1]);
-        let (grammars, slices, payload) = (Grammars::default(), Vec::new(), Vec::new());
+        let vocabulary = model.shard().plan.vocabulary.clone();
+        // Memory that is not touched before it is used.
+        let slices = (0..ROWS_MAX).map(|_| Slice::with_room(vocabulary.start as u32, vocabulary.len())).collect();
+        let (grammars, payload) = (Grammars::default(), Vec::new());
         Self { place, model, group, sequences, grammars, slices, totals, payload }
     }
 
@@ -79,6 +83,7 @@ impl Stepper {
     pub fn step(&mut self, plan: &Plan, summaries: &mut Vec<Summary>) -> Result<(), EngineError> {
         summaries.clear();
         self.sequences.apply(plan)?;
+        self.model.copy_blocks(&plan.copies);
         let (tokens, blocks) = self.sequences.batch();
         if let Some(before) = self.place.before() {
             let (hidden, totals) = (self.model.hidden(tokens.len()), &mut self.totals[..usize::from(self.place.stage)]);
@@ -98,11 +103,9 @@ impl Stepper {
             let sequence = self.sequences.get(*slot).ok_or(EngineError::Message(FrameKind::Plan))?;
             let logits = &logits[index * vocabulary.len()..(index + 1) * vocabulary.len()];
             let history = &sequence.tokens[..=*position as usize];
-            if self.slices.len() == index {
-                self.slices.push(Slice::new(vocabulary.start as u32));
-            }
+            let slice = self.slices.get_mut(index).ok_or(EngineError::Message(FrameKind::Plan))?;
             let mask = self.grammars.mask(*slot, history);
-            summaries.push(self.slices[index].summary(&sequence.sampling, *position, history, (logits, mask))?);
+            summaries.push(slice.summary(&sequence.sampling, *position, history, (logits, mask))?);
         }
         Ok(())
     }

@@ -121,6 +121,11 @@ impl Model {
         &self.compute
     }
 
+    /// Copies KV blocks, one after the other: from where, to where, both below the cache's count.
+    pub fn copy_blocks(&mut self, copies: &[(u32, u32)]) {
+        copies.iter().for_each(|(from, to)| self.cache.copy(*from, *to));
+    }
+
     /// The hidden states of a step of so many tokens `[token, embedding_length]`: filled with those of the stage before, or
     /// what the next stage gets.
     pub fn hidden(&mut self, tokens: usize) -> &mut [f32] {

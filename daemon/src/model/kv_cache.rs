@@ -16,6 +16,7 @@ const SCALED: usize = 32;
 #[derive(Debug)]
 pub struct KvCache {
     format: KvFormat,
+    layers: usize,
     blocks: usize,
     head_count_kv: usize,
     head_length: usize,
@@ -47,7 +48,7 @@ impl KvCache {
     ) -> io::Result<Self> {
         let bytes = Self::bytes(format, layers, blocks, head_count_kv, head_length);
         let bytes = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        Ok(Self { format, blocks, head_count_kv, head_length, region: Region::new(bytes)? })
+        Ok(Self { format, layers, blocks, head_count_kv, head_length, region: Region::new(bytes)? })
     }
 
     /// Bytes of such a cache.
@@ -68,6 +69,17 @@ impl KvCache {
     pub fn block(&self, place: Place, count: usize) -> KvBlock<'_> {
         let (keys, values) = (self.values(self.range(place, false)), self.values(self.range(place, true)));
         KvBlock { keys, values, count, next: [&[]; 2] }
+    }
+
+    /// Copies a block, all layers and heads of it.
+    pub fn copy(&mut self, from: u32, to: u32) {
+        for (layer, head) in (0..self.layers).flat_map(|layer| (0..self.head_count_kv).map(move |head| (layer, head))) {
+            let place = |block: u32| Place { layer, block, head };
+            // Its values lie behind its keys.
+            let source = self.range(place(from), false).start..self.range(place(from), true).end;
+            let target = self.range(place(to), false).start;
+            self.region.bytes_mut().copy_within(source, target);
+        }
     }
 
     /// Fills every position with small numbers, so that reading finds memory and not the system's page of zeros: for measuring.

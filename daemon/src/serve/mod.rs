@@ -24,6 +24,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     config::{Arguments, Config},
+    gateway,
     health::machine,
     kernels::Kernels,
     node::{
@@ -37,6 +38,9 @@ use crate::{
 
 /// Most connections at the same time, before and after their handshake.
 const CONNECTIONS_MAX: usize = 512;
+
+/// Answers of other nodes that clients still read hold up the end of this one so long at most.
+const GATEWAY_DRAIN: Duration = Duration::from_secs(5);
 
 /// What the process is told from outside. Heard from before the port is bound: whoever sees it open may send one, and a
 /// signal that nobody listens for ends the process.
@@ -71,7 +75,7 @@ pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
 pub async fn serve(
     config: Config,
     arguments: Arguments,
-    (signals, listener): (Signals, TcpListener),
+    (signals, listener, http): (Signals, TcpListener, Option<TcpListener>),
     kernels: &'static Kernels,
     state: (StateFolder, Kept),
 ) -> i32 {
@@ -83,6 +87,7 @@ pub async fn serve(
         cores: machine::allowed_cores(),
     };
     let started = Instant::now();
+    let (own, settings, drain) = (listener.local_addr().unwrap_or(config.listen), config.http.clone(), config.drain);
     let (driver, inputs, receiver) = Driver::new(Arc::new(config), identity.clone(), kernels, state);
     for signal in signals.ends {
         tokio::spawn(end_at(signal, inputs.clone(), started));
@@ -92,8 +97,13 @@ pub async fn serve(
     }
     tokio::spawn(reload_at(signals.hangups, inputs.clone(), arguments));
     let sessions = TaskTracker::new();
-    let accepting = tokio::spawn(accept(listener, inputs, identity, sessions.clone()));
+    let accepting = tokio::spawn(accept(listener, inputs, identity.clone(), sessions.clone()));
+    let gateway = http.map(|listener| gateway::serve(listener, settings, own, identity));
     let code = driver.run(receiver).await;
+    if let Some(gateway) = gateway {
+        // Answers that come from other nodes go on, in bounds.
+        gateway.end(drain.min(GATEWAY_DRAIN)).await;
+    }
     accepting.abort();
     // The driver dropped its ends: sessions write what is left and close.
     sessions.close();

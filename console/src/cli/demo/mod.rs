@@ -13,7 +13,7 @@ use shared::{
 use self::daemons::Daemons;
 use super::{
     Failure, dashboard,
-    generate::{assign_and_tell, complete, head, object, open},
+    generate::{assign_and_tell, complete, first, head, object, open},
     interrupts::Interrupts,
     options::{self, DEMO_NODES_MAX},
     output, profile,
@@ -78,7 +78,7 @@ async fn once(
         output::text(&format!("\n{}", options.prompt));
     }
     let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
-    let completion = complete(&sessions[head.index()], request, !options.json, interrupts).await?;
+    let completion = complete(&first(&sessions, head, &assigned.topology), request, !options.json, interrupts).await?;
     if options.json {
         let mut object = object(&completion, (&assigned, head), seed, false);
         object["nodes"] = json!(addresses);

@@ -16,7 +16,7 @@ use shared::{
 
 use super::{
     Failure,
-    generate::{assign_and_tell, complete, head, object, open, prompt},
+    generate::{assign_and_tell, complete, first, head, object, open, prompt},
     interrupts::Interrupts,
     options, output,
 };
@@ -28,12 +28,12 @@ use trace::RankRecords;
 
 /// Runs the command.
 pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
-    let generate = &options.generate;
+    let generate = &options.completing;
     let request = generate.sampling.request(prompt(generate)?, 0);
     let seed = request.sampling.seed;
     let mut interrupts = Interrupts::listen()?;
-    let sessions = interrupts.end(open(&generate.nodes.nodes)).await?;
-    let wanted = generate.assignment.wanted(sessions.len(), &generate.model);
+    let sessions = interrupts.end(open(&options.nodes.nodes)).await?;
+    let wanted = generate.assignment.wanted(sessions.len(), &options.model);
     let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
     let (_, card) = interrupts.end(async { Ok::<_, Failure>(propose(&sessions, &wanted).await?) }).await?;
     let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
@@ -41,7 +41,7 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
     let before = interrupts.end(later(&sessions[replica.clone()], 0)).await?;
     // Steps are counted by the head: what came before this request has lower numbers on every rank.
     let seen = before.iter().flatten().map(|record| record.step).max().unwrap_or(0);
-    let completion = complete(&sessions[head.index()], request, false, &mut interrupts).await?;
+    let completion = complete(&first(&sessions, head, &assigned.topology), request, false, &mut interrupts).await?;
     let records = interrupts.end(later(&sessions[replica.clone()], seen)).await?;
     let members = &assigned.topology.members[replica.clone()];
     let names: Vec<String> = members.iter().map(|member| output::clean(&member.name)).collect();

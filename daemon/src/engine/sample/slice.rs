@@ -36,6 +36,12 @@ impl Slice {
         Self { begin, raw, scaled, noise: Noise::new(0, 0), last: None, history }
     }
 
+    /// The same with room for `length` tokens.
+    pub fn with_room(begin: u32, length: usize) -> Self {
+        let (raw, scaled) = (Vec::with_capacity(length), Vec::with_capacity(length));
+        Self { raw, scaled, history: Vec::with_capacity(HISTORY_ROOM), ..Self::new(begin) }
+    }
+
     /// Summarises the logits after a position. `history` holds all tokens up to it, oldest first. With a mask, a bit for each id from
     /// 0 on, all tokens that it does not name are as if they did not exist.
     ///

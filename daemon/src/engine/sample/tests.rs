@@ -204,8 +204,8 @@ fn logprobs_are_over_the_whole_vocabulary_before_temperature_bias_and_penalties(
 fn logits_that_are_no_numbers_are_errors_and_minus_infinity_is_never_drawn() {
     let p = parameters(|_| {});
     let mut slice = Slice::new(10);
-    assert_eq!(slice.summary(&p, 0, &[], &[0.0, f32::NAN]), Err(SampleError::NotANumber(11)));
-    let none = slice.summary(&p, 0, &[], &[f32::NEG_INFINITY; 4]).expect("no NaN");
+    assert_eq!(slice.summary(&p, 0, &[], (&[0.0, f32::NAN], None)), Err(SampleError::NotANumber(11)));
+    let none = slice.summary(&p, 0, &[], (&[f32::NEG_INFINITY; 4], None)).expect("no NaN");
     assert!(matches!(Chooser::default().begin(0, &p, 0, [none].iter()), Err(SampleError::NoToken)));
     let mut logits = vec![f32::NEG_INFINITY; 64];
     logits[17] = -3.0;
@@ -220,7 +220,7 @@ fn messages_cut_anywhere_are_errors() {
     let logits: Vec<f32> = (0..100).map(|id| id as f32 * 0.1).collect();
     let mut slice = Slice::new(0);
     let mut summary = Vec::new();
-    slice.summary(&p, 0, &[], &logits).expect("numbers").encode(&mut summary);
+    slice.summary(&p, 0, &[], (&logits, None)).expect("numbers").encode(&mut summary);
     (0..summary.len()).for_each(|end| assert!(Summary::decode(&summary[..end]).is_err(), "cut at {end}"));
     let candidates = [(1.0, 2), (3.0, 4)].into_iter().collect();
     let queries = [

@@ -130,11 +130,18 @@ impl Driver {
         let (epoch, exclusions, supervised) = (kept.epoch, kept.exclusions, config.supervised);
         let beginning = Beginning { name: config.name.clone(), epoch, exclusions, supervised };
         let monitor = Monitor::new(&config.health_root, config.listen);
-        let (name, threads, liveness, omit_exchange) =
-            (config.name.clone(), config.threads, config.liveness, config.omit_exchange);
+        let around = Surroundings {
+            name: config.name.clone(),
+            kernels,
+            threads: config.threads,
+            liveness: config.liveness,
+            omit_exchange: config.omit_exchange,
+            omit_drafts: config.omit_drafts,
+            inputs: inputs.clone(),
+        };
         let driver = Self {
             node: Node::new(beginning, patience(&config)),
-            around: Surroundings { name, kernels, threads, liveness, omit_exchange, inputs: inputs.clone() },
+            around,
             config,
             identity,
             state,
@@ -244,14 +251,16 @@ impl Driver {
 
     /// Takes over what may change while it runs; says what may not.
     fn reloaded(&mut self, config: Config) {
-        let fixed =
-            |config: &Config| (config.listen, config.name.clone(), config.state.clone(), config.log_dir.clone());
+        let fixed = |config: &Config| {
+            let Config { listen, name, state, log_dir, http, .. } = config.clone();
+            (listen, name, state, log_dir, http)
+        };
         if fixed(&config) != fixed(&self.config) {
-            tracing::warn!("listen, name, state and log_dir keep their old values until a restart");
+            tracing::warn!("listen, name, state, log_dir and http keep their old values until a restart");
         }
         let (listen, name) = (self.config.listen, self.config.name.clone());
         let (state, log_dir) = (self.config.state.clone(), self.config.log_dir.clone());
-        let config = Config { listen, name, state, log_dir, ..config };
+        let config = Config { listen, name, state, log_dir, http: self.config.http.clone(), ..config };
         self.node.set_patience(patience(&config));
         (self.around.threads, self.around.liveness) = (config.threads, config.liveness);
         self.config = Arc::new(config);

@@ -80,6 +80,8 @@ pub(super) struct Surroundings {
     pub(super) liveness: Liveness,
     /// For benchmarks: ranks compute without summing.
     pub(super) omit_exchange: bool,
+    /// For benchmarks: heads draft no tokens.
+    pub(super) omit_drafts: bool,
     pub(super) inputs: Sender<Input>,
 }
 
@@ -217,8 +219,9 @@ fn setup(around: &Surroundings, place: &Place, loaded: Loaded, group: Group, abo
         pool.pin_caller();
         Model::new(shard, cache, Compute { kernels, pool })
     });
+    let (node, place, omit_drafts) = (around.name.clone(), place.seat(), around.omit_drafts);
     let Loaded { tokenizer, template, pieces, .. } = loaded;
-    Setup { node: around.name.clone(), place: place.seat(), limits, model, group, tokenizer, template, pieces, abort }
+    Setup { node, place, limits, model, group, omit_drafts, tokenizer, template, pieces, abort }
 }
 
 fn sink(inputs: Sender<Input>, epoch: Epoch) -> impl Fn(crate::node::Progress) + Send + 'static {

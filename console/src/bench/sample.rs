@@ -1,0 +1,270 @@
+//! One request as whoever sent it saw it, and what many of them come to. TTFT and TPOT are those of `shared::latency`. Pure.
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use shared::{
+    latency::{RequestTimes, ratio},
+    units::Nanoseconds,
+};
+
+use super::stats::{Percentiles, median};
+
+/// What became of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The answer is whole.
+    Done,
+    /// The server said at once that it takes no more (429 or 503), with this code.
+    Refused(String),
+    /// It failed with this code.
+    Failed(String),
+}
+
+/// One request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// When it was to be sent, since the load began.
+    pub due: Nanoseconds,
+    /// How much later it was sent: the sender was busy.
+    pub late: Nanoseconds,
+    /// Since it was due: first and last token as they arrived here, tokens as they were counted.
+    pub times: RequestTimes,
+    /// Since it was due: the answer's end, the refusal or the failure.
+    pub ended_at: Nanoseconds,
+    /// What became of it.
+    pub ended: Ended,
+    /// Where the time until the first token went, where the server says it.
+    pub stages: Option<Stages>,
+}
+
+/// Where the time until the first token went, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Stages {
+    /// In the queue.
+    pub queue: f64,
+    /// Computing, on the head.
+    pub compute: f64,
+    /// Waking threads and waiting for the last of them.
+    pub threads: f64,
+    /// Waiting for other ranks' computing.
+    pub wait: f64,
+    /// On the wire between ranks.
+    pub wire: f64,
+    /// Waiting for another stage of the pipeline.
+    pub bubble: f64,
+    /// Everything else: between this program and the head, and what the head does between steps.
+    pub rest: f64,
+}
+
+impl Stages {
+    /// Names and times, in the order in which they are shown.
+    pub fn named(&self) -> [(&'static str, f64); 7] {
+        [
+            ("queue", self.queue),
+            ("compute", self.compute),
+            ("threads", self.threads),
+            ("wait", self.wait),
+            ("wire", self.wire),
+            ("bubble", self.bubble),
+            ("rest", self.rest),
+        ]
+    }
+
+    /// The same with `rest` so that all make up a TTFT.
+    pub fn filled(self, ttft_ms: f64) -> Self {
+        let known: f64 = self.named()[..6].iter().map(|(_, time)| time).sum();
+        Self { rest: (ttft_ms - known).max(0.0), ..self }
+    }
+
+    /// The median of each; `None` without any.
+    pub fn median(all: &[Self]) -> Option<Self> {
+        let of = |pick: fn(&Self) -> f64| median(&all.iter().map(pick).collect::<Vec<_>>());
+        Some(Self {
+            queue: of(|it| it.queue)?,
+            compute: of(|it| it.compute)?,
+            threads: of(|it| it.threads)?,
+            wait: of(|it| it.wait)?,
+            wire: of(|it| it.wire)?,
+            bubble: of(|it| it.bubble)?,
+            rest: of(|it| it.rest)?,
+        })
+    }
+}
+
+/// What a good answer may take; `None`: as long as it likes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Slo {
+    /// Time to first token, in milliseconds.
+    pub ttft_ms: Option<f64>,
+    /// Time per output token, in milliseconds.
+    pub tpot_ms: Option<f64>,
+}
+
+impl Slo {
+    fn is_met(&self, times: &RequestTimes) -> bool {
+        let within = |value: f64, limit: Option<f64>| limit.is_none_or(|limit| value <= limit);
+        within(times.ttft_ms(), self.ttft_ms) && within(times.tpot_ms(), self.tpot_ms)
+    }
+}
+
+/// What a load came to. Times in milliseconds, rates a second.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Requests sent.
+    pub requests: u64,
+    /// Answers that came whole.
+    pub completed: u64,
+    /// From the first request to the last answer, in seconds.
+    pub seconds: f64,
+    /// Tokens of prompts of whole answers.
+    pub prompt_tokens: u64,
+    /// Tokens of whole answers.
+    pub tokens: u64,
+    /// Whole answers a second.
+    pub completed_per_second: f64,
+    /// Tokens of whole answers a second.
+    pub tokens_per_second: f64,
+    /// Tokens of prompts a second.
+    pub prompt_tokens_per_second: f64,
+    /// Tokens a second while all requests decoded; `None` where they never did all at once.
+    pub steady_tokens_per_second: Option<f64>,
+    /// Time to first token, from when the request was due.
+    pub ttft_ms: Percentiles,
+    /// Time per output token after the first.
+    pub tpot_ms: Percentiles,
+    /// From when the request was due to the end of its answer.
+    pub e2e_ms: Percentiles,
+    /// Whole answers that met the objectives.
+    pub good: u64,
+    /// Of these a second.
+    pub goodput_per_second: f64,
+    /// Requests that the server refused at once, and how long it took for that.
+    pub refused: u64,
+    /// See `refused`.
+    pub refusal_ms: Percentiles,
+    /// Requests that have no whole answer, by code; refusals too.
+    pub errors: BTreeMap<String, u64>,
+    /// How much later than due requests were sent: above a few milliseconds this machine limits the load.
+    pub late_ms: Percentiles,
+    /// Medians of where the time until the first token went.
+    pub stages: Option<Stages>,
+}
+
+impl Summary {
+    /// Of a load's samples.
+    pub fn of(samples: &[Sample], slo: &Slo) -> Self {
+        let milliseconds = |time: Nanoseconds| time.milliseconds();
+        let done = || samples.iter().filter(|sample| sample.ended == Ended::Done);
+        let percentiles = |values: &mut dyn Iterator<Item = f64>| Percentiles::of(values.collect());
+        let refused = || samples.iter().filter(|sample| matches!(sample.ended, Ended::Refused(_)));
+        let begin = samples.iter().map(|sample| sample.due.0).min().unwrap_or(0);
+        let end = samples.iter().map(|sample| sample.due.0 + sample.ended_at.0).max().unwrap_or(0);
+        let seconds = (end - begin) as f64 / 1e9;
+        let tokens: u64 = done().map(|sample| u64::from(sample.times.sampled_tokens)).sum();
+        let prompt_tokens: u64 = done().map(|sample| u64::from(sample.times.prompt_tokens)).sum();
+        let good = done().filter(|sample| slo.is_met(&sample.times)).count() as u64;
+        let mut errors = BTreeMap::new();
+        for sample in samples {
+            if let Ended::Refused(code) | Ended::Failed(code) = &sample.ended {
+                *errors.entry(code.clone()).or_default() += 1;
+            }
+        }
+        let stages: Vec<Stages> = done().filter_map(|sample| sample.stages).collect();
+        let completed = done().count() as u64;
+        Self {
+            requests: samples.len() as u64,
+            completed,
+            seconds,
+            prompt_tokens,
+            tokens,
+            completed_per_second: ratio(completed as f64, seconds),
+            tokens_per_second: ratio(tokens as f64, seconds),
+            prompt_tokens_per_second: ratio(prompt_tokens as f64, seconds),
+            steady_tokens_per_second: steady(samples),
+            ttft_ms: percentiles(&mut done().map(|sample| sample.times.ttft_ms())),
+            // An answer of one token has no time per further token.
+            tpot_ms: percentiles(
+                &mut done().filter(|sample| sample.times.sampled_tokens > 1).map(|sample| sample.times.tpot_ms()),
+            ),
+            e2e_ms: percentiles(&mut done().map(|sample| milliseconds(sample.ended_at))),
+            good,
+            goodput_per_second: ratio(good as f64, seconds),
+            refused: refused().count() as u64,
+            refusal_ms: percentiles(
+                &mut refused().map(|sample| milliseconds(Nanoseconds(sample.ended_at.0.saturating_sub(sample.late.0)))),
+            ),
+            errors,
+            late_ms: percentiles(&mut samples.iter().map(|sample| milliseconds(sample.late))),
+            stages: Stages::median(&stages),
+        }
+    }
+}
+
+/// Tokens a second between the last request's first token and the first request's last one, where every request of a wave decodes:
+/// each counts with the tokens that its own pace gives in that time.
+fn steady(samples: &[Sample]) -> Option<f64> {
+    if samples.is_empty() || samples.iter().any(|sample| sample.ended != Ended::Done) {
+        return None;
+    }
+    let begin = samples.iter().map(|sample| sample.due.0 + sample.times.first_token.0).max()?;
+    let end = samples.iter().map(|sample| sample.due.0 + sample.times.last_token.0).min()?;
+    let is_long = samples.iter().all(|sample| sample.times.sampled_tokens > 1);
+    (is_long && begin < end).then(|| samples.iter().map(|sample| sample.times.decode_tokens_per_second()).sum())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A whole answer: due, TTFT and last token in milliseconds, tokens.
+    pub(in crate::bench) fn sample(due: u64, first: u64, last: u64, tokens: u32) -> Sample {
+        let ms = |ms: u64| Nanoseconds(ms * 1_000_000);
+        Sample {
+            due: ms(due),
+            late: ms(0),
+            times: RequestTimes {
+                first_token: ms(first),
+                last_token: ms(last),
+                prompt_tokens: 10,
+                sampled_tokens: tokens,
+                ..RequestTimes::default()
+            },
+            ended_at: ms(last),
+            ended: Ended::Done,
+            stages: None,
+        }
+    }
+
+    #[test]
+    fn a_load_is_summed_up_over_whole_answers_and_goodput_over_those_in_time() {
+        let failed = Sample { ended: Ended::Failed("lost".into()), ended_at: Nanoseconds(1), ..sample(0, 0, 0, 0) };
+        let mut refused = Sample { ended: Ended::Refused("queue_full".into()), ..sample(5, 0, 0, 0) };
+        (refused.ended_at, refused.late) = (Nanoseconds(5_000_000), Nanoseconds(3_000_000));
+        let samples = [sample(0, 100, 400, 4), sample(600, 200, 1400, 4), failed, refused];
+        let summary = Summary::of(&samples, &Slo { ttft_ms: Some(150.0), tpot_ms: Some(100.0) });
+        assert_eq!((summary.requests, summary.completed, summary.good, summary.refused), (4, 2, 1, 1));
+        assert_eq!((summary.seconds, summary.tokens_per_second, summary.goodput_per_second), (2.0, 4.0, 0.5));
+        assert_eq!((summary.ttft_ms.p50, summary.ttft_ms.p95, summary.tpot_ms.p95), (100.0, 200.0, 400.0));
+        assert_eq!((summary.refusal_ms.p50, summary.late_ms.p99), (2.0, 3.0));
+        assert_eq!(summary.errors, BTreeMap::from([("lost".into(), 1), ("queue_full".into(), 1)]));
+        assert_eq!(Summary::of(&[], &Slo::default()), Summary::default());
+    }
+
+    #[test]
+    fn steady_decode_is_told_only_where_all_decoded_at_once() {
+        let together = [sample(0, 100, 500, 5), sample(0, 300, 900, 13)];
+        assert_eq!(Summary::of(&together, &Slo::default()).steady_tokens_per_second.map(f64::round), Some(30.0));
+        let apart = [sample(0, 100, 300, 5), sample(0, 400, 900, 6)];
+        assert_eq!(Summary::of(&apart, &Slo::default()).steady_tokens_per_second, None);
+    }
+
+    #[test]
+    fn stages_make_up_the_time_to_first_token() {
+        let stages = Stages { queue: 1.0, compute: 5.0, ..Stages::default() };
+        assert_eq!(stages.filled(10.0).rest, 4.0);
+        assert_eq!(stages.filled(3.0).rest, 0.0);
+        let both = [stages.filled(10.0), stages.filled(20.0)];
+        assert_eq!(Stages::median(&both).map(|stages| (stages.queue, stages.rest)), Some((1.0, 9.0)));
+        assert_eq!(Stages::median(&[]), None);
+    }
+}

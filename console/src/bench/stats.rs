@@ -1,0 +1,109 @@
+//! Quantiles of all values (no buckets: a bucket of 7 % would hide what is compared here), medians and spreads. Pure.
+use serde::{Deserialize, Serialize};
+use shared::latency::ratio;
+
+/// Three quantiles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Percentiles {
+    /// The median.
+    pub p50: f64,
+    /// 95 of 100 are not above it.
+    pub p95: f64,
+    /// 99 of 100 are not above it.
+    pub p99: f64,
+}
+
+impl Percentiles {
+    /// Of values in any order; all 0 without any.
+    pub fn of(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        let at = |share| quantile(&values, share).unwrap_or(0.0);
+        Self { p50: at(0.5), p95: at(0.95), p99: at(0.99) }
+    }
+}
+
+/// The smallest of sorted values that the share `quantile` (0 to 1) of them does not exceed (nearest rank).
+pub fn quantile(sorted: &[f64], quantile: f64) -> Option<f64> {
+    let rank = (sorted.len() as f64 * quantile).ceil() as usize;
+    sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied()
+}
+
+/// The middle of values in any order, the mean of both middle ones of an even number.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let (low, high) = (sorted.get(sorted.len().checked_sub(1)? / 2)?, sorted.get(sorted.len() / 2)?);
+    Some((low + high) / 2.0)
+}
+
+/// (highest - lowest) / median: how far repeats of the same lie apart.
+pub fn spread(values: &[f64]) -> f64 {
+    let (low, high) =
+        values.iter().fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(*value), high.max(*value)));
+    if values.len() < 2 { 0.0 } else { ratio(high - low, median(values).unwrap_or(0.0)) }
+}
+
+/// The geometric mean of values above 0.
+pub fn geometric_mean(values: &[f64]) -> Option<f64> {
+    let sum: f64 = values.iter().map(|value| value.ln()).sum();
+    (!values.is_empty()).then(|| (sum / values.len() as f64).exp())
+}
+
+/// Random numbers from a seed (SplitMix64, Steele et al. 2014): the same load again, on any machine.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// Begins with a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+
+    /// Above 0, at most 1.
+    pub fn share(&mut self) -> f64 {
+        ((self.bits() >> 11) + 1) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_values_that_occurred() {
+        let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        assert_eq!(Percentiles::of(values), Percentiles { p50: 50.0, p95: 95.0, p99: 99.0 });
+        assert_eq!(Percentiles::of(vec![3.0, 1.0]), Percentiles { p50: 1.0, p95: 3.0, p99: 3.0 });
+        assert_eq!(Percentiles::of(Vec::new()), Percentiles::default());
+        assert_eq!((quantile(&[1.0, 2.0], 0.0), quantile(&[], 0.5)), (Some(1.0), None));
+    }
+
+    #[test]
+    fn medians_and_spreads_of_few_repeats() {
+        assert_eq!((median(&[3.0, 1.0, 2.0]), median(&[4.0, 1.0]), median(&[])), (Some(2.0), Some(2.5), None));
+        assert_eq!((spread(&[10.0, 11.0, 9.5]), spread(&[7.0]), spread(&[0.0, 0.0])), (0.15, 0.0, 0.0));
+        assert_eq!(geometric_mean(&[2.0, 8.0]).map(f64::round), Some(4.0));
+    }
+
+    #[test]
+    fn random_shares_are_even_and_come_again_with_their_seed() {
+        let draw = |seed| {
+            let mut random = Random::new(seed);
+            (0..10_000).map(|_| random.share()).collect::<Vec<_>>()
+        };
+        let shares = draw(7);
+        assert!(shares.iter().all(|share| *share > 0.0 && *share <= 1.0));
+        let mean = shares.iter().sum::<f64>() / 1e4;
+        assert!((mean - 0.5).abs() < 0.02, "{mean}");
+        assert!(shares == draw(7) && shares != draw(8));
+    }
+}

@@ -1,0 +1,133 @@
+//! One answer over the HTTP API: printed as it comes, cancelled by a signal, with the times that this side sees.
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use shared::{latency::RequestTimes, protocol::message, units::Nanoseconds};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{Failure, interrupts::Interrupts, output};
+use crate::http::{Answer, Api, Ask, Told, stream};
+
+/// What came of a request.
+#[derive(Clone, Debug)]
+pub(super) struct Outcome {
+    /// Of a cancelled one the text so far.
+    pub(super) answer: Answer,
+    /// On this machine's clock since the request was sent.
+    times: RequestTimes,
+    /// The exit code of the signal that cancelled it.
+    pub(super) interrupted: Option<u8>,
+}
+
+/// The fields of a request that both kinds of completions share.
+pub(super) fn body(request: &message::Generate, model: &str) -> Value {
+    let sampling = &request.sampling;
+    let mut body = json!({
+        "model": model, "max_tokens": request.max_tokens, "seed": sampling.seed,
+        "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repeat_penalty, "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+    });
+    if !request.stop.is_empty() {
+        body["stop"] = json!(request.stop);
+    }
+    body
+}
+
+/// Asks, prints the text as it comes if asked to, and ends early at a signal: the connection is closed, which cancels the request.
+pub(super) async fn answer(
+    apis: &[Api],
+    ask: &Ask,
+    patience: Duration,
+    prints: bool,
+    interrupts: &mut Interrupts,
+) -> Result<Outcome, Failure> {
+    let (begun, unread) = (Instant::now(), CancellationToken::new());
+    let (mut text, mut times, mut pieces) = (String::new(), RequestTimes::default(), 0_u32);
+    let mut tell = |told: Told<'_>| match told {
+        Told::Text(new) => {
+            let now = Nanoseconds(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            if pieces == 0 {
+                times.first_token = now;
+            }
+            times.last_token = now;
+            pieces = pieces.saturating_add(1);
+            text.push_str(new);
+            if prints {
+                output::text(&output::clean(new));
+                // Nobody reads any more: no reason to compute on.
+                if output::is_closed() {
+                    unread.cancel();
+                }
+            }
+        }
+        Told::Again(error) => output::note(&output::clean(&format!("\n{error}; asked again"))),
+    };
+    let ended = tokio::select! {
+        result = stream(apis, ask, patience, &mut tell) => Some(result),
+        () = unread.cancelled() => None,
+        code = interrupts.next() => {
+            let answer = Answer { text, finish_reason: Some("cancelled".into()), ..Answer::default() };
+            return Ok(Outcome { answer, times: counted(times, pieces), interrupted: Some(code) });
+        }
+    };
+    match ended {
+        Some(Ok(answer)) => {
+            let count = answer.usage["completion_tokens"].as_u64().and_then(|count| u32::try_from(count).ok());
+            Ok(Outcome { answer, times: counted(times, count.unwrap_or(pieces)), interrupted: None })
+        }
+        Some(Err(error)) => {
+            if prints && !text.is_empty() {
+                output::line("");
+            }
+            Err(error.into())
+        }
+        None => Ok(Outcome { answer: Answer { text, ..Answer::default() }, times, interrupted: None }),
+    }
+}
+
+fn counted(times: RequestTimes, sampled_tokens: u32) -> RequestTimes {
+    RequestTimes { sampled_tokens, ..times }
+}
+
+impl Outcome {
+    /// Prints the object, or on standard error what the answer took.
+    pub(super) fn show(&self, as_json: bool, request_id: &str, seed: Option<u64>) {
+        if as_json {
+            output::line(&self.object(request_id, seed).to_string());
+        } else {
+            output::line("");
+            output::note(&self.summary());
+        }
+    }
+
+    /// One line.
+    pub(super) fn summary(&self) -> String {
+        let times = &self.times;
+        let reason = self.answer.finish_reason.as_deref().unwrap_or("its reader");
+        let tokens = times.sampled_tokens;
+        let speed = times.decode_tokens_per_second();
+        output::clean(&format!(
+            "{tokens} tokens, TTFT {:.0} ms, {speed:.1} tokens/s, ended by {reason}",
+            times.ttft_ms()
+        ))
+    }
+
+    fn object(&self, request_id: &str, seed: Option<u64>) -> Value {
+        let Answer { id, model, text, finish_reason, usage, timings, logprobs, repeats } = &self.answer;
+        let mut object = json!({
+            "text": text, "finish_reason": finish_reason, "model": model, "id": id, "request_id": request_id,
+            "usage": usage, "timings": timings, "repeats": repeats,
+            "client": {"ttft_ms": self.times.ttft_ms(), "tpot_ms": self.times.tpot_ms(),
+                "decode_tokens_per_second": self.times.decode_tokens_per_second()},
+        });
+        if let Some(seed) = seed {
+            object["seed"] = json!(seed);
+        }
+        if !logprobs.is_empty() {
+            object["logprobs"] = json!(logprobs);
+        }
+        object
+    }
+}

@@ -1,0 +1,371 @@
+//! `console bench matrix` and `console bench ab`: layouts assigned one after the other, measured cell by cell.
+use std::{
+    path::PathBuf,
+    time::{Instant, SystemTime},
+};
+
+use clap::Args;
+use serde_json::{Value, json};
+use shared::{protocol::BUILD, topology::Layout};
+
+use super::{
+    load::{check_folder, shown},
+    pages::{matrix, told_change, write},
+    run::{Rig, machine},
+};
+use crate::{
+    bench::{
+        cell::{Cell, Experiment, Plan, degrees},
+        compare::judge,
+        run::{Configuration, Measured, Metric, Run, VERSION},
+        svg::number,
+    },
+    cli::{
+        Failure,
+        endpoint::Endpoint,
+        generate::open,
+        interrupts::Interrupts,
+        options::{Assignment, Nodes},
+        output,
+    },
+};
+
+/// Below this share two layouts count as the same.
+const FLOOR: f64 = 0.03;
+/// How long a small matrix may take, in minutes, where nothing is said.
+const REDUCED_MINUTES: u64 = 10;
+
+/// What both commands measure on.
+#[derive(Clone, Debug, Args)]
+struct On {
+    #[command(flatten)]
+    nodes: Nodes,
+    /// Model file; its name is looked for in the model folders of every node
+    #[arg(long, value_name = "NAME|FILE")]
+    model: String,
+    /// Requests of a prefill cell, at least as many as run at once
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    requests: u32,
+    /// Requests before each repeat, not counted
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=100))]
+    warmup: u32,
+    /// Seed of the prompts, of which no two begin alike
+    #[arg(long, default_value_t = 1, value_name = "S")]
+    seed: u64,
+    #[command(flatten)]
+    assignment: Assignment,
+    #[command(flatten)]
+    endpoint: Endpoint,
+}
+
+/// Options of `console bench matrix`.
+#[derive(Clone, Debug, Args)]
+pub(in crate::cli) struct Matrix {
+    #[command(flatten)]
+    on: On,
+    /// The result (JSON, kept after each cell: the same command goes on with it); the table lies beside it, FILE.csv
+    #[arg(long, value_name = "FILE.json")]
+    out: PathBuf,
+    /// A small one: prompts of 64 and 256 tokens, answers of 1 and 32, 1 and 4 at a time, at most 10 minutes
+    #[arg(long)]
+    reduced: bool,
+    /// Ranks that share a layer, of the first experiment [default: powers of two up to all nodes]
+    #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u16).range(1..=64))]
+    tp: Vec<u16>,
+    /// Replicas, of the second [default: powers of two up to all nodes; 0: none]
+    #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u16).range(0..=64))]
+    replicas: Vec<u16>,
+    /// Ranks of a replica, the same for any number of them
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    replica_ranks: u16,
+    /// Tokens of prompts [default: 256,1024,4096,8192]
+    #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..=131_072))]
+    inputs: Vec<u32>,
+    /// Tokens of answers; 1 is prefill alone [default: 1,128,512]
+    #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..=131_072))]
+    outputs: Vec<u32>,
+    /// Requests at a time [default: 1,4,8,16]
+    #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    concurrencies: Vec<u16>,
+    /// Repeats of each cell
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    repeats: u32,
+    /// Stop after the cell that runs then; the same command goes on [default: 10 with --reduced]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    minutes: Option<u64>,
+    /// The commit that is measured, for the record
+    #[arg(long, env = "BRAMBLE_COMMIT", value_name = "ID")]
+    commit: Option<String>,
+    /// Print JSON: the result
+    #[arg(long)]
+    pub(in crate::cli) json: bool,
+}
+
+/// Options of `console bench ab`.
+#[derive(Clone, Debug, Args)]
+pub(in crate::cli) struct Ab {
+    #[command(flatten)]
+    on: On,
+    /// The layouts; each takes the first of the nodes, the first layout is what the others are compared with
+    #[arg(long, value_delimiter = ',', required = true, value_name = "L,L,..",
+        value_parser = |text: &str| text.parse::<Layout>().map_err(|error| error.to_string()))]
+    topologies: Vec<Layout>,
+    /// Tokens of prompts
+    #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=131_072))]
+    input: u32,
+    /// Tokens of answers
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=131_072))]
+    output: u32,
+    /// Requests at a time
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    concurrency: u16,
+    /// Rounds; in each every layout has its turn
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=100))]
+    rounds: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub(in crate::cli) json: bool,
+}
+
+impl On {
+    async fn rig(&self, concurrency: u16, repeats: u32, nodes: usize) -> Result<Rig, Failure> {
+        if self.assignment.topology.is_some() {
+            let message = "--topology cannot be: layouts are what is measured".into();
+            return Err(Failure::Usage { message, next: "leave it out" });
+        }
+        if self.endpoint.url.len() > 1 {
+            let message = format!("{} servers named", self.endpoint.url.len());
+            return Err(Failure::Usage { message, next: "name one --url, or none to ask the heads on 9999" });
+        }
+        let sessions = open(&self.nodes.nodes).await?;
+        if sessions.len() < nodes {
+            let message = format!("{nodes} nodes are needed, {} are there", sessions.len());
+            return Err(Failure::Usage { message, next: "name more nodes, or fewer ranks and replicas" });
+        }
+        let (model, assignment, endpoint) = (self.model.clone(), self.assignment.clone(), self.endpoint.clone());
+        let (requests, warmup, seed) = (self.requests, self.warmup, self.seed);
+        Ok(Rig { sessions, model, assignment, endpoint, concurrency, repeats, requests, warmup, seed })
+    }
+}
+
+impl Matrix {
+    fn plan(&self) -> Plan {
+        let nodes = self.on.nodes.nodes.len();
+        let or = |given: &Vec<u32>, reduced: &[u32], full: &[u32]| match (given.is_empty(), self.reduced) {
+            (false, _) => given.clone(),
+            (true, true) => reduced.to_vec(),
+            (true, false) => full.to_vec(),
+        };
+        let given: Vec<u32> = self.concurrencies.iter().map(|count| u32::from(*count)).collect();
+        let concurrencies = or(&given, &[1, 4], &[1, 4, 8, 16]).into_iter().map(|count| count as u16).collect();
+        let replicas = match self.replicas.is_empty() {
+            true => degrees(nodes / usize::from(self.replica_ranks)).into_iter().filter(|count| *count > 0).collect(),
+            false => self.replicas.iter().copied().filter(|count| *count > 0).collect(),
+        };
+        Plan {
+            tp: if self.tp.is_empty() { degrees(nodes) } else { self.tp.clone() },
+            replicas,
+            replica_ranks: self.replica_ranks,
+            layouts: Vec::new(),
+            inputs: or(&self.inputs, &[64, 256], &[256, 1024, 4096, 8192]),
+            outputs: or(&self.outputs, &[1, 32], &[1, 128, 512]),
+            concurrencies,
+        }
+    }
+
+    /// The run so far, or a new one.
+    async fn begin(&self, rig: &Rig, plan: Plan) -> Result<Run, Failure> {
+        let door = self.on.endpoint.url.first().map_or("9999".into(), |url| format!("http://{}", url.authority));
+        let wanted = self.on.assignment.wanted(1, &self.on.model);
+        let settings = format!(
+            "kv {:?}, exchange {:?}, collective {:?}, context {:?}",
+            wanted.kv, wanted.exchange, wanted.collective, wanted.context_length
+        );
+        let fresh = Run {
+            version: VERSION,
+            build: BUILD.into(),
+            commit: self.commit.clone(),
+            begun: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+            machine: machine(),
+            nodes: rig.nodes().await?,
+            configuration: Configuration {
+                model: wanted.model,
+                plan,
+                repeats: self.repeats,
+                requests: self.on.requests,
+                warmup: self.on.warmup,
+                seed: self.on.seed,
+                door,
+                settings,
+            },
+            cells: Vec::new(),
+        };
+        if !self.out.exists() {
+            return Ok(fresh);
+        }
+        let kept = matrix(&self.out)?;
+        match kept.differs(&fresh) {
+            None => Ok(kept),
+            Some(what) => Err(Failure::Usage {
+                message: format!("{} was measured with other settings: {what} differs", shown(&self.out)),
+                next: "name another --out, or repeat the command that wrote it",
+            }),
+        }
+    }
+}
+
+/// Runs `console bench matrix`: exit code 1 where requests failed or time ran out before all cells were measured.
+pub(super) async fn run(options: Matrix) -> Result<u8, Failure> {
+    check_folder(&options.out)?;
+    let plan = options.plan();
+    let concurrency = plan.concurrencies.iter().max().copied().unwrap_or(1);
+    let mut interrupts = Interrupts::listen()?;
+    let rig = interrupts.end(options.on.rig(concurrency, options.repeats, plan.node_count())).await?;
+    let mut run = interrupts.end(options.begin(&rig, plan)).await?;
+    let begun = Instant::now();
+    let minutes = options.minutes.or(options.reduced.then_some(REDUCED_MINUTES));
+    let (cells, mut running) = (run.remaining(), None);
+    let all = run.cells.len() + cells.len();
+    for cell in cells {
+        if minutes.is_some_and(|minutes| begun.elapsed().as_secs() >= 60 * minutes) {
+            break;
+        }
+        let work = async {
+            rig.assign(&cell, &mut running).await?;
+            match &running {
+                Some(running) => rig.measure(&cell, running, rig.repeats, 0).await,
+                None => Err(anyhow::anyhow!("nothing runs").into()),
+            }
+        };
+        let measured = interrupts.end(work).await?;
+        if !options.json {
+            output::line(&output::clean(&format!("{:>4}/{all}  {}", run.cells.len() + 1, told(&measured))));
+        }
+        run.cells.push(measured);
+        write(&options.out, &serde_json::to_string(&run).map_err(anyhow::Error::from)?)?;
+        write(&options.out.with_extension("csv"), &run.csv())?;
+    }
+    if options.json {
+        output::line(&json!(run).to_string());
+    }
+    let (left, failed) = (run.remaining().len(), run.cells.iter().map(Measured::failed).sum::<u64>());
+    if left > 0 {
+        output::note(&format!("{left} of {all} cells are left: the same command goes on with them"));
+    }
+    if failed > 0 {
+        output::note(&format!("{failed} requests failed"));
+    }
+    Ok(u8::from(left > 0 || failed > 0))
+}
+
+/// A cell as a line.
+fn told(measured: &Measured) -> String {
+    let mut line = format!("{:<44}", measured.cell.to_string());
+    if let Some(reason) = &measured.skipped {
+        return format!("{line} left out: {reason}");
+    }
+    let shown = |metric: Metric| measured.median(metric).map_or("-".into(), number);
+    line += &format!(" TTFT p95 {:>7} ms (spread {:>3.0} %)", shown(Metric::Ttft), 100.0 * measured.ttft_spread());
+    line += &format!("  TPOT p95 {:>6} ms  {:>7} tokens/s", shown(Metric::Tpot), shown(Metric::Throughput));
+    match (measured.failed(), measured.is_unstable()) {
+        (0, true) => line + "  unstable",
+        (0, false) => line,
+        (failed, _) => format!("{line}  {failed} requests failed"),
+    }
+}
+
+/// Runs `console bench ab`.
+pub(super) async fn ab(options: Ab) -> Result<u8, Failure> {
+    let plan = Plan {
+        tp: Vec::new(),
+        replicas: Vec::new(),
+        replica_ranks: 1,
+        layouts: options.topologies.clone(),
+        inputs: vec![options.input],
+        outputs: vec![1, options.output],
+        concurrencies: vec![options.concurrency],
+    };
+    let mut interrupts = Interrupts::listen()?;
+    let rig = interrupts.end(options.on.rig(options.concurrency, 1, plan.node_count())).await?;
+    let cells = plan.cells();
+    let mut found: Vec<Measured> =
+        cells.iter().map(|cell| Measured { cell: cell.clone(), skipped: None, repeats: Vec::new() }).collect();
+    let (mut running, layouts) = (None, options.topologies.len());
+    for round in 0..options.rounds {
+        for turn in 0..layouts {
+            // Whoever begins differs from round to round: what warms up or cools down meets all.
+            let layout = options.topologies[(turn + round as usize) % layouts].to_string();
+            for place in found.iter_mut().filter(|place| place.cell.layout == layout) {
+                let work = async {
+                    rig.assign(&place.cell, &mut running).await?;
+                    match &running {
+                        Some(running) => rig.measure(&place.cell, running, 1, u64::from(round)).await,
+                        None => Err(anyhow::anyhow!("nothing runs").into()),
+                    }
+                };
+                let measured = interrupts.end(work).await?;
+                if let Some(reason) = measured.skipped {
+                    return Err(Failure::Usage {
+                        message: format!("{}: {reason}", place.cell),
+                        next: "shorten --input and --output",
+                    });
+                }
+                place.repeats.extend(measured.repeats);
+            }
+        }
+        if !options.json {
+            output::note(&format!("round {} of {}", round + 1, options.rounds));
+        }
+    }
+    let verdicts = verdicts(&found);
+    if options.json {
+        let verdicts: Vec<Value> = verdicts
+            .iter()
+            .map(|(layout, line, winner)| json!({"layout": layout, "verdict": line, "better": winner}))
+            .collect();
+        output::line(&json!({"cells": found, "verdicts": verdicts}).to_string());
+    } else {
+        found.iter().for_each(|measured| output::line(&output::clean(&told(measured))));
+        verdicts.iter().for_each(|(_, line, _)| output::line(&output::clean(line)));
+    }
+    Ok(u8::from(found.iter().any(|measured| measured.failed() > 0)))
+}
+
+/// What each layout does beside the first: its name, a line, whether it is better (`None`: beyond the noise neither).
+fn verdicts(found: &[Measured]) -> Vec<(String, String, Option<bool>)> {
+    let Some(first) = found.first().map(|measured| measured.cell.layout.clone()) else { return Vec::new() };
+    let mut verdicts = Vec::new();
+    for measured in found.iter().filter(|measured| measured.cell.layout != first) {
+        let same = |cell: &Cell| {
+            cell.layout == first && cell.phase == measured.cell.phase && cell.experiment == Experiment::Layouts
+        };
+        let Some(base) = found.iter().find(|base| same(&base.cell)) else { continue };
+        for metric in Metric::of(measured.cell.phase) {
+            let layout = measured.cell.layout.clone();
+            let change = judge(&base.values(metric), &measured.values(metric), metric, FLOOR);
+            let Some(mut change) = change else {
+                verdicts.push((
+                    layout.clone(),
+                    format!("{layout} against {first}: no whole {} to compare", metric.name()),
+                    None,
+                ));
+                continue;
+            };
+            change.cell = Some(measured.cell.clone());
+            let better = (change.is_regression() || change.is_improvement()).then(|| change.is_improvement());
+            let line = match better {
+                Some(_) => told_change(&change),
+                None => format!(
+                    "same    {}: {} {} -> {} (noise {:.1} %)",
+                    measured.cell,
+                    metric.name(),
+                    number(change.before),
+                    number(change.after),
+                    100.0 * change.noise
+                ),
+            };
+            verdicts.push((layout, format!("{line}, against {first}"), better));
+        }
+    }
+    verdicts
+}

@@ -1,0 +1,52 @@
+//! `console proxy`: the HTTP API of a cluster on a laptop's own address.
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::Context;
+use clap::Args;
+use tokio::net::TcpListener;
+
+use super::{Failure, interrupts::Interrupts, output};
+use crate::{http::Url, proxy};
+
+/// Options of `console proxy`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Proxy {
+    /// Address and port to listen on
+    #[arg(long, default_value = "127.0.0.1:9980", value_name = "ADDR:PORT")]
+    listen: SocketAddr,
+    /// HTTP API of nodes as HOST[:PORT] (9980): requests go to the first that answers
+    #[arg(long, required = true, value_delimiter = ',', env = "BRAMBLE_HTTP", value_name = "NODE,..", value_parser = node)]
+    to: Vec<Url>,
+    /// Most connections at the same time; more are refused with 503
+    #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    connections: u16,
+    /// A connection on which nothing moves for so long is closed, in seconds
+    #[arg(long, default_value_t = 900, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    idle: u64,
+}
+
+fn node(text: &str) -> Result<Url, String> {
+    let url: Url = text.parse().map_err(|error: crate::http::HttpError| error.to_string())?;
+    if url.prefix.is_empty() { Ok(url) } else { Err("a node is HOST[:PORT]: paths go through as they are".into()) }
+}
+
+/// Runs until a signal comes.
+pub(super) async fn run(options: Proxy) -> Result<u8, Failure> {
+    let mut interrupts = Interrupts::listen()?;
+    let listener = TcpListener::bind(options.listen).await;
+    let listener = listener.with_context(|| format!("cannot listen on {}", options.listen))?;
+    let address = listener.local_addr().context("cannot tell the own address")?;
+    let nodes: Vec<String> = options.to.into_iter().map(|url| url.authority).collect();
+    output::note(&format!("http://{address}/v1 is {}", output::clean(&nodes.join(", then "))));
+    let is_open = |ip: IpAddr| !ip.is_loopback();
+    if is_open(address.ip()) {
+        output::note("whoever reaches this address reaches the nodes: their API keys are all that protects them");
+    }
+    let limits = proxy::Limits {
+        connections: usize::from(options.connections),
+        idle: std::time::Duration::from_secs(options.idle),
+    };
+    let tell = |what: String| output::note(&output::clean(&what));
+    let never = interrupts.end(async { Ok::<_, Failure>(proxy::run(listener, nodes, limits, tell).await) }).await?;
+    match never {}
+}

@@ -1,0 +1,154 @@
+//! The bytes of a body out of the bytes of a connection: by length, in chunks, or until it closes. Pure.
+use super::head::Length;
+
+/// Longest line before a chunk (its size and extensions) and longest trailer.
+const LINE_BYTES_MAX: usize = 1 << 10;
+
+/// Where in a body the next byte lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    /// So many bytes of data follow; in chunks a line end after them.
+    Data { left: u64, in_chunk: bool },
+    /// The line end after a chunk, or its size.
+    Line { line: Vec<u8>, is_after_chunk: bool },
+    /// Lines after the last chunk, up to an empty one.
+    Trailer { line: Vec<u8>, total: usize },
+    /// Data until the connection closes.
+    Open,
+    /// Nothing follows.
+    End,
+}
+
+/// Takes a body apart.
+#[derive(Clone, Debug)]
+pub(super) struct BodyReader {
+    place: Place,
+}
+
+impl BodyReader {
+    pub(super) fn new(length: Length) -> Self {
+        let place = match length {
+            Length::Bytes(0) => Place::End,
+            Length::Bytes(left) => Place::Data { left, in_chunk: false },
+            Length::Chunked => Place::Line { line: Vec::new(), is_after_chunk: false },
+            Length::UntilClosed => Place::Open,
+        };
+        Self { place }
+    }
+
+    /// Whether the body is whole.
+    pub(super) fn is_done(&self) -> bool {
+        self.place == Place::End
+    }
+
+    /// Whether a connection that closes now has sent all of it.
+    pub(super) fn may_close(&self) -> bool {
+        matches!(self.place, Place::Open | Place::End)
+    }
+
+    /// Takes bytes of the connection, appends those of the body to `out`; returns how many were taken: all of them, unless the body
+    /// ends before.
+    ///
+    /// # Errors
+    /// What is wrong with the chunks.
+    pub(super) fn feed(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<usize, String> {
+        let mut taken = 0;
+        while taken < bytes.len() && self.place != Place::End {
+            let rest = &bytes[taken..];
+            match &mut self.place {
+                Place::Data { left, in_chunk } => {
+                    let count = rest.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
+                    out.extend_from_slice(&rest[..count]);
+                    *left -= count as u64;
+                    taken += count;
+                    if *left == 0 {
+                        self.place =
+                            if *in_chunk { Place::Line { line: Vec::new(), is_after_chunk: true } } else { Place::End };
+                    }
+                }
+                Place::Open => {
+                    out.extend_from_slice(rest);
+                    taken += rest.len();
+                }
+                Place::Line { .. } | Place::Trailer { .. } => {
+                    taken += 1;
+                    self.line_byte(rest[0])?;
+                }
+                Place::End => {}
+            }
+        }
+        Ok(taken)
+    }
+
+    fn line_byte(&mut self, byte: u8) -> Result<(), String> {
+        let (Place::Line { line, .. } | Place::Trailer { line, .. }) = &mut self.place else { return Ok(()) };
+        if line.len() >= LINE_BYTES_MAX {
+            return Err(format!("a line of more than {LINE_BYTES_MAX} bytes between chunks"));
+        }
+        line.push(byte);
+        let Some(line) = line.strip_suffix(b"\r\n").map(<[u8]>::to_vec) else { return Ok(()) };
+        self.place = match &self.place {
+            Place::Line { is_after_chunk: true, .. } if line.is_empty() => {
+                Place::Line { line: Vec::new(), is_after_chunk: false }
+            }
+            Place::Line { is_after_chunk: true, .. } => return Err("a chunk that is longer than it says".into()),
+            Place::Line { .. } => match size(&line)? {
+                0 => Place::Trailer { line: Vec::new(), total: 0 },
+                left => Place::Data { left, in_chunk: true },
+            },
+            Place::Trailer { .. } if line.is_empty() => Place::End,
+            Place::Trailer { total, .. } if total + line.len() > 8 * LINE_BYTES_MAX => {
+                return Err("an endless trailer".into());
+            }
+            Place::Trailer { total, .. } => Place::Trailer { line: Vec::new(), total: total + line.len() + 2 },
+            other => other.clone(),
+        };
+        Ok(())
+    }
+}
+
+/// The size that a chunk's line says; extensions behind a semicolon are left out.
+fn size(line: &[u8]) -> Result<u64, String> {
+    let digits = line.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+    let text = std::str::from_utf8(digits).ok().filter(|text| !text.starts_with('+') && text.len() <= 15);
+    text.and_then(|text| u64::from_str_radix(text, 16).ok()).ok_or_else(|| "a chunk without a size".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Feeds in pieces of so many bytes; the body, what was left over, and whether it is whole.
+    fn read(length: Length, bytes: &[u8], piece: usize) -> Result<(Vec<u8>, usize, bool), String> {
+        let (mut reader, mut out, mut taken) = (BodyReader::new(length), Vec::new(), 0);
+        for bytes in bytes.chunks(piece) {
+            taken += reader.feed(bytes, &mut out)?;
+        }
+        Ok((out, bytes.len() - taken, reader.is_done()))
+    }
+
+    #[test]
+    fn a_body_is_the_same_however_its_bytes_arrive() {
+        let chunked = b"5\r\nhello\r\nA;x=y\r\n, world, 0\r\n0\r\nX-Sum: 1\r\n\r\nHTTP";
+        for piece in 1..=chunked.len() {
+            let read = |length, bytes: &[u8]| read(length, bytes, piece).expect("it is right");
+            assert_eq!(read(Length::Chunked, chunked), (b"hello, world, 0".to_vec(), 4, true), "{piece}");
+            assert_eq!(read(Length::Bytes(5), b"hello!!"), (b"hello".to_vec(), 2, true), "{piece}");
+            assert_eq!(read(Length::UntilClosed, b"hello"), (b"hello".to_vec(), 0, false), "{piece}");
+            assert_eq!(read(Length::Bytes(6), b"hello"), (b"hello".to_vec(), 0, false), "{piece}");
+            assert_eq!(read(Length::Bytes(0), b"x"), (Vec::new(), 1, true), "{piece}");
+        }
+    }
+
+    #[test]
+    fn chunks_that_cannot_be_are_told_and_need_no_memory() {
+        let endless = [b'1'; 4 * LINE_BYTES_MAX];
+        for wrong in [&b"x\r\n"[..], b"\r\n", b"+5\r\nhello\r\n", b"2\r\nhello\r\n", b"ffffffffffffffff\r\n", &endless]
+        {
+            assert!(read(Length::Chunked, wrong, 7).is_err(), "{wrong:?}");
+        }
+        let (out, ..) = read(Length::Chunked, b"fffffffffffffff\r\nhello", 3).expect("a large chunk may come");
+        assert_eq!(out, b"hello");
+        assert!(out.capacity() < 1 << 10, "{} bytes for 5", out.capacity());
+    }
+}

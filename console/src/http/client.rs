@@ -1,0 +1,342 @@
+//! Requests to one server: connections kept and used again, heads and bodies read with deadlines.
+use std::{
+    fmt::Write,
+    io,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+
+use super::{
+    BODY_BYTES_MAX, HttpError, Url,
+    body::BodyReader,
+    head::{self, Head},
+};
+
+/// A connection must be open within this.
+pub const CONNECT: Duration = Duration::from_secs(5);
+/// Connections that wait for their next request.
+const IDLE_MAX: usize = 256;
+/// Bytes that are read at once.
+const READ_BYTES: usize = 16 << 10;
+
+/// A request.
+#[derive(Clone, Debug, Default)]
+pub struct Request<'a> {
+    /// `/v1/..`: what follows the server's prefix.
+    pub path: &'a str,
+    /// JSON to post; `None`: GET.
+    pub body: Option<&'a str>,
+    /// `X-Request-Id`, printable.
+    pub request_id: Option<&'a str>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    stream: TcpStream,
+    /// What was read and belongs to no body yet.
+    buffer: Vec<u8>,
+}
+
+/// A server and its idle connections.
+#[derive(Debug)]
+pub struct Api {
+    url: Url,
+    key: Option<String>,
+    idle: Mutex<Vec<Connection>>,
+}
+
+/// An answer whose body can be read. Where it is dropped before its end, the connection is closed, which cancels the request.
+#[derive(Debug)]
+pub struct Response<'a> {
+    /// Status and headers.
+    pub head: Head,
+    api: &'a Api,
+    connection: Option<Connection>,
+    body: BodyReader,
+}
+
+impl Api {
+    /// A server, dialled when it is asked. The key goes with every request and must be printable.
+    pub fn new(url: Url, key: Option<String>) -> Self {
+        Self { url, key, idle: Mutex::default() }
+    }
+
+    /// `HOST:PORT` of the server.
+    pub fn at(&self) -> &str {
+        &self.url.authority
+    }
+
+    /// Sends a request and waits for the head of its answer, at most `patience`.
+    ///
+    /// # Errors
+    /// The server is away, silent, or sends something else than HTTP. A status is no error here.
+    pub async fn send(&self, request: &Request<'_>, patience: Duration) -> Result<Response<'_>, HttpError> {
+        let text = self.text(request);
+        let mut last = None;
+        // A server may close an idle connection at any time: then the request was not read, and a new one is opened.
+        while let Some(connection) = last.is_none().then(|| self.idle()).flatten() {
+            match self.exchange(connection, &text, patience).await {
+                Err(HttpError::Lost { .. }) => last = Some(()),
+                other => return other,
+            }
+        }
+        self.exchange(self.dial().await?, &text, patience).await
+    }
+
+    /// As [`Self::send`], and the whole answer as JSON.
+    ///
+    /// # Errors
+    /// As there, and a status that is none of success, or an answer that is no JSON.
+    pub async fn json(&self, request: &Request<'_>, patience: Duration) -> Result<Value, HttpError> {
+        let response = self.send(request, patience).await?.succeeded(patience).await?;
+        let at = self.at().to_owned();
+        let bytes = response.whole(patience).await?;
+        serde_json::from_slice(&bytes).map_err(|error| HttpError::Malformed { at, reason: error.to_string() })
+    }
+
+    fn idle(&self) -> Option<Connection> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    async fn dial(&self) -> Result<Connection, HttpError> {
+        let unreachable = |reason: String| HttpError::Unreachable { at: self.at().into(), reason };
+        let stream = timeout(CONNECT, TcpStream::connect(self.at())).await;
+        let stream = stream.map_err(|_| unreachable(format!("no answer within {} s", CONNECT.as_secs())))?;
+        let stream = stream.map_err(|error| unreachable(error.to_string()))?;
+        stream.set_nodelay(true).map_err(|error| unreachable(error.to_string()))?;
+        Ok(Connection { stream, buffer: Vec::new() })
+    }
+
+    fn text(&self, request: &Request<'_>) -> String {
+        let method = if request.body.is_some() { "POST" } else { "GET" };
+        let mut text = format!("{method} {} HTTP/1.1\r\nHost: {}\r\n", self.url.target(request.path), self.at());
+        let mut header = |name: &str, value: &str| {
+            // Writing into a string cannot fail.
+            let _ = write!(text, "{name}: {value}\r\n");
+        };
+        header("User-Agent", concat!("bramble-console/", env!("CARGO_PKG_VERSION")));
+        header("Accept", "application/json, text/event-stream");
+        if let Some(key) = &self.key {
+            header("Authorization", &format!("Bearer {key}"));
+        }
+        if let Some(id) = request.request_id {
+            header("X-Request-Id", id);
+        }
+        if let Some(body) = request.body {
+            header("Content-Type", "application/json");
+            header("Content-Length", &body.len().to_string());
+        }
+        text.push_str("\r\n");
+        text.push_str(request.body.unwrap_or_default());
+        text
+    }
+
+    async fn exchange(
+        &self,
+        mut connection: Connection,
+        text: &str,
+        patience: Duration,
+    ) -> Result<Response<'_>, HttpError> {
+        let what = "its answer";
+        let late = |_| HttpError::Timeout { at: self.at().into(), what, seconds: patience.as_secs() };
+        let work = async {
+            // A server that refuses early closes before it has read all: its answer counts, not the failed write.
+            let written = connection.stream.write_all(text.as_bytes()).await;
+            loop {
+                if let Some((head, length)) =
+                    head::parse(&connection.buffer).map_err(|reason| self.malformed(reason))?
+                {
+                    connection.buffer.drain(..length);
+                    if head.status >= 200 {
+                        return Ok(head);
+                    }
+                    continue;
+                }
+                match self.read(&mut connection).await {
+                    Ok(0) => {
+                        let reason =
+                            written.as_ref().err().map_or("closed before it answered".into(), ToString::to_string);
+                        return Err(HttpError::Lost { at: self.at().into(), reason });
+                    }
+                    Ok(_) => {}
+                    Err(error) => return Err(HttpError::Lost { at: self.at().into(), reason: error.to_string() }),
+                }
+            }
+        };
+        let head = timeout(patience, work).await.map_err(late)??;
+        let body = BodyReader::new(head.length);
+        Ok(Response { head, api: self, connection: Some(connection), body })
+    }
+
+    async fn read(&self, connection: &mut Connection) -> io::Result<usize> {
+        connection.buffer.reserve(READ_BYTES);
+        let buffer = &mut connection.buffer;
+        (&mut connection.stream).take(READ_BYTES as u64).read_buf(buffer).await
+    }
+
+    fn malformed(&self, reason: String) -> HttpError {
+        HttpError::Malformed { at: self.at().into(), reason }
+    }
+}
+
+impl Response<'_> {
+    /// The next bytes of the body; `None` at its end.
+    ///
+    /// # Errors
+    /// The connection broke, was silent for `patience`, or what came is no body.
+    pub async fn chunk(&mut self, patience: Duration) -> Result<Option<Vec<u8>>, HttpError> {
+        let mut out = Vec::new();
+        loop {
+            let Some(connection) = &mut self.connection else { return Ok(None) };
+            let fed = self.body.feed(&connection.buffer, &mut out).map_err(|reason| self.api.malformed(reason));
+            connection.buffer.drain(..fed?);
+            if self.body.is_done() {
+                self.give_back();
+                return Ok(Some(out).filter(|out| !out.is_empty()));
+            }
+            if !out.is_empty() {
+                return Ok(Some(out));
+            }
+            let at = || self.api.at().to_owned();
+            let late =
+                |_| HttpError::Timeout { at: at(), what: "the next part of its answer", seconds: patience.as_secs() };
+            match timeout(patience, self.api.read(connection)).await.map_err(late)? {
+                Ok(0) if self.body.may_close() => {
+                    self.connection = None;
+                    return Ok(None);
+                }
+                Ok(0) => return Err(HttpError::Lost { at: at(), reason: "closed in the middle of its answer".into() }),
+                Ok(_) => {}
+                Err(error) => return Err(HttpError::Lost { at: at(), reason: error.to_string() }),
+            }
+        }
+    }
+
+    /// The whole body, up to [`BODY_BYTES_MAX`].
+    ///
+    /// # Errors
+    /// As [`Self::chunk`], or it is longer.
+    pub async fn whole(mut self, patience: Duration) -> Result<Vec<u8>, HttpError> {
+        let mut whole = Vec::new();
+        while let Some(bytes) = self.chunk(patience).await? {
+            whole.extend_from_slice(&bytes);
+            if whole.len() > BODY_BYTES_MAX {
+                return Err(self.api.malformed(format!("more than {BODY_BYTES_MAX} bytes")));
+            }
+        }
+        Ok(whole)
+    }
+
+    /// The response, if its status is one of success.
+    ///
+    /// # Errors
+    /// What the server says is wrong.
+    pub async fn succeeded(self, patience: Duration) -> Result<Self, HttpError> {
+        let status = self.head.status;
+        if (200..300).contains(&status) {
+            return Ok(self);
+        }
+        let at = self.api.at().to_owned();
+        let retry_after_seconds = self.head.header("retry-after").and_then(|text| text.parse().ok());
+        let bytes = self.whole(patience).await.unwrap_or_default();
+        let object: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let (code, message) = said(&object["error"], status);
+        Err(HttpError::Refused { at, status, code, message, retry_after_seconds })
+    }
+
+    fn give_back(&mut self) {
+        let Some(connection) = self.connection.take() else { return };
+        if self.head.keeps_alive && connection.buffer.is_empty() {
+            let mut idle = self.api.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            if idle.len() < IDLE_MAX {
+                idle.push(connection);
+            }
+        }
+    }
+}
+
+/// Code and message of an error as the OpenAI API has it; the code of one without is that of its status.
+pub(super) fn said(error: &Value, status: u16) -> (String, String) {
+    let code = error["code"].as_str().or(error["type"].as_str());
+    let code = code.map_or_else(|| format!("http_{status}"), |code| code.chars().take(80).collect());
+    let message = error["message"].as_str().unwrap_or("it does not say why");
+    (code, message.chars().take(2000).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::fake::{FakeServer, Step, answer};
+
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    #[tokio::test]
+    async fn a_request_carries_key_id_and_body_and_its_connection_is_used_again() {
+        let server = FakeServer::start(|_, request| {
+            let seen = serde_json::json!({"line": request.line, "key": request.header("authorization"),
+                "id": request.header("x-request-id"), "body": request.body});
+            vec![Step::Bytes(answer(200, "", &seen.to_string()))]
+        });
+        let api = Api::new(format!("{}/v1", server.url()).parse().expect("a URL"), Some("secret".into()));
+        for id in ["one", "two"] {
+            let request = Request { path: "/v1/x", body: Some("{\"a\":1}"), request_id: Some(id) };
+            let seen = api.json(&request, PATIENCE).await.expect("it answers");
+            assert_eq!(
+                seen,
+                serde_json::json!({"line": "POST /v1/x HTTP/1.1", "key": "Bearer secret", "id": id, "body": "{\"a\":1}"})
+            );
+        }
+        assert_eq!(server.connections(), 1);
+    }
+
+    #[tokio::test]
+    async fn an_idle_connection_that_was_closed_is_opened_anew() {
+        let server = FakeServer::start(|_, _| vec![Step::Bytes(answer(200, "", "{}")), Step::Close]);
+        let api = Api::new(server.url().parse().expect("a URL"), None);
+        let request = Request { path: "/health", ..Request::default() };
+        for _ in 0..3 {
+            assert_eq!(api.json(&request, PATIENCE).await, Ok(serde_json::json!({})));
+        }
+        assert_eq!(server.connections(), 3);
+    }
+
+    #[tokio::test]
+    async fn what_goes_wrong_is_told_apart() {
+        let server = FakeServer::start(|_, request| match request.line.split(' ').nth(1) {
+            Some("/full") => {
+                let body = "{\"error\":{\"message\":\"the queue is full\",\"type\":\"server_error\",\"param\":null,\"code\":\"queue_full\"}}";
+                vec![Step::Bytes(answer(429, "Retry-After: 3\r\n", body))]
+            }
+            Some("/cut") => {
+                vec![Step::Bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf".to_vec()), Step::Close]
+            }
+            Some("/silent") => vec![Step::Pause(3000)],
+            Some("/ssh") => vec![Step::Bytes(b"SSH-2.0-x\r\n".to_vec()), Step::Close],
+            _ => vec![Step::Bytes(answer(200, "", "<html>"))],
+        });
+        let api = Api::new(server.url().parse().expect("a URL"), None);
+        let at = api.at().to_owned();
+        let ask = async |path, patience| {
+            let request = Request { path, ..Request::default() };
+            api.json(&request, patience).await.expect_err("it fails")
+        };
+        let full = ask("/full", PATIENCE).await;
+        let (code, message) = ("queue_full".into(), "the queue is full".into());
+        assert_eq!(full, HttpError::Refused { at, status: 429, code, message, retry_after_seconds: Some(3) });
+        assert!(full.is_passing());
+        assert!(matches!(ask("/cut", PATIENCE).await, HttpError::Lost { .. }));
+        assert!(matches!(ask("/silent", Duration::from_millis(50)).await, HttpError::Timeout { .. }));
+        assert!(matches!(ask("/ssh", PATIENCE).await, HttpError::Malformed { .. }));
+        assert!(matches!(ask("/html", PATIENCE).await, HttpError::Malformed { .. }));
+        let nobody = Api::new("http://127.0.0.1:1".parse().expect("a URL"), None);
+        let away = nobody.send(&Request::default(), PATIENCE).await.expect_err("nobody listens");
+        assert!(matches!(away, HttpError::Unreachable { .. }), "{away}");
+    }
+}

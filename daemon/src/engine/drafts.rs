@@ -1,0 +1,154 @@
+//! Drafts by prompt lookup: where the latest tokens stood before, what followed there may follow again. How many are worth a try is
+//! learned from what was accepted after matches of the same length. Pure; allocates nothing.
+use super::costs::{Costs, ROWS_MAX};
+
+/// Longest match that makes a difference.
+const MATCH_MAX: usize = 3;
+/// Most tokens drafted at once.
+pub const DRAFTS_MAX: usize = ROWS_MAX - 1;
+/// Shares of drafts that are accepted after matches of 1, 2, 3 tokens, before anything is known.
+const ACCEPTED_FIRST: [f32; MATCH_MAX] = [0.2, 0.4, 0.7];
+/// Weight of one draft in a request's share, and in that which the next requests begin with.
+const WEIGHT: f32 = 1.0 / 8.0;
+const WEIGHT_OF_ALL: f32 = 1.0 / 64.0;
+/// A draft must promise this much more than it costs: a step's time is never known exactly.
+const MARGIN: f32 = 1.03;
+/// Where drafts do not pay, every so many tokens one is tried.
+const TRIED_EVERY: u32 = 32;
+
+/// Acceptance by length of the match.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Acceptance {
+    shares: [f32; MATCH_MAX],
+    /// Tokens since the last draft.
+    idle: u32,
+}
+
+impl Default for Acceptance {
+    fn default() -> Self {
+        Self { shares: ACCEPTED_FIRST, idle: 0 }
+    }
+}
+
+/// Where the latest tokens stood before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Match {
+    /// Where what followed begins.
+    pub next: usize,
+    /// Tokens that are the same, at most [`MATCH_MAX`].
+    pub length: usize,
+}
+
+/// The longest match of the end of `tokens` with an earlier part of them, the latest of the longest.
+pub fn find(tokens: &[u32]) -> Option<Match> {
+    let (last, before) = tokens.split_last()?;
+    let mut best: Option<Match> = None;
+    for (index, _) in before.iter().enumerate().rev().filter(|(_, token)| *token == last) {
+        let pairs = before[..index].iter().rev().zip(before.iter().rev());
+        let length = 1 + pairs.take(MATCH_MAX - 1).take_while(|(a, b)| a == b).count();
+        if best.is_none_or(|best| length > best.length) {
+            best = Some(Match { next: index + 1, length });
+        }
+        if length == MATCH_MAX {
+            break;
+        }
+    }
+    best
+}
+
+impl Acceptance {
+    /// What a request begins with after those before it: their shares, tried at once.
+    pub fn begin(self) -> Self {
+        Self { idle: 0, ..self }
+    }
+
+    /// How many of at most `most` tokens to draft after a match, in a step that carries `rows` without them.
+    pub fn count(&mut self, found: Match, most: usize, rows: usize, costs: &Costs) -> usize {
+        let share = self.shares[found.length - 1];
+        let others = rows.saturating_sub(1) as f32;
+        // Tokens of the step in relation to its time, with no draft, then with one more after the other.
+        let (mut best, mut rate) = (0, rows as f32 * MARGIN);
+        let (mut expected, mut all_accepted) = (1.0, 1.0);
+        for count in 1..=most {
+            all_accepted *= share;
+            expected += all_accepted;
+            let found = (others + expected) / costs.relative(rows + count, rows);
+            if found > rate {
+                (best, rate) = (count, found);
+            }
+        }
+        self.idle += 1;
+        if best == 0 && self.idle >= TRIED_EVERY {
+            best = most.min(1);
+        }
+        if best > 0 {
+            self.idle = 0;
+        }
+        best
+    }
+
+    /// Of so many drafts after a match of `length` tokens, so many were accepted.
+    pub fn observe(&mut self, length: usize, drafted: usize, accepted: usize) {
+        self.learn(length, drafted, accepted, WEIGHT);
+    }
+
+    /// The same, for the requests to come.
+    pub fn observe_for_all(&mut self, length: usize, drafted: usize, accepted: usize) {
+        self.learn(length, drafted, accepted, WEIGHT_OF_ALL);
+    }
+
+    fn learn(&mut self, length: usize, drafted: usize, accepted: usize, weight: f32) {
+        let share = &mut self.shares[length - 1];
+        (0..accepted).for_each(|_| *share += (1.0 - *share) * weight);
+        if accepted < drafted {
+            *share -= *share * weight;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::units::Nanoseconds;
+
+    use super::*;
+
+    #[test]
+    fn the_latest_of_the_longest_matches_is_found() {
+        assert_eq!(find(&[]), None);
+        assert_eq!(find(&[1, 2, 3]), None);
+        assert_eq!(find(&[7, 7]), Some(Match { next: 1, length: 1 }));
+        assert_eq!(find(&[1, 2, 9, 2, 1, 2]), Some(Match { next: 2, length: 2 }));
+        assert_eq!(find(&[4, 1, 2, 5, 1, 2, 3, 4, 1, 2]), Some(Match { next: 3, length: 3 }));
+        assert_eq!(find(&[5; 40]), Some(Match { next: 39, length: 3 }));
+    }
+
+    /// One row takes 10 ms, each further one `more` microseconds.
+    fn costs(more: u64) -> Costs {
+        let mut costs = Costs::default();
+        (1..=16).for_each(|rows| costs.observe(rows, false, Nanoseconds(10_000_000 + 1000 * more * (rows as u64 - 1))));
+        costs
+    }
+
+    #[test]
+    fn drafts_grow_with_acceptance_and_end_where_they_do_not_pay_but_for_a_try() {
+        let costs = costs(1000);
+        let found = Match { next: 0, length: 3 };
+        let mut acceptance = Acceptance::default();
+        let first = acceptance.count(found, 15, 1, &costs);
+        assert!((1..10).contains(&first), "{first}");
+        (0..20).for_each(|_| acceptance.observe(3, first, first));
+        assert!(acceptance.count(found, 15, 1, &costs) >= 12, "all are accepted");
+        assert_eq!(acceptance.count(found, 2, 1, &costs), 2);
+        (0..40).for_each(|_| acceptance.observe(3, 4, 0));
+        let tried = (0..320).filter(|_| acceptance.count(found, 15, 1, &costs) > 0).count();
+        assert_eq!(tried, 10, "none is accepted");
+    }
+
+    #[test]
+    fn a_row_that_costs_as_much_as_a_step_is_never_worth_it() {
+        let costs = costs(10_000);
+        let mut acceptance = Acceptance::default();
+        (0..100).for_each(|_| acceptance.observe(3, 4, 4));
+        assert_eq!(acceptance.count(Match { next: 0, length: 3 }, 15, 1, &costs), 0);
+    }
+}

@@ -1,0 +1,224 @@
+//! Who goes next: a bounded queue before the replicas' places, first come first served, each with a deadline. Answers that were
+//! broken and go on come before all others.
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::{sync::Notify, time::timeout_at};
+
+use super::{
+    cluster::{Cluster, GRACE},
+    route::{Outcome, Router, Way},
+};
+
+/// Share of the latest request in the mean of their durations.
+const LATEST: f64 = 0.2;
+
+#[derive(Debug, Default)]
+struct State {
+    router: Router,
+    queue: VecDeque<u64>,
+    /// Mean time that a request holds its place, in seconds.
+    held_s: f64,
+}
+
+/// Queue and places.
+#[derive(Debug)]
+pub(super) struct Admission {
+    cluster: Arc<Cluster>,
+    limit: usize,
+    state: Mutex<State>,
+    tickets: AtomicU64,
+    /// A place is free, or somebody left the queue.
+    moved: Notify,
+}
+
+/// Why a request gets no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// The queue is full.
+    Full,
+    /// It waited to its deadline while all places were taken.
+    Overdue,
+    /// Nothing serves.
+    Nowhere,
+}
+
+/// Who asks for a place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claim {
+    /// The beginning of its prompt.
+    pub(super) prefix: u64,
+    /// It waits until then.
+    pub(super) deadline: Instant,
+    /// Whether it is an answer that was broken: it goes first, and waits for something to serve.
+    pub(super) is_resumed: bool,
+}
+
+/// A place on a replica; given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// `ADDRESS:PORT` of its head.
+    pub(super) head: String,
+    /// What is to be said of it.
+    pub(super) outcome: Outcome,
+    admission: Arc<Admission>,
+    since: Instant,
+}
+
+/// A place in the queue.
+struct Ticket<'a> {
+    number: u64,
+    admission: &'a Admission,
+}
+
+/// Figures for /metrics and /health.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Occupancy {
+    pub(super) waiting: usize,
+    pub(super) places: u32,
+    pub(super) taken: u32,
+}
+
+impl Admission {
+    /// An empty queue of at most `limit`.
+    pub(super) fn new(cluster: Arc<Cluster>, limit: usize) -> Self {
+        Self { cluster, limit, state: Mutex::default(), tickets: AtomicU64::new(0), moved: Notify::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Queue and counts are whole even if a task panicked while it held the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in what heads report, as long as it is polled.
+    pub(super) async fn learn(self: Arc<Self>) {
+        loop {
+            let changed = self.cluster.changed.notified();
+            let serving = self.cluster.serving();
+            self.state().router.learn(&serving.replicas);
+            changed.await;
+        }
+    }
+
+    /// Requests that wait; `None` while there is room for another.
+    pub(super) fn is_full(&self) -> Option<usize> {
+        let waiting = self.state().queue.len();
+        (waiting >= self.limit && waiting > 0).then_some(waiting)
+    }
+
+    /// Seconds after which a place is likely: all who wait, at the pace of late.
+    pub(super) fn retry_after(&self) -> u64 {
+        let serving = self.cluster.serving();
+        let state = self.state();
+        let (places, _) = state.router.places(&serving.replicas);
+        let seconds = state.held_s * (state.queue.len() + 1) as f64 / f64::from(places.max(1));
+        (seconds.ceil() as u64).clamp(1, 60)
+    }
+
+    /// How full it is.
+    pub(super) fn occupancy(&self) -> Occupancy {
+        let serving = self.cluster.serving();
+        let state = self.state();
+        let (places, taken) = state.router.places(&serving.replicas);
+        Occupancy { waiting: state.queue.len(), places, taken }
+    }
+
+    /// Requests that this gateway runs on a head, and whether it is out.
+    pub(super) fn standing(&self, head: &str) -> (u32, bool) {
+        let state = self.state();
+        (state.router.running(head), state.router.is_out(head))
+    }
+
+    /// Waits for a place.
+    ///
+    /// # Errors
+    /// There is none, and none comes in time.
+    pub(super) async fn admit(self: &Arc<Self>, claim: Claim) -> Result<Place, Refused> {
+        let ticket = self.enter(claim.is_resumed)?;
+        let patience = if claim.is_resumed { claim.deadline } else { claim.deadline.min(Instant::now() + GRACE) };
+        loop {
+            let mut moved = std::pin::pin!(self.moved.notified());
+            let mut changed = std::pin::pin!(self.cluster.changed.notified());
+            // From here on nothing that happens is missed.
+            moved.as_mut().enable();
+            changed.as_mut().enable();
+            let way = self.take(&ticket, claim.prefix);
+            match way {
+                Way::To(head) => {
+                    let (outcome, admission) = (Outcome::Neither, Arc::clone(self));
+                    return Ok(Place { head, outcome, admission, since: Instant::now() });
+                }
+                Way::Nowhere if Instant::now() >= patience => return Err(Refused::Nowhere),
+                Way::Nowhere | Way::Busy => {}
+            }
+            let either = async {
+                tokio::select! {
+                    () = moved => {}
+                    () = changed => {}
+                }
+            };
+            let until = if way == Way::Nowhere { patience } else { claim.deadline };
+            if timeout_at(until.into(), either).await.is_err() {
+                return Err(if way == Way::Nowhere { Refused::Nowhere } else { Refused::Overdue });
+            }
+        }
+    }
+
+    fn enter(&self, is_resumed: bool) -> Result<Ticket<'_>, Refused> {
+        let serving = self.cluster.serving();
+        let mut state = self.state();
+        let (places, taken) = state.router.places(&serving.replicas);
+        // A queue of none still lets in who finds a free place.
+        if !is_resumed && state.queue.len() >= self.limit && (taken >= places || !state.queue.is_empty()) {
+            return Err(if places == 0 { Refused::Nowhere } else { Refused::Full });
+        }
+        let number = self.tickets.fetch_add(1, Ordering::Relaxed);
+        if is_resumed {
+            state.queue.push_front(number);
+        } else {
+            state.queue.push_back(number);
+        }
+        Ok(Ticket { number, admission: self })
+    }
+
+    /// Whoever is first in the queue may take a place.
+    fn take(&self, ticket: &Ticket<'_>, prefix: u64) -> Way {
+        let serving = self.cluster.serving();
+        let mut state = self.state();
+        if state.queue.front() != Some(&ticket.number) {
+            let (places, _) = state.router.places(&serving.replicas);
+            return if places == 0 { Way::Nowhere } else { Way::Busy };
+        }
+        state.router.choose(&serving.replicas, prefix, Instant::now())
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        self.admission.state().queue.retain(|number| *number != self.number);
+        self.admission.moved.notify_waiters();
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let held = self.since.elapsed();
+        let mut state = self.admission.state();
+        state.router.ended(&self.head, self.outcome, Instant::now());
+        if matches!(self.outcome, Outcome::Done(_)) {
+            state.held_s += if state.held_s == 0.0 { 1.0 } else { LATEST } * (seconds(held) - state.held_s);
+        }
+        drop(state);
+        self.admission.moved.notify_waiters();
+    }
+}
+
+fn seconds(time: Duration) -> f64 {
+    time.as_secs_f64()
+}

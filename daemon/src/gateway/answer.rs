@@ -1,0 +1,367 @@
+//! One answer on whatever replica runs it: taken up elsewhere, or on the same replica once it serves again, when its head is
+//! lost. Whoever listens sees one stream.
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use shared::{
+    latency::RequestTimes,
+    protocol::{
+        error::{Fault, FaultClass, FaultKind, Loss},
+        handshake::Identity,
+        message::{FinishReason, Finished, Generate, Prompt, RequestBody, ResponseBody, TokenEvent, ToolFormat},
+        session::{Reply, Session},
+    },
+};
+use tokio::time::sleep;
+
+use super::{
+    Gateway,
+    admission::{Claim, Place, Refused},
+    error::ApiError,
+    route::Outcome,
+};
+
+/// Sessions with one head that are kept for the next request.
+const IDLE_MAX: usize = 4;
+/// A head that says nothing for so long is asked for a report.
+const LOOK: Duration = Duration::from_secs(1);
+/// Between two attempts to place an answer.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Sessions with heads that run no request. Each runs one request at a time: a reader that is slow holds up only itself.
+#[derive(Debug, Default)]
+pub(super) struct Sessions(Mutex<BTreeMap<String, Vec<Session>>>);
+
+impl Sessions {
+    fn take(&self, head: &str) -> Option<Session> {
+        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sessions = idle.get_mut(head)?;
+        sessions.retain(|session| !session.is_broken());
+        sessions.pop()
+    }
+
+    fn keep(&self, head: &str, session: Session) {
+        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(|_, sessions| !sessions.iter().all(Session::is_broken));
+        let sessions = idle.entry(head.into()).or_default();
+        if sessions.len() < IDLE_MAX && !session.is_broken() {
+            sessions.push(session);
+        }
+    }
+
+    async fn open(&self, head: &str, own: &Identity) -> Result<Session, Fault> {
+        match self.take(head) {
+            Some(session) => Ok(session),
+            None => Session::open(head, own.clone()).await,
+        }
+    }
+}
+
+/// What comes of an answer.
+#[derive(Debug)]
+pub(super) enum Said {
+    /// It runs.
+    Started {
+        /// How calls of tools look in it.
+        tool_format: ToolFormat,
+    },
+    /// Some of it.
+    Token(TokenEvent),
+    /// Its end.
+    Finished(Box<Ended>),
+}
+
+/// The end of an answer and how it came about. Times since the request was accepted.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) reason: FinishReason,
+    /// Of the replica that finished it.
+    pub(super) finished: Finished,
+    /// Tokens of the whole answer.
+    pub(super) tokens: usize,
+    pub(super) prompt_tokens: usize,
+    /// When it was sent to the first head.
+    pub(super) dispatched: Duration,
+    /// When its first token came from there.
+    pub(super) first_token: Option<Duration>,
+    /// When its last token came.
+    pub(super) last_token: Duration,
+    /// The head that finished it.
+    pub(super) head: String,
+    /// How often it was taken up elsewhere.
+    pub(super) resumed: u32,
+}
+
+impl Default for Ended {
+    /// Nothing was asked of any head.
+    fn default() -> Self {
+        Self {
+            reason: FinishReason::Stop,
+            finished: Finished { reason: FinishReason::Stop, ..nothing_further() },
+            tokens: 0,
+            prompt_tokens: 0,
+            dispatched: Duration::ZERO,
+            first_token: None,
+            last_token: Duration::ZERO,
+            head: String::new(),
+            resumed: 0,
+        }
+    }
+}
+
+/// A request on a head.
+struct Attempt {
+    reply: Reply,
+    session: Session,
+    place: Place,
+}
+
+/// An answer.
+pub(super) struct Answer {
+    gateway: Arc<Gateway>,
+    generate: Generate,
+    prefix: u64,
+    accepted: Instant,
+    attempt: Option<Attempt>,
+    /// The prompt's tokens, once a head has told them.
+    prompt: Option<Vec<u32>>,
+    tokens: Vec<u32>,
+    /// Text without a token: the end must follow, else it would be told twice.
+    rest: Option<TokenEvent>,
+    finished: Option<Box<Ended>>,
+    dispatched: Option<Duration>,
+    first_token: Option<Duration>,
+    last_token: Duration,
+    /// Since when it is without a replica, if it had one.
+    lost: Option<Instant>,
+    /// Why the latest attempt failed.
+    why: Option<ApiError>,
+    resumed: u32,
+}
+
+impl Answer {
+    /// An answer that nobody runs yet.
+    pub(super) fn new(gateway: Arc<Gateway>, generate: Generate, prefix: u64, accepted: Instant) -> Self {
+        gateway.running.fetch_add(1, Ordering::Relaxed);
+        Self {
+            gateway,
+            generate,
+            prefix,
+            accepted,
+            attempt: None,
+            prompt: None,
+            tokens: Vec::new(),
+            rest: None,
+            finished: None,
+            dispatched: None,
+            first_token: None,
+            last_token: Duration::ZERO,
+            lost: None,
+            why: None,
+            resumed: 0,
+        }
+    }
+
+    /// What comes next; after `Finished` nothing does. Dropping the answer cancels it on its head.
+    ///
+    /// # Errors
+    /// It is refused, or cannot go on anywhere.
+    pub(super) async fn next(&mut self) -> Result<Said, ApiError> {
+        if let Some(ended) = self.finished.take() {
+            return Ok(Said::Finished(ended));
+        }
+        loop {
+            if self.attempt.is_none() {
+                if self.tokens.len() >= self.generate.max_tokens as usize {
+                    // All tokens were there, only the word that it is done was lost.
+                    return Ok(self.finish(nothing_further()));
+                }
+                self.attempt = Some(self.begin().await?);
+            }
+            let Some(attempt) = &mut self.attempt else { continue };
+            let body = heard(&self.gateway, attempt).await;
+            match body {
+                Ok(ResponseBody::Started { prompt_token_ids, tool_format }) => {
+                    if self.prompt.is_none() {
+                        self.prompt = Some(prompt_token_ids);
+                        return Ok(Said::Started { tool_format });
+                    }
+                }
+                Ok(ResponseBody::Token(token)) => match token.id {
+                    Some(id) => {
+                        let now = self.accepted.elapsed();
+                        self.first_token.get_or_insert(now);
+                        (self.last_token, self.lost) = (now, None);
+                        self.tokens.push(id);
+                        return Ok(Said::Token(token));
+                    }
+                    None => self.rest = Some(token),
+                },
+                Ok(ResponseBody::Finished(finished)) => return Ok(self.finish(finished)),
+                Ok(_) => {
+                    let kind = FaultKind::Malformed { reason: "an unexpected answer".into() };
+                    return Err(ApiError::from(&Fault::new(&attempt.session.identity.name, kind)));
+                }
+                Err(fault) => self.fail(&fault)?,
+            }
+        }
+    }
+
+    fn finish(&mut self, finished: Finished) -> Said {
+        let mut head = String::new();
+        if let Some(Attempt { reply, session, mut place }) = self.attempt.take() {
+            drop(reply);
+            let several = finished.times.sampled_tokens > 1;
+            place.outcome = Outcome::Done(several.then(|| finished.times.tpot_ms()));
+            head.clone_from(&place.head);
+            self.gateway.sessions.keep(&place.head, session);
+        }
+        let ended = Box::new(Ended {
+            reason: finished.reason,
+            finished,
+            tokens: self.tokens.len(),
+            prompt_tokens: self.prompt.as_ref().map_or(0, Vec::len),
+            dispatched: self.dispatched.unwrap_or_default(),
+            first_token: self.first_token,
+            last_token: self.last_token,
+            head,
+            resumed: self.resumed,
+        });
+        match self.rest.take() {
+            Some(rest) => {
+                self.finished = Some(ended);
+                Said::Token(rest)
+            }
+            None => Said::Finished(ended),
+        }
+    }
+
+    /// The head failed it: it is an error, or is begun again.
+    fn fail(&mut self, fault: &Fault) -> Result<(), ApiError> {
+        let Some(mut attempt) = self.attempt.take() else { return Ok(()) };
+        if !may_go_on(&fault.kind) {
+            return Err(fault.into());
+        }
+        if is_lost(&fault.kind) {
+            attempt.place.outcome = Outcome::Lost;
+        }
+        self.rest = None;
+        self.lost.get_or_insert_with(Instant::now);
+        self.why = Some(fault.into());
+        self.resumed += 1;
+        self.gateway.metrics.resumed();
+        tracing::info!(head = attempt.place.head, tokens = self.tokens.len(), "an answer goes on elsewhere: {fault}");
+        Ok(())
+    }
+
+    /// Finds a place and sends the request there; tries again while there is time.
+    async fn begin(&mut self) -> Result<Attempt, ApiError> {
+        let settings = &self.gateway.settings;
+        let lost = self.lost.filter(|_| self.prompt.is_some());
+        let deadline = lost.map_or(self.accepted + settings.queue_wait, |lost| lost + settings.resume_wait);
+        let claim = Claim { prefix: self.prefix, deadline, is_resumed: lost.is_some() };
+        loop {
+            if let Some(why) = self.why.take() {
+                if Instant::now() + PAUSE >= deadline {
+                    return Err(why);
+                }
+                sleep(PAUSE).await;
+            }
+            let mut place = self.gateway.admission.admit(claim).await.map_err(|refused| self.refusal(refused))?;
+            let sent = self.accepted.elapsed();
+            match self.send(&place.head).await {
+                Ok((session, reply)) => {
+                    self.dispatched.get_or_insert(sent);
+                    return Ok(Attempt { reply, session, place });
+                }
+                Err(fault) => {
+                    place.outcome = Outcome::Lost;
+                    self.why = Some(ApiError::from(&fault));
+                }
+            }
+        }
+    }
+
+    fn refusal(&self, refused: Refused) -> ApiError {
+        let retry_after = self.gateway.admission.retry_after();
+        match refused {
+            Refused::Full => {
+                let waiting = self.gateway.admission.occupancy().waiting;
+                ApiError::queue_full(waiting, retry_after)
+            }
+            Refused::Overdue => ApiError::queue_overdue(self.gateway.settings.queue_wait.as_secs(), retry_after),
+            Refused::Nowhere => self.gateway.not_serving(),
+        }
+    }
+
+    async fn send(&self, head: &str) -> Result<(Session, Reply), Fault> {
+        let generate = match &self.prompt {
+            Some(prompt) if !self.tokens.is_empty() => Generate {
+                prompt: Prompt::Tokens(prompt.clone()),
+                resumed: self.tokens.clone(),
+                ..self.generate.clone()
+            },
+            _ => self.generate.clone(),
+        };
+        let session = self.gateway.sessions.open(head, &self.gateway.identity).await?;
+        let reply = session.ask(RequestBody::Generate(Box::new(generate))).await?;
+        Ok((session, reply))
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.gateway.running.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The next response; a head that does not even answer a question is lost, also while its connection stays.
+async fn heard(gateway: &Gateway, attempt: &mut Attempt) -> Result<ResponseBody, Fault> {
+    let Attempt { reply, session, .. } = attempt;
+    tokio::select! {
+        // What has arrived is taken first: only a head that says nothing is suspected.
+        biased;
+        body = reply.received() => body,
+        fault = silence(session, gateway.settings.silent) => Err(fault),
+    }
+}
+
+/// Ends when the node hangs, or the way to it is cut. A long prompt and a queue are silent, too.
+async fn silence(session: &Session, patience: Duration) -> Fault {
+    let lost = || Fault::new(&session.identity.name, FaultKind::NodeLost { how: Loss::Silent });
+    loop {
+        sleep(patience.min(LOOK)).await;
+        let answered = match session.ask(RequestBody::Report).await {
+            Ok(mut reply) => reply.next("a report", patience).await,
+            Err(fault) => Err(fault),
+        };
+        match answered {
+            Ok(_) => {}
+            Err(Fault { kind: FaultKind::Timeout { .. }, .. }) => return lost(),
+            Err(fault) => return fault,
+        }
+    }
+}
+
+/// The figures of an answer whose end was lost.
+fn nothing_further() -> Finished {
+    let times = RequestTimes::default();
+    Finished { reason: FinishReason::Length, times, ranks: Vec::new(), sampling_rounds: 0 }
+}
+
+/// Whether a replica is to blame.
+fn is_lost(kind: &FaultKind) -> bool {
+    matches!(kind.class(), FaultClass::Lost | FaultClass::Unreachable) || matches!(kind, FaultKind::NotServing { .. })
+}
+
+/// Whether another replica, or the same later, can go on.
+fn may_go_on(kind: &FaultKind) -> bool {
+    let elsewhere = matches!(
+        kind,
+        FaultKind::NotHead | FaultKind::Draining | FaultKind::Excluded { .. } | FaultKind::QueueFull { .. }
+    );
+    (is_lost(kind) || elsewhere) && *kind != FaultKind::SlowReader
+}

@@ -1,0 +1,252 @@
+//! What this gateway knows of the nodes: a session with each that matters, and its latest report. Replicas are what the running
+//! topology says of them.
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use shared::{
+    ids::{Epoch, TopologyHash},
+    protocol::{
+        error::{Fault, FaultKind},
+        handshake::Identity,
+        message::{RequestBody, ResponseBody},
+        session::Session,
+    },
+    telemetry::{NodeReport, NodeState},
+    topology::{Member, Topology},
+};
+use tokio::{
+    sync::Notify,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+/// Between two reports of a node.
+const INTERVAL_MS: u32 = 250;
+/// Between two looks at which nodes matter.
+const LOOK: Duration = Duration::from_millis(250);
+/// While nothing serves a request waits for this: what was assigned a moment ago is known only with the next report.
+pub(super) const GRACE: Duration = Duration::from_millis(600);
+/// Longest pause before a node that is away is dialled again.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// What is known of one node.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    pub(super) report: Arc<NodeReport>,
+    pub(super) at: Instant,
+}
+
+/// One replica of the running topology.
+#[derive(Clone, Debug)]
+pub(super) struct Replica {
+    /// `ADDRESS:PORT` of its head.
+    pub(super) head: String,
+    /// The head's name.
+    pub(super) name: String,
+    /// Requests that run at the same time.
+    pub(super) slots: u32,
+    /// Requests that run and wait, as the head said last.
+    pub(super) requests: u32,
+    /// When it said so.
+    pub(super) at: Instant,
+    /// Whether it takes requests.
+    pub(super) is_serving: bool,
+}
+
+/// What serves, as far as this gateway knows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Serving {
+    pub(super) topology: Option<Arc<Topology>>,
+    pub(super) replicas: Vec<Replica>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    nodes: BTreeMap<String, Seen>,
+    /// The topology of the highest epoch, and its hash.
+    latest: Option<(Epoch, TopologyHash, Arc<Topology>)>,
+}
+
+/// The nodes.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    own: String,
+    peers: Vec<String>,
+    identity: Identity,
+    silent: Duration,
+    known: Mutex<Known>,
+    /// Told after each report.
+    pub(super) changed: Notify,
+}
+
+impl Cluster {
+    /// Knows nothing yet; `own` is this node's address.
+    pub(super) fn new(own: String, peers: Vec<String>, identity: Identity, silent: Duration) -> Self {
+        Self { own, peers, identity, silent, known: Mutex::default(), changed: Notify::new() }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // Reports are whole even if a task panicked while it held the lock.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps sessions with all nodes that matter, until it is dropped.
+    pub(super) async fn watch(self: Arc<Self>) {
+        let mut tasks = Watches(BTreeMap::new());
+        loop {
+            let wanted = self.wanted();
+            tasks.0.retain(|address, task| {
+                wanted.contains(address) || {
+                    task.abort();
+                    false
+                }
+            });
+            self.known().nodes.retain(|address, _| wanted.contains(address));
+            for address in wanted {
+                let again = || tokio::spawn(Arc::clone(&self).follow(address.clone()));
+                tasks.0.entry(address.clone()).or_insert_with(again);
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Own node, peers, heads; all members while nothing serves: one of them may know of another topology.
+    fn wanted(&self) -> Vec<String> {
+        let is_serving = self.serving().replicas.iter().any(|replica| replica.is_serving);
+        let mut wanted = vec![self.own.clone()];
+        wanted.extend(self.peers.iter().cloned());
+        if let Some((.., topology)) = &self.known().latest {
+            let length = topology.layout.replica_length().max(1);
+            let matters = |(index, _): &(usize, &Member)| !is_serving || index.is_multiple_of(length);
+            let members = topology.members.iter().enumerate().filter(matters);
+            wanted.extend(members.map(|(_, member)| member.address.clone()));
+        }
+        wanted.sort_unstable();
+        wanted.dedup();
+        wanted
+    }
+
+    /// Waits a moment for the first topology to be known.
+    pub(super) async fn await_topology(&self) {
+        let known = async {
+            loop {
+                let mut changed = std::pin::pin!(self.changed.notified());
+                changed.as_mut().enable();
+                if self.known().latest.is_some() {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        // Without one the request is refused for that reason.
+        let _ = timeout(GRACE, known).await;
+    }
+
+    async fn follow(self: Arc<Self>, address: String) {
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let begin = Instant::now();
+            if let Err(fault) = self.reports(&address).await {
+                tracing::debug!(address, "no reports for the gateway: {fault}");
+            }
+            self.changed.notify_waiters();
+            pause = if begin.elapsed() > PAUSE_MAX { LOOK } else { (pause * 2).min(PAUSE_MAX) };
+            sleep(pause).await;
+        }
+    }
+
+    async fn reports(&self, address: &str) -> Result<(), Fault> {
+        let session = Session::open(address, self.identity.clone()).await?;
+        let patience = self.silent.max(Duration::from_secs(1));
+        let mut reply = session.ask(RequestBody::Watch { interval_ms: INTERVAL_MS }).await?;
+        loop {
+            match reply.next("a report", patience).await {
+                Ok(body) => self.take(address, body),
+                // So many watch it already: it is asked now and then.
+                Err(Fault { kind: FaultKind::Full { .. }, .. }) => break,
+                Err(fault) => return Err(fault),
+            }
+        }
+        loop {
+            let mut reply = session.ask(RequestBody::Report).await?;
+            self.take(address, reply.next("a report", patience).await?);
+            sleep(LOOK.min(patience / 4)).await;
+        }
+    }
+
+    fn take(&self, address: &str, body: ResponseBody) {
+        if let ResponseBody::Report(report) = body {
+            self.learn(address, *report);
+            self.changed.notify_waiters();
+        }
+    }
+
+    fn learn(&self, address: &str, report: NodeReport) {
+        let mut known = self.known();
+        // A node that is out of order must not take this one down.
+        if let Some((topology, hash, _)) = report.topology.as_ref().filter(|(topology, ..)| topology.check().is_ok()) {
+            let is_new = known.latest.as_ref().is_none_or(|(_, latest, _)| latest != hash);
+            let holds = matches!(report.state, NodeState::Ready | NodeState::Serving | NodeState::Draining);
+            let is_later = known
+                .latest
+                .as_ref()
+                .is_none_or(|(epoch, ..)| report.epoch > *epoch || (holds && report.epoch == *epoch));
+            if is_new && is_later {
+                known.latest = Some((report.epoch, *hash, Arc::new(topology.clone())));
+            }
+        }
+        known.nodes.insert(address.into(), Seen { report: Arc::new(report), at: Instant::now() });
+    }
+
+    /// What this node says of itself.
+    pub(super) fn own(&self) -> Option<Seen> {
+        self.node(&self.own)
+    }
+
+    /// What a node said last.
+    pub(super) fn node(&self, address: &str) -> Option<Seen> {
+        self.known().nodes.get(address).cloned()
+    }
+
+    /// All that is known, by address.
+    pub(super) fn nodes(&self) -> Vec<(String, Seen)> {
+        self.known().nodes.iter().map(|(address, seen)| (address.clone(), seen.clone())).collect()
+    }
+
+    /// The replicas of the running topology.
+    pub(super) fn serving(&self) -> Serving {
+        let known = self.known();
+        let Some((_, hash, topology)) = &known.latest else { return Serving::default() };
+        let patience = self.silent.max(Duration::from_secs(1));
+        let replica = |index: u16| {
+            let head = &topology.replica(index)[0];
+            let seen = known.nodes.get(&head.address);
+            let takes = |seen: &&Seen| {
+                let is_in = seen.report.topology.as_ref().is_some_and(|(_, own, _)| own == hash);
+                is_in && matches!(seen.report.state, NodeState::Ready | NodeState::Serving)
+            };
+            Replica {
+                head: head.address.clone(),
+                name: head.name.clone(),
+                slots: u32::from(topology.slots),
+                requests: seen.map_or(0, |seen| seen.report.requests),
+                at: seen.map_or_else(Instant::now, |seen| seen.at),
+                is_serving: seen.filter(|seen| seen.at.elapsed() < patience).as_ref().is_some_and(takes),
+            }
+        };
+        let replicas = (0..topology.layout.replicas).map(replica).collect();
+        Serving { topology: Some(Arc::clone(topology)), replicas }
+    }
+}
+
+/// Tasks that end with their owner.
+struct Watches(BTreeMap<String, JoinHandle<()>>);
+
+impl Drop for Watches {
+    fn drop(&mut self) {
+        self.0.values().for_each(JoinHandle::abort);
+    }
+}

@@ -1,0 +1,230 @@
+//! Runs a request: its choices side by side, and their parts into one object or one stream.
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
+use serde_json::Value;
+use shared::protocol::BUILD;
+use tokio::{
+    sync::mpsc::{Receiver, Sender, channel},
+    task::JoinSet,
+    time::{sleep, timeout_at},
+};
+
+use super::{
+    Gateway,
+    answer::{Answer, Ended, Said},
+    choice::{Choice, Part},
+    error::ApiError,
+    http::{Arrival, is_model},
+    object::{Common, Usage, Whole},
+    request::{Asked, Kind},
+    stream::{Events, FirstByte, Gone, events},
+    trace,
+};
+
+/// Parts of all choices that may wait to be written.
+const PARTS_MAX: usize = 64;
+/// A stream that is silent for so long says that it lives.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+type Parts = Receiver<(usize, Result<Part, ApiError>)>;
+
+/// A request under way. Dropping it cancels all of its choices.
+struct Run {
+    gateway: Arc<Gateway>,
+    common: Common,
+    arrival: Arrival,
+    parts: Parts,
+    _choices: JoinSet<()>,
+    count: usize,
+    /// Choices of one prompt.
+    per_prompt: usize,
+    with_logprobs: bool,
+    usage: Usage,
+    timings: Value,
+    first: FirstByte,
+    ended: usize,
+}
+
+/// Runs what was asked.
+///
+/// # Errors
+/// Whatever becomes known before the answer begins; after that a stream tells its errors itself.
+pub(super) async fn complete(gateway: Arc<Gateway>, asked: Asked, arrival: Arrival) -> Result<Response, ApiError> {
+    gateway.cluster.await_topology().await;
+    let Some(served) = gateway.model() else { return Err(gateway.not_serving()) };
+    if let Some(model) = asked.model.as_ref().filter(|model| !model.is_empty() && !is_model(model, &served)) {
+        return Err(ApiError::no_such_model(model, &served));
+    }
+    let deadline = arrival.at + gateway.settings.request_max;
+    let (is_streamed, includes_usage) = (asked.is_streamed, asked.includes_usage);
+    let mut run = begin(Arc::clone(&gateway), asked, arrival, served);
+    let overdue = || ApiError::overdue(gateway.settings.request_max.as_secs());
+    if !is_streamed {
+        return match timeout_at(deadline.into(), run.whole()).await {
+            Ok(Ok(object)) => Ok(Json(object).into_response()),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(overdue()),
+        };
+    }
+    // Until something runs an error has a status of its own.
+    let first = match timeout_at(deadline.into(), run.parts.recv()).await {
+        Ok(Some((index, part))) => (index, part?),
+        Ok(None) => return Err(run.gateway.not_serving()),
+        Err(_) => return Err(overdue()),
+    };
+    let (events, response) = events(run.arrival.at, Arc::clone(&run.first));
+    let late = overdue();
+    tokio::spawn(async move {
+        let streamed = timeout_at(deadline.into(), run.stream(&events, first, includes_usage)).await;
+        match streamed {
+            Ok(Ok(())) => {}
+            Ok(Err(Gone)) => run.gateway.metrics.cancelled(),
+            // Whoever does not read hears nothing of it, either.
+            Err(_) => drop(events.send(&late.object()).await),
+        }
+    });
+    Ok(response)
+}
+
+fn begin(gateway: Arc<Gateway>, asked: Asked, arrival: Arrival, model: String) -> Run {
+    let (sender, parts) = channel(PARTS_MAX);
+    let mut choices = JoinSet::new();
+    let count = asked.choices.len();
+    let seeds: Vec<u64> = asked.choices.iter().map(|(generate, _)| generate.sampling.seed).collect();
+    let per_prompt = seeds.iter().skip(1).position(|seed| *seed == seeds[0]).map_or(count, |at| at + 1);
+    for (index, (generate, prefix)) in asked.choices.into_iter().enumerate() {
+        let answer = Answer::new(Arc::clone(&gateway), generate, prefix, arrival.at);
+        let choice = Choice::new(asked.tools, asked.logprobs);
+        choices.spawn(pump(index, answer, choice, sender.clone()));
+    }
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let identity =
+        gateway.cluster.serving().topology.map_or_else(String::new, |topology| topology.identity.to_string());
+    let prefix = if asked.kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
+    let common = Common {
+        kind: asked.kind,
+        id: format!("{prefix}-{}", arrival.id),
+        created,
+        model,
+        fingerprint: format!("bramble-{BUILD}-{identity}"),
+    };
+    Run {
+        gateway,
+        common,
+        arrival,
+        parts,
+        _choices: choices,
+        count,
+        per_prompt,
+        with_logprobs: asked.logprobs.is_some(),
+        usage: Usage::default(),
+        timings: Value::Null,
+        first: FirstByte::default(),
+        ended: 0,
+    }
+}
+
+/// One choice to its end; stops when nobody listens.
+async fn pump(index: usize, mut answer: Answer, mut choice: Choice, parts: Sender<(usize, Result<Part, ApiError>)>) {
+    loop {
+        let said = answer.next().await;
+        let is_last = matches!(said, Err(_) | Ok(Said::Finished(_)));
+        let found = match said {
+            Ok(said) => choice.take(said).into_iter().map(Ok).collect(),
+            Err(error) => vec![Err(error)],
+        };
+        for part in found {
+            if parts.send((index, part)).await.is_err() {
+                return;
+            }
+        }
+        if is_last {
+            return;
+        }
+    }
+}
+
+impl Run {
+    /// Counts the end of a choice.
+    fn end(&mut self, index: usize, ended: &Ended) {
+        self.ended += 1;
+        if index.is_multiple_of(self.per_prompt) {
+            self.usage.prompt += ended.prompt_tokens;
+            self.usage.cached += ended.finished.times.cached_tokens as usize;
+        }
+        self.usage.completion += ended.tokens;
+        self.gateway.metrics.ended(ended);
+        let (first, now) = (self.first.get().copied(), self.arrival.at.elapsed());
+        if index == 0 {
+            self.timings = trace::timings(ended, first, now);
+        }
+        let mut kept = trace::trace(ended, first, now);
+        kept["request_id"] = self.arrival.id.clone().into();
+        kept["choice"] = index.into();
+        kept["prompt_tokens"] = ended.prompt_tokens.into();
+        kept["tokens"] = ended.tokens.into();
+        self.gateway.traces.keep(kept);
+    }
+
+    async fn whole(&mut self) -> Result<Value, ApiError> {
+        let mut choices: Vec<Whole> = (0..self.count).map(|_| Whole::default()).collect();
+        while self.ended < self.count {
+            let Some((index, part)) = self.parts.recv().await else { return Err(self.gateway.not_serving()) };
+            let part = part?;
+            if let Part::End(_, ended) = &part {
+                self.end(index, ended);
+            }
+            self.common.add(&mut choices[index], part);
+        }
+        Ok(self.common.whole(&choices, self.with_logprobs, self.usage, self.timings.take()))
+    }
+
+    async fn stream(&mut self, events: &Events, first: (usize, Part), includes_usage: bool) -> Result<(), Gone> {
+        let mut offsets = vec![0; self.count];
+        let mut next = Some((first.0, Ok(first.1)));
+        while self.ended < self.count {
+            let (index, part) = match next.take() {
+                Some(part) => part,
+                None => tokio::select! {
+                    part = self.parts.recv() => match part {
+                        Some(part) => part,
+                        None => return Ok(()),
+                    },
+                    () = events.gone() => return Err(Gone),
+                    () = sleep(KEEP_ALIVE) => {
+                        events.keep_alive().await?;
+                        continue;
+                    }
+                },
+            };
+            let part = match part {
+                Ok(part) => part,
+                Err(error) => {
+                    self.gateway.metrics.answered("stream", error.status.as_u16());
+                    return events.send(&error.object()).await;
+                }
+            };
+            let mut chunk = self.common.part(index, &part, self.with_logprobs, &mut offsets[index]);
+            if let Part::End(_, ended) = &part {
+                self.end(index, ended);
+                if let Some(chunk) = chunk.as_mut().filter(|_| self.ended == self.count) {
+                    chunk["timings"] = self.timings.take();
+                }
+            }
+            if let Some(chunk) = chunk {
+                events.send(&chunk).await?;
+            }
+        }
+        if includes_usage {
+            events.send(&self.common.usage_chunk(self.usage)).await?;
+        }
+        events.done().await
+    }
+}

@@ -1,0 +1,236 @@
+//! Paths, keys, request ids and bodies: everything around a request that has nothing to do with its answer.
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Json, Router,
+    body::{Body, to_bytes},
+    extract::{Path, Query, Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, header},
+    middleware::{Next, from_fn_with_state},
+    response::{IntoResponse, Response},
+    routing::{any, get, post},
+};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::{
+    Gateway,
+    complete::complete,
+    error::ApiError,
+    metrics::Moment,
+    request::{Kind, read},
+};
+
+/// Longest body.
+const BODY_BYTES_MAX: usize = 8 << 20;
+/// Bodies longer than this are read a few at a time.
+const LONG_BODY_BYTES: usize = 256 << 10;
+/// Bodies up to this are read also when nothing comes of them.
+const SHORT_BODY_BYTES: usize = 16 << 10;
+/// A body must be there within this.
+const BODY: Duration = Duration::from_secs(30);
+/// Longest request id that is taken over.
+const ID_BYTES_MAX: usize = 128;
+/// Traces that are given where no number is asked for.
+const TRACES: usize = 32;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// A request's name and beginning.
+#[derive(Clone, Debug)]
+pub(super) struct Arrival {
+    pub(super) id: String,
+    pub(super) at: Instant,
+}
+
+/// All paths.
+pub(super) fn router(gateway: Arc<Gateway>) -> Router {
+    let wrong =
+        |request: Request| async move { ApiError::wrong_method(request.method().as_str(), request.uri().path()) };
+    let nothing = |request: Request| async move { ApiError::no_such_path(request.uri().path()) };
+    Router::new()
+        .route("/v1/completions", post(completions))
+        .route("/v1/chat/completions", post(chats))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{model}", get(model))
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/traces", get(traces))
+        .fallback(any(nothing))
+        .method_not_allowed_fallback(any(wrong))
+        .layer(from_fn_with_state(Arc::clone(&gateway), around))
+        .with_state(gateway)
+}
+
+/// Around every request: its id, the key, and the count of its status.
+async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next: Next) -> Response {
+    let arrival = Arrival { id: request_id(request.headers()), at: Instant::now() };
+    let path = known_path(request.uri().path());
+    let id = HeaderValue::from_str(&arrival.id);
+    let is_open = path == "/health" || is_allowed(&gateway, request.headers());
+    request.extensions_mut().insert(arrival);
+    let mut response = if is_open { next.run(request).await } else { ApiError::unauthorized().into_response() };
+    if let Ok(id) = id {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    gateway.metrics.answered(path, response.status().as_u16());
+    response
+}
+
+/// The client's id where it is visible ASCII of a bounded length, else a new one.
+fn request_id(headers: &HeaderMap) -> String {
+    let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
+    let is_good = |id: &&str| (1..=ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic());
+    given.filter(is_good).map_or_else(new_id, Into::into)
+}
+
+/// 16 random hexadecimal digits.
+fn new_id() -> String {
+    format!("{:016x}", RandomState::new().hash_one(0))
+}
+
+fn is_allowed(gateway: &Gateway, headers: &HeaderMap) -> bool {
+    let keys = &gateway.settings.keys;
+    let given = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    let given = given.and_then(|value| value.strip_prefix(b"Bearer ")).unwrap_or_default();
+    // All keys are looked at, whichever fits.
+    keys.is_empty() || keys.iter().fold(false, |found, key| key.is(given) | found)
+}
+
+/// A path as a label: unknown ones are one.
+fn known_path(path: &str) -> &'static str {
+    let known = ["/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/traces"];
+    known.into_iter().find(|known| path == *known).unwrap_or("other")
+}
+
+async fn completions(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Response, ApiError> {
+    ask(gateway, Kind::Completion, request).await
+}
+
+async fn chats(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Response, ApiError> {
+    ask(gateway, Kind::Chat, request).await
+}
+
+async fn ask(gateway: Arc<Gateway>, kind: Kind, request: Request) -> Result<Response, ApiError> {
+    let (parts, body) = request.into_parts();
+    let arrival = parts.extensions.get::<Arrival>().cloned();
+    let arrival = arrival.expect("every request passes the layer that puts it there");
+    let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    // Before the body is looked at: a refusal must cost next to nothing.
+    if let Some(waiting) = gateway.admission.is_full() {
+        // What is short is taken off the connection, so that it can be used again.
+        if length.is_some_and(|length: usize| length <= SHORT_BODY_BYTES) {
+            drop(body_of(body).await);
+        }
+        return Err(ApiError::queue_full(waiting, gateway.admission.retry_after()));
+    }
+    let asked = {
+        if length.is_some_and(|length: usize| length > BODY_BYTES_MAX) {
+            return Err(ApiError::too_large(BODY_BYTES_MAX));
+        }
+        let is_long = length.is_none_or(|length| length > LONG_BODY_BYTES);
+        let _place = if is_long { gateway.long_bodies.acquire().await.ok() } else { None };
+        let bytes = body_of(body).await?;
+        read(kind, &bytes, seed(&arrival.id))?
+    };
+    complete(gateway, asked, arrival).await
+}
+
+async fn body_of(body: Body) -> Result<axum::body::Bytes, ApiError> {
+    match timeout(BODY, to_bytes(body, BODY_BYTES_MAX)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(error)) => {
+            let mut source = std::error::Error::source(&error);
+            while let Some(cause) = source {
+                if cause.to_string().contains("limit exceeded") {
+                    return Err(ApiError::too_large(BODY_BYTES_MAX));
+                }
+                source = cause.source();
+            }
+            Err(ApiError::malformed("the body could not be read to its end; send it again"))
+        }
+        Err(_) => Err(ApiError::body_overdue(BODY.as_secs())),
+    }
+}
+
+/// The same request sent again gives the same text: its id stands for the seed (FNV-1a).
+fn seed(id: &str) -> u64 {
+    id.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+impl Gateway {
+    /// How clients name the model that is served.
+    pub(super) fn model(&self) -> Option<String> {
+        let topology = self.cluster.serving().topology?;
+        Some(topology.model.clone())
+    }
+
+    fn model_object(&self) -> Option<Value> {
+        let topology = self.cluster.serving().topology?;
+        let id = self.model()?;
+        Some(json!({
+            "id": id,
+            "object": "model",
+            "created": 0,
+            "owned_by": "bramble",
+            "meta": {
+                "identity": topology.identity.to_string(),
+                "topology": topology.layout.to_string(),
+                "context_length": topology.context_length,
+                "slots": u32::from(topology.slots) * u32::from(topology.layout.replicas),
+            },
+        }))
+    }
+}
+
+/// Whether a client means the model that is served: its file's name, with its ending or without.
+pub(super) fn is_model(asked: &str, served: &str) -> bool {
+    asked == served || served.strip_suffix(".gguf") == Some(asked)
+}
+
+async fn models(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
+    let list: Vec<Value> = gateway.model_object().into_iter().collect();
+    Json(json!({"object": "list", "data": list}))
+}
+
+async fn model(State(gateway): State<Arc<Gateway>>, Path(asked): Path<String>) -> Result<Json<Value>, ApiError> {
+    let Some(object) = gateway.model_object() else { return Err(gateway.not_serving()) };
+    let served = object["id"].as_str().unwrap_or_default();
+    if is_model(&asked, served) { Ok(Json(object)) } else { Err(ApiError::no_such_model(&asked, served)) }
+}
+
+async fn health(State(gateway): State<Arc<Gateway>>) -> Response {
+    let (code, object) = gateway.standing().answer(&gateway.identity.name, gateway.admission.occupancy());
+    (code, Json(object)).into_response()
+}
+
+async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
+    let own = gateway.cluster.own();
+    let replica = |replica: &super::cluster::Replica| {
+        let (running, is_out) = gateway.admission.standing(&replica.head);
+        (replica.name.clone(), running, replica.is_serving, is_out)
+    };
+    let moment = Moment {
+        occupancy: gateway.admission.occupancy(),
+        own: own.as_ref().map(|seen| &*seen.report),
+        running: gateway.running.load(Ordering::Relaxed),
+        replicas: gateway.cluster.serving().replicas.iter().map(replica).collect(),
+    };
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    (kind, gateway.metrics.text(&moment)).into_response()
+}
+
+async fn traces(
+    State(gateway): State<Arc<Gateway>>,
+    Query(query): Query<std::collections::HashMap<String, String>>,
+) -> Result<Json<Value>, ApiError> {
+    let limit = match query.get("limit") {
+        None => TRACES,
+        Some(text) => text.parse().map_err(|_| ApiError::invalid("limit", "limit must be a whole number; give one"))?,
+    };
+    Ok(Json(json!({"object": "list", "data": gateway.traces.latest(limit)})))
+}

@@ -1,0 +1,320 @@
+//! What the gateway counts, in Prometheus' text format. Written by hand: one file instead of a package for some twenty lines of
+//! `name{label="value"} number`.
+use std::{
+    collections::BTreeMap,
+    fmt::Write,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use shared::telemetry::{NodeReport, NodeState};
+
+use super::{admission::Occupancy, answer::Ended};
+
+/// Upper ends of the buckets of the time to the first token, in seconds.
+const TTFT_S: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0];
+/// The same of the time per output token.
+const TPOT_S: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6];
+/// The same of the time in the queue.
+const QUEUE_S: [f64; 10] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0];
+
+#[derive(Debug)]
+struct Buckets {
+    ends: &'static [f64],
+    counts: Vec<u64>,
+    sum: f64,
+    count: u64,
+}
+
+impl Buckets {
+    fn new(ends: &'static [f64]) -> Self {
+        Self { ends, counts: vec![0; ends.len()], sum: 0.0, count: 0 }
+    }
+
+    fn record(&mut self, value: f64) {
+        if let Some(index) = self.ends.iter().position(|end| value <= *end) {
+            self.counts[index] += 1;
+        }
+        self.sum += value;
+        self.count += 1;
+    }
+
+    fn write(&self, text: &mut String, name: &str, help: &str) {
+        header(text, name, "histogram", help);
+        let mut below = 0;
+        for (end, count) in self.ends.iter().zip(&self.counts) {
+            below += count;
+            line(text, name, "_bucket", &format!("le=\"{end}\""), below as f64);
+        }
+        line(text, name, "_bucket", "le=\"+Inf\"", self.count as f64);
+        line(text, name, "_sum", "", self.sum);
+        line(text, name, "_count", "", self.count as f64);
+    }
+}
+
+#[derive(Debug)]
+struct Counts {
+    ttft: Buckets,
+    tpot: Buckets,
+    queued: Buckets,
+    /// By path and status.
+    requests: BTreeMap<(&'static str, u16), u64>,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    sampled_tokens: u64,
+    resumed: u64,
+    cancelled: u64,
+}
+
+/// Everything that is counted.
+#[derive(Debug)]
+pub(super) struct Metrics(Mutex<Counts>);
+
+/// What is asked for at the moment of writing.
+pub(super) struct Moment<'a> {
+    pub(super) occupancy: Occupancy,
+    /// Answers that this gateway has under way, waiting ones too.
+    pub(super) running: u32,
+    pub(super) own: Option<&'a NodeReport>,
+    /// Name, requests that this gateway runs there, whether it serves, whether it is out.
+    pub(super) replicas: Vec<(String, u32, bool, bool)>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self(Mutex::new(Counts {
+            ttft: Buckets::new(&TTFT_S),
+            tpot: Buckets::new(&TPOT_S),
+            queued: Buckets::new(&QUEUE_S),
+            requests: BTreeMap::new(),
+            prompt_tokens: 0,
+            cached_tokens: 0,
+            sampled_tokens: 0,
+            resumed: 0,
+            cancelled: 0,
+        }))
+    }
+}
+
+impl Metrics {
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        // Counts are whole even if a task panicked while it held the lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request was answered with this status.
+    pub(super) fn answered(&self, path: &'static str, status: u16) {
+        *self.counts().requests.entry((path, status)).or_default() += 1;
+    }
+
+    /// An answer came to its end.
+    pub(super) fn ended(&self, ended: &Ended) {
+        let mut counts = self.counts();
+        let times = &ended.finished.times;
+        if let Some(first) = ended.first_token {
+            counts.ttft.record(first.as_secs_f64());
+            if ended.tokens > 1 {
+                let span = ended.last_token.saturating_sub(first).as_secs_f64();
+                counts.tpot.record(span / (ended.tokens - 1) as f64);
+            }
+        }
+        counts.queued.record(ended.dispatched.as_secs_f64() + times.dispatched.0 as f64 / 1e9);
+        counts.prompt_tokens += ended.prompt_tokens as u64;
+        counts.cached_tokens += u64::from(times.cached_tokens);
+        counts.sampled_tokens += ended.tokens as u64;
+    }
+
+    /// An answer lost its replica and goes on elsewhere.
+    pub(super) fn resumed(&self) {
+        self.counts().resumed += 1;
+    }
+
+    /// A client went away.
+    pub(super) fn cancelled(&self) {
+        self.counts().cancelled += 1;
+    }
+
+    /// All of it as text.
+    pub(super) fn text(&self, moment: &Moment<'_>) -> String {
+        let mut text = String::new();
+        let counts = self.counts();
+        counts.ttft.write(&mut text, "bramble_ttft_seconds", "From the accepted request to its first token");
+        counts.tpot.write(&mut text, "bramble_tpot_seconds", "Between the tokens of an answer");
+        counts.queued.write(&mut text, "bramble_queue_seconds", "Wait for a place and for the engine");
+        header(&mut text, "bramble_requests_total", "counter", "Requests by path and status");
+        for ((path, status), count) in &counts.requests {
+            line(&mut text, "bramble_requests_total", "", &format!("path=\"{path}\",code=\"{status}\""), *count as f64);
+        }
+        let refused = |status: u16| {
+            counts.requests.iter().filter(|((_, code), _)| *code == status).map(|(_, count)| count).sum::<u64>()
+        };
+        for (name, help, value) in [
+            ("bramble_refused_total", "Requests refused for lack of a place", refused(429)),
+            ("bramble_unserved_total", "Requests refused because nothing served", refused(503)),
+            ("bramble_prompt_tokens_total", "Tokens of prompts", counts.prompt_tokens),
+            ("bramble_cached_tokens_total", "Tokens of prompts that were cached", counts.cached_tokens),
+            ("bramble_sampled_tokens_total", "Tokens of answers", counts.sampled_tokens),
+            ("bramble_resumed_total", "Answers that went on after a loss", counts.resumed),
+            ("bramble_cancelled_total", "Requests whose client went away", counts.cancelled),
+        ] {
+            header(&mut text, name, "counter", help);
+            line(&mut text, name, "", "", value as f64);
+        }
+        drop(counts);
+        let Occupancy { waiting, places, taken } = moment.occupancy;
+        gauge(&mut text, "bramble_requests_running", "Answers under way or waiting here", f64::from(moment.running));
+        gauge(&mut text, "bramble_queue_length", "Requests that wait for a place", waiting as f64);
+        gauge(&mut text, "bramble_slots", "Places of all replicas", f64::from(places));
+        gauge(&mut text, "bramble_slots_taken", "Places taken", f64::from(taken));
+        replicas(&mut text, &moment.replicas);
+        if let Some(own) = moment.own {
+            node(&mut text, own);
+        }
+        text
+    }
+}
+
+fn replicas(text: &mut String, replicas: &[(String, u32, bool, bool)]) {
+    type Value = fn(&(String, u32, bool, bool)) -> f64;
+    let figures: [(&str, &str, Value); 3] = [
+        ("bramble_replica_running", "Requests that this gateway runs on a replica", |replica| f64::from(replica.1)),
+        ("bramble_replica_serving", "Whether the replica takes requests", |replica| f64::from(u8::from(replica.2))),
+        ("bramble_replica_out", "Whether the replica is taken out after failures", |replica| {
+            f64::from(u8::from(replica.3))
+        }),
+    ];
+    for (name, help, value) in figures {
+        header(text, name, "gauge", help);
+        for replica in replicas {
+            line(text, name, "", &format!("head=\"{}\"", escaped(&replica.0)), value(replica));
+        }
+    }
+}
+
+/// What the node says of itself.
+fn node(text: &mut String, report: &NodeReport) {
+    header(text, "bramble_node_state", "gauge", "What the node is doing");
+    let states = [
+        NodeState::Idle,
+        NodeState::Loading,
+        NodeState::Prepared,
+        NodeState::Connecting,
+        NodeState::Ready,
+        NodeState::Serving,
+        NodeState::Draining,
+        NodeState::Faulted,
+        NodeState::Benching,
+    ];
+    let name = escaped(&report.name);
+    for state in states {
+        let labels = format!("node=\"{name}\",state=\"{}\"", state.name());
+        line(text, "bramble_node_state", "", &labels, f64::from(u8::from(report.state == state)));
+    }
+    let health = &report.health;
+    gauge(text, "bramble_node_epoch", "Highest assignment seen", report.epoch.0 as f64);
+    gauge(text, "bramble_node_requests", "Requests that run and wait on this head", f64::from(report.requests));
+    gauge(text, "bramble_node_tokens", "Tokens sampled by this head since its start", report.tokens as f64);
+    gauge(text, "bramble_node_resident_bytes", "Resident memory", report.memory_resident.0 as f64);
+    gauge(text, "bramble_node_shard_bytes", "Weights and KV cache", report.shard.0 as f64);
+    if let Some(temperature) = health.temperature {
+        gauge(text, "bramble_node_temperature_celsius", "Of the processor", f64::from(temperature.0));
+    }
+    if let Some(clock) = &health.clock {
+        gauge(text, "bramble_node_clock_megahertz", "Of the fastest cores", f64::from(clock.current.0));
+    }
+    if let Some(firmware) = health.firmware {
+        gauge(text, "bramble_node_throttled_bits", "The firmware's get_throttled", f64::from(firmware.0));
+    }
+    if let Some(memory) = health.memory {
+        gauge(
+            text,
+            "bramble_node_memory_available_bytes",
+            "What the machine can still give",
+            memory.available.0 as f64,
+        );
+        gauge(text, "bramble_node_swap_used_bytes", "Swap in use", memory.swap_used.0 as f64);
+    }
+    if let Some(load) = health.load {
+        gauge(text, "bramble_node_others_cores", "Cores kept busy by other programs", f64::from(load.others));
+    }
+    // Since the last report: means of all layers' all-reduces, weighted by their number.
+    let count: f64 = report.layers.iter().map(|layer| f64::from(layer.count)).sum();
+    let mean = |time: fn(&shared::telemetry::LayerSync) -> u64| {
+        let sum: f64 = report.layers.iter().map(|layer| f64::from(layer.count) * time(layer) as f64).sum();
+        shared::latency::ratio(sum, count) / 1e9
+    };
+    gauge(
+        text,
+        "bramble_all_reduce_compute_seconds",
+        "Mean computing before an all-reduce, of late",
+        mean(|layer| layer.compute.0),
+    );
+    gauge(
+        text,
+        "bramble_all_reduce_wait_seconds",
+        "Mean wait for other ranks in an all-reduce, of late",
+        mean(|layer| layer.wait.0),
+    );
+    gauge(
+        text,
+        "bramble_all_reduce_wire_seconds",
+        "Mean time on the wire of an all-reduce, of late",
+        mean(|layer| layer.wire.0),
+    );
+}
+
+fn header(text: &mut String, name: &str, kind: &str, help: &str) {
+    // Writing into a string cannot fail.
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+fn line(text: &mut String, name: &str, suffix: &str, labels: &str, value: f64) {
+    let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+    let _ = writeln!(text, "{name}{suffix}{labels} {value}");
+}
+
+fn gauge(text: &mut String, name: &str, help: &str, value: f64) {
+    header(text, name, "gauge", help);
+    line(text, name, "", "", value);
+}
+
+/// A label's value: names are free of control characters.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn every_line_is_a_comment_or_a_number_and_buckets_add_up() {
+        let metrics = Metrics::default();
+        for ms in [3, 30, 300, 300_000] {
+            let first = Duration::from_millis(ms);
+            let ended = Ended { tokens: 3, first_token: Some(first), last_token: first * 2, ..Ended::default() };
+            metrics.ended(&ended);
+        }
+        metrics.answered("/v1/completions", 429);
+        let replicas = vec![("a\"b".into(), 1, true, false)];
+        let text = metrics.text(&Moment { occupancy: Occupancy::default(), running: 2, own: None, replicas });
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let (_, value) = line.rsplit_once(' ').expect("a value");
+            assert!(value.parse::<f64>().is_ok_and(f64::is_finite), "{line}");
+        }
+        for expected in [
+            "bramble_ttft_seconds_bucket{le=\"0.005\"} 1",
+            "bramble_ttft_seconds_bucket{le=\"0.5\"} 3",
+            "bramble_ttft_seconds_bucket{le=\"80\"} 3",
+            "bramble_ttft_seconds_bucket{le=\"+Inf\"} 4",
+            "bramble_ttft_seconds_count 4",
+            "bramble_requests_total{path=\"/v1/completions\",code=\"429\"} 1",
+            "bramble_refused_total 1",
+            "bramble_requests_running 2",
+            "bramble_replica_running{head=\"a\\\"b\"} 1",
+        ] {
+            assert!(text.lines().any(|line| line == expected), "{expected} is not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The OpenAI API on a port of its own. A client of nodes like a console: it knows them, its own too, only by sessions on 9999.
+//! Owns admission, routing and what clients see; never schedules, computes or assigns.
+mod admission;
+mod answer;
+mod choice;
+mod cluster;
+mod complete;
+mod error;
+mod fields;
+mod health;
+mod http;
+mod metrics;
+mod object;
+mod request;
+mod route;
+mod settings;
+mod socket;
+mod stream;
+mod trace;
+
+pub use settings::{Key, Settings, Wanted};
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::{Arc, Mutex, atomic::AtomicU32},
+    time::Duration,
+};
+
+use anyhow::Context;
+use shared::protocol::handshake::Identity;
+use tokio::{
+    net::TcpListener,
+    sync::Semaphore,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use self::{admission::Admission, answer::Sessions, cluster::Cluster, health::Load, metrics::Metrics, trace::Traces};
+
+/// Long bodies that are read and parsed at the same time.
+const LONG_BODIES_MAX: usize = 8;
+
+/// Everything that requests share.
+struct Gateway {
+    settings: Settings,
+    identity: Identity,
+    cluster: Arc<Cluster>,
+    admission: Arc<Admission>,
+    sessions: Sessions,
+    metrics: Metrics,
+    traces: Traces,
+    loading: Mutex<Option<Load>>,
+    /// Answers under way.
+    running: AtomicU32,
+    long_bodies: Semaphore,
+}
+
+/// A gateway that listens.
+pub struct Running {
+    connections: TaskTracker,
+    stop: CancellationToken,
+    tasks: [JoinHandle<()>; 3],
+}
+
+/// Binds the address of the API. `None`: it is off, or nobody named the address and it is taken.
+///
+/// # Errors
+/// An address that was named cannot be bound.
+pub async fn bind(settings: &Settings) -> anyhow::Result<Option<TcpListener>> {
+    let Some(address) = settings.listen else { return Ok(None) };
+    match TcpListener::bind(address).await {
+        Ok(listener) => Ok(Some(listener)),
+        Err(error) if settings.is_default => {
+            tracing::warn!(
+                "no HTTP API: {address} cannot be bound ({error}); name another with --http ADDR:PORT or off"
+            );
+            Ok(None)
+        }
+        Err(error) => {
+            Err(error).with_context(|| format!("cannot listen on {address}; use another --http ADDR:PORT, or off"))
+        }
+    }
+}
+
+/// Serves on a bound address. `own` is where the node itself listens.
+pub fn serve(listener: TcpListener, settings: Settings, own: SocketAddr, identity: Identity) -> Running {
+    let cluster = Cluster::new(dialled(own), settings.peers.clone(), identity.clone(), settings.silent);
+    let cluster = Arc::new(cluster);
+    let gateway = Gateway {
+        admission: Arc::new(Admission::new(Arc::clone(&cluster), settings.queue)),
+        settings,
+        identity,
+        sessions: Sessions::default(),
+        metrics: Metrics::default(),
+        traces: Traces::default(),
+        loading: Mutex::new(None),
+        running: AtomicU32::new(0),
+        long_bodies: Semaphore::new(LONG_BODIES_MAX),
+        cluster: Arc::clone(&cluster),
+    };
+    let (connections, stop) = (TaskTracker::new(), CancellationToken::new());
+    let learning = tokio::spawn(Arc::clone(&gateway.admission).learn());
+    let router = http::router(Arc::new(gateway));
+    let accepting = tokio::spawn(socket::accept(listener, router, connections.clone(), stop.clone()));
+    Running { connections, stop, tasks: [accepting, learning, tokio::spawn(cluster.watch())] }
+}
+
+impl Running {
+    /// Takes nothing new and waits until what runs is with its clients, at most `patience`.
+    pub async fn end(self, patience: Duration) {
+        self.stop.cancel();
+        self.connections.close();
+        if timeout(patience, self.connections.wait()).await.is_err() {
+            tracing::warn!("{} HTTP connections are cut off", self.connections.len());
+        }
+        // The last bytes are in the kernel's hands; a moment lets it send them.
+        sleep(Duration::from_millis(10)).await;
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// How the own node is reached: an address for all interfaces is dialled on loopback.
+fn dialled(own: SocketAddr) -> String {
+    let ip = match own.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    SocketAddr::new(ip, own.port()).to_string()
+}

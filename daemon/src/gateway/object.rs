@@ -1,0 +1,176 @@
+//! The JSON objects of OpenAI's API: answers as a whole and in chunks, usage, models.
+use serde_json::{Value, json};
+
+use super::{
+    choice::{Part, Shown},
+    request::Kind,
+};
+
+/// What all objects of one answer have in common.
+#[derive(Clone, Debug)]
+pub(super) struct Common {
+    pub(super) kind: Kind,
+    pub(super) id: String,
+    /// Seconds since 1970.
+    pub(super) created: u64,
+    pub(super) model: String,
+    /// Names what computed it: the same fingerprint, seed and request give the same text.
+    pub(super) fingerprint: String,
+}
+
+/// Tokens used by all choices.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Usage {
+    pub(super) prompt: usize,
+    pub(super) cached: usize,
+    pub(super) completion: usize,
+}
+
+/// A choice that is given as a whole.
+#[derive(Debug, Default)]
+pub(super) struct Whole {
+    text: String,
+    shown: Vec<Shown>,
+    calls: Vec<Value>,
+    finish: Option<&'static str>,
+}
+
+impl Usage {
+    fn object(self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        })
+    }
+}
+
+impl Common {
+    fn object(&self, name: &str, choices: Value) -> Value {
+        let Self { id, created, model, fingerprint, .. } = self;
+        json!({
+            "id": id, "object": name, "created": created, "model": model, "system_fingerprint": fingerprint, "choices": choices,
+        })
+    }
+
+    fn chunk(&self, choices: Value) -> Value {
+        self.object(if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" }, choices)
+    }
+
+    /// What a part of a choice is in a stream; `offset` counts the choice's bytes so far.
+    pub(super) fn part(&self, index: usize, part: &Part, with_logprobs: bool, offset: &mut usize) -> Option<Value> {
+        let (delta, logprobs, finish) = match part {
+            Part::Started if self.kind == Kind::Chat => {
+                (json!({"role": "assistant", "content": ""}), Value::Null, None)
+            }
+            Part::Started => return None,
+            Part::Content(text, shown) => {
+                let logprobs = self.logprobs(shown, with_logprobs, *offset);
+                *offset += text.len();
+                (json!({"content": text}), logprobs, None)
+            }
+            Part::Call { index, name, arguments } => {
+                (json!({"tool_calls": [self.call(*index, name, arguments)]}), Value::Null, None)
+            }
+            Part::End(reason, _) => (json!({}), Value::Null, Some(*reason)),
+        };
+        let choice = match (self.kind, part) {
+            (Kind::Chat, _) => json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}),
+            (Kind::Completion, Part::Call { .. }) => return None,
+            (Kind::Completion, _) => {
+                let text = delta.get("content").cloned().unwrap_or_else(|| "".into());
+                json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish})
+            }
+        };
+        Some(self.chunk(json!([choice])))
+    }
+
+    /// The chunk without choices that tells the usage.
+    pub(super) fn usage_chunk(&self, usage: Usage) -> Value {
+        let mut chunk = self.chunk(json!([]));
+        chunk["usage"] = usage.object();
+        chunk
+    }
+
+    /// An answer as a whole.
+    pub(super) fn whole(&self, choices: &[Whole], with_logprobs: bool, usage: Usage, timings: Value) -> Value {
+        let choice = |(index, whole): (usize, &Whole)| {
+            let logprobs = self.logprobs(&whole.shown, with_logprobs, 0);
+            match self.kind {
+                Kind::Completion => {
+                    json!({"index": index, "text": whole.text, "logprobs": logprobs, "finish_reason": whole.finish})
+                }
+                Kind::Chat => {
+                    let is_text = whole.calls.is_empty() || !whole.text.is_empty();
+                    let mut message =
+                        json!({"role": "assistant", "content": is_text.then_some(&whole.text), "refusal": null});
+                    if !whole.calls.is_empty() {
+                        message["tool_calls"] = whole.calls.clone().into();
+                    }
+                    json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": whole.finish})
+                }
+            }
+        };
+        let choices: Vec<Value> = choices.iter().enumerate().map(choice).collect();
+        let name = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
+        let mut object = self.object(name, choices.into());
+        (object["usage"], object["timings"]) = (usage.object(), timings);
+        object
+    }
+
+    /// Adds a part to a whole choice.
+    pub(super) fn add(&self, whole: &mut Whole, part: Part) {
+        match part {
+            Part::Started => {}
+            Part::Content(text, shown) => {
+                whole.text.push_str(&text);
+                whole.shown.extend(shown);
+            }
+            Part::Call { index, name, arguments } => {
+                let mut call = self.call(index, &name, &arguments);
+                // Only chunks count calls.
+                call.as_object_mut().map(|call| call.remove("index"));
+                whole.calls.push(call);
+            }
+            Part::End(reason, _) => whole.finish = Some(reason),
+        }
+    }
+
+    fn call(&self, index: usize, name: &str, arguments: &str) -> Value {
+        let id = format!("call_{}_{index}", self.id.rsplit('-').next().unwrap_or_default());
+        json!({"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    }
+
+    /// Two shapes for the same: lists side by side for completions, a list of objects for chats.
+    fn logprobs(&self, shown: &[Shown], is_wanted: bool, offset: usize) -> Value {
+        if !is_wanted {
+            return Value::Null;
+        }
+        if self.kind == Kind::Chat {
+            let one =
+                |token: &str, logprob: f32| json!({"token": token, "logprob": logprob, "bytes": token.as_bytes()});
+            let entry = |shown: &Shown| {
+                let mut entry = one(&shown.token, shown.logprob);
+                entry["top_logprobs"] = shown.top.iter().map(|(token, logprob)| one(token, *logprob)).collect();
+                entry
+            };
+            return json!({"content": shown.iter().map(entry).collect::<Vec<_>>()});
+        }
+        let mut at = offset;
+        let mut offsets = Vec::new();
+        for one in shown {
+            offsets.push(at);
+            at += one.token.len();
+        }
+        let top = |shown: &Shown| -> Value {
+            shown.top.iter().map(|(token, logprob)| (token.clone(), json!(logprob))).collect()
+        };
+        json!({
+            "tokens": shown.iter().map(|one| &one.token).collect::<Vec<_>>(),
+            "token_logprobs": shown.iter().map(|one| one.logprob).collect::<Vec<_>>(),
+            "top_logprobs": shown.iter().map(top).collect::<Vec<_>>(),
+            "text_offset": offsets,
+        })
+    }
+}

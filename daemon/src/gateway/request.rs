@@ -1,0 +1,362 @@
+//! From a body to what is asked of heads: one `Generate` for each choice, and what the answer is to look like. Pure.
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use serde_json::{Map, Value, json};
+use shared::{
+    protocol::message::{Chat, Generate, Grammar, Prompt, STOP_BYTES_MAX, STOP_STRINGS_MAX},
+    sampling::{LOGIT_BIAS_MAX, LOGPROBS_MAX, SamplingParameters, TOP_K_MAX},
+};
+
+use super::{
+    choice::Tools,
+    error::ApiError,
+    fields::{Fields, brief},
+};
+
+/// Most answers to one request.
+pub(super) const CHOICES_MAX: usize = 16;
+/// Tokens of a completion that does not say how many, as OpenAI has it.
+const COMPLETION_TOKENS: u64 = 16;
+/// Tokens of a chat's answer that does not say how many.
+const CHAT_TOKENS: u64 = 1024;
+/// Most tokens that can be asked for; the context bounds them further.
+const TOKENS_MAX: u64 = 1 << 20;
+/// Bytes of a prompt's beginning that name the replica which may have it.
+const PREFIX_BYTES: usize = 512;
+
+/// Which of the two APIs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// /v1/completions.
+    Completion,
+    /// /v1/chat/completions.
+    Chat,
+}
+
+/// A request that can be run.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) kind: Kind,
+    /// As the client named it.
+    pub(super) model: Option<String>,
+    /// One for each choice, with the hash of its prompt's beginning.
+    pub(super) choices: Vec<(Generate, u64)>,
+    pub(super) is_streamed: bool,
+    /// A last chunk with the usage.
+    pub(super) includes_usage: bool,
+    /// Most probable tokens to show for each; `None`: no logprobs.
+    pub(super) logprobs: Option<usize>,
+    /// Which calls of tools are looked for.
+    pub(super) tools: Tools,
+}
+
+/// Reads a body. `seed` is for requests that give none.
+///
+/// # Errors
+/// The first field that cannot be.
+pub(super) fn read(kind: Kind, body: &[u8], seed: u64) -> Result<Asked, ApiError> {
+    let value: Value = serde_json::from_slice(body)
+        .map_err(|error| ApiError::malformed(format!("the body is no JSON: {error}; send a JSON object")))?;
+    let Value::Object(mut object) = value else {
+        return Err(ApiError::malformed(format!("the body is {}, it must be a JSON object", brief(&value))));
+    };
+    let (mut tools, mut forced) = (Tools::default(), None);
+    let prompts = match kind {
+        Kind::Completion => prompts(object.remove("prompt"))?,
+        Kind::Chat => {
+            let (chat, force) = chat(&mut object)?;
+            (tools.are_given, tools.are_forced) = (chat.tools.is_some(), force.is_some());
+            forced = force;
+            vec![Prompt::Chat(Box::new(chat))]
+        }
+    };
+    let fields = Fields(&object);
+    tools.is_one = tools.are_forced || fields.get("parallel_tool_calls") == Some(&Value::Bool(false));
+    refuse_unsupported(fields)?;
+    let n = fields.whole("n", 1, CHOICES_MAX as u64)?.unwrap_or(1);
+    if prompts.len() * n as usize > CHOICES_MAX {
+        let message =
+            format!("{} prompts with n = {n} are more than {CHOICES_MAX} answers; ask for fewer", prompts.len());
+        return Err(ApiError::invalid("n", message));
+    }
+    let logprobs = logprobs(kind, fields)?;
+    let sampling = sampling(fields, logprobs, seed)?;
+    let (stop, grammar, max_tokens) = (stop(fields)?, forced.or(grammar(fields)?), max_tokens(kind, fields)?);
+    let options = fields.object("stream_options")?;
+    let mut choices = Vec::new();
+    for prompt in prompts {
+        let prefix = prefix(&prompt);
+        for index in 0..n {
+            let sampling = SamplingParameters { seed: sampling.seed.wrapping_add(index), ..sampling.clone() };
+            let mut generate = Generate::new(prompt.clone(), max_tokens, sampling, stop.clone());
+            generate.grammar.clone_from(&grammar);
+            choices.push((generate, prefix));
+        }
+    }
+    Ok(Asked {
+        kind,
+        model: fields.text("model")?.map(Into::into),
+        is_streamed: fields.flag("stream")?,
+        includes_usage: options.map_or(Ok(false), |options| options.flag("include_usage"))?,
+        logprobs: logprobs.map(|count| count as usize),
+        tools,
+        choices,
+    })
+}
+
+fn refuse_unsupported(fields: Fields<'_>) -> Result<(), ApiError> {
+    if fields.flag("echo")? {
+        return Err(ApiError::invalid(
+            "echo",
+            "echo is not supported; leave it out and put the prompt before the answer",
+        ));
+    }
+    if fields.whole("best_of", 1, u64::MAX)?.is_some_and(|count| count > 1) {
+        return Err(ApiError::invalid("best_of", "best_of is not supported; ask for n answers and choose"));
+    }
+    if fields.get("suffix").is_some() {
+        return Err(ApiError::invalid("suffix", "suffix is not supported; leave it out"));
+    }
+    Ok(())
+}
+
+/// A string, a list of ids, or lists of either.
+fn prompts(value: Option<Value>) -> Result<Vec<Prompt>, ApiError> {
+    let ids = |list: &[Value]| -> Option<Vec<u32>> {
+        list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
+    };
+    let refusal = || {
+        let message =
+            "prompt must be a string, a list of strings, a list of token ids, or a list of such lists; give one";
+        ApiError::invalid("prompt", message)
+    };
+    match value.unwrap_or(Value::Null) {
+        Value::String(text) => Ok(vec![Prompt::Text(text)]),
+        Value::Array(list) if list.first().is_some_and(Value::is_u64) => {
+            Ok(vec![Prompt::Tokens(ids(&list).ok_or_else(refusal)?)])
+        }
+        Value::Array(list) if !list.is_empty() && list.len() <= CHOICES_MAX => {
+            let prompt = |value: Value| match value {
+                Value::String(text) => Some(Prompt::Text(text)),
+                Value::Array(list) => ids(&list).map(Prompt::Tokens),
+                _ => None,
+            };
+            list.into_iter().map(prompt).collect::<Option<_>>().ok_or_else(refusal)
+        }
+        _ => Err(refusal()),
+    }
+}
+
+/// Messages and tools as they came: the head's template reads them. With them the grammar of a call that must be made.
+fn chat(object: &mut Map<String, Value>) -> Result<(Chat, Option<Grammar>), ApiError> {
+    let messages = object.remove("messages").unwrap_or(Value::Null);
+    let Some(list) = messages.as_array().filter(|list| !list.is_empty()) else {
+        return Err(ApiError::invalid(
+            "messages",
+            "messages must be a list of at least one message with role and content",
+        ));
+    };
+    for (index, message) in list.iter().enumerate() {
+        let role = message.get("role").and_then(Value::as_str);
+        if role.is_none_or(str::is_empty) {
+            let param = format!("messages[{index}].role");
+            return Err(ApiError::invalid(&param, format!("{param} is missing; give system, user, assistant or tool")));
+        }
+        check_content(index, message)?;
+    }
+    let messages = messages.to_string();
+    let list = match object.remove("tools").filter(|tools| !tools.is_null()) {
+        None => Vec::new(),
+        Some(Value::Array(list)) => list,
+        Some(other) => {
+            return Err(ApiError::invalid("tools", format!("tools is {}, it must be a list", brief(&other))));
+        }
+    };
+    let choice = object.get("tool_choice").filter(|choice| !choice.is_null());
+    let list = chosen(list, choice)?;
+    let is_forced = choice.is_some_and(|choice| choice.is_object() || choice == "required");
+    if is_forced && list.is_empty() {
+        return Err(ApiError::invalid("tool_choice", "tool_choice asks for a call and there are no tools; give tools"));
+    }
+    if list.is_empty() || choice.is_some_and(|choice| choice == "none") {
+        return Ok((Chat { messages, tools: None }, None));
+    }
+    let grammar = is_forced.then(|| Grammar::JsonSchema(call_schema(&list).to_string()));
+    Ok((Chat { messages, tools: Some(Value::Array(list).to_string()) }, grammar))
+}
+
+/// What a call of one of the tools looks like.
+fn call_schema(tools: &[Value]) -> Value {
+    let call = |tool: &Value| {
+        let function = &tool["function"];
+        let arguments = function.get("parameters").cloned().unwrap_or_else(|| json!({"type": "object"}));
+        json!({
+            "type": "object",
+            "properties": {"name": {"const": function["name"]}, "arguments": arguments},
+            "required": ["name", "arguments"],
+            "additionalProperties": false,
+        })
+    };
+    let calls: Vec<Value> = tools.iter().map(call).collect();
+    if let [one] = &calls[..] { one.clone() } else { json!({"anyOf": calls}) }
+}
+
+/// Text, parts of text, or nothing where calls stand instead.
+fn check_content(index: usize, message: &Value) -> Result<(), ApiError> {
+    let param = format!("messages[{index}].content");
+    match message.get("content").unwrap_or(&Value::Null) {
+        Value::String(_) => Ok(()),
+        Value::Null if message.get("tool_calls").is_some() || message.get("function_call").is_some() => Ok(()),
+        Value::Array(parts) => {
+            let is_text = |part: &Value| part.get("type").and_then(Value::as_str).is_none_or(|kind| kind == "text");
+            if parts.iter().all(|part| part.is_object() && is_text(part)) {
+                return Ok(());
+            }
+            Err(ApiError::invalid(&param, format!("{param} has a part that is no text; the model reads only text")))
+        }
+        other => Err(ApiError::invalid(&param, format!("{param} is {}, it must be a string", brief(other)))),
+    }
+}
+
+/// The tools that may be called: one, where the client names it.
+fn chosen(list: Vec<Value>, choice: Option<&Value>) -> Result<Vec<Value>, ApiError> {
+    let name = |tool: &Value| tool.get("function")?.get("name")?.as_str().map(str::to_owned);
+    if let Some(index) = list.iter().position(|tool| name(tool).is_none()) {
+        let param = format!("tools[{index}].function.name");
+        return Err(ApiError::invalid(
+            &param,
+            format!("{param} is missing; describe each tool as a function with a name"),
+        ));
+    }
+    let Some(wanted) = choice.and_then(name) else { return Ok(list) };
+    let found: Vec<Value> = list.into_iter().filter(|tool| name(tool).as_deref() == Some(&wanted)).collect();
+    if found.is_empty() {
+        return Err(ApiError::invalid(
+            "tool_choice",
+            format!("tool_choice names {wanted:?}, which is not among the tools"),
+        ));
+    }
+    Ok(found)
+}
+
+fn logprobs(kind: Kind, fields: Fields<'_>) -> Result<Option<u32>, ApiError> {
+    let most = u64::from(LOGPROBS_MAX);
+    if kind == Kind::Completion {
+        return Ok(fields.whole("logprobs", 0, most)?.map(|count| count as u32));
+    }
+    let top = fields.whole("top_logprobs", 0, most)?;
+    match (fields.flag("logprobs")?, top) {
+        (true, top) => Ok(Some(top.unwrap_or(0) as u32)),
+        (false, Some(1..)) => Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs: true; set it")),
+        (false, _) => Ok(None),
+    }
+}
+
+fn sampling(fields: Fields<'_>, logprobs: Option<u32>, seed: u64) -> Result<SamplingParameters, ApiError> {
+    let default = SamplingParameters::default();
+    // Negative seeds are whole numbers, too.
+    let given = fields.get("seed").map(|value| value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned)));
+    let seed = match given {
+        None => seed,
+        Some(Some(seed)) => seed,
+        Some(None) => return Err(ApiError::invalid("seed", "seed must be a whole number; give one or leave it out")),
+    };
+    let sampling = SamplingParameters {
+        temperature: fields.number("temperature", 1.0)?,
+        top_k: fields.whole("top_k", 0, u64::from(TOP_K_MAX))?.unwrap_or(0) as u32,
+        top_p: fields.number("top_p", 1.0)?,
+        min_p: fields.number("min_p", 0.0)?,
+        repeat_penalty: fields.number(
+            if fields.get("repeat_penalty").is_some() { "repeat_penalty" } else { "repetition_penalty" },
+            1.0,
+        )?,
+        presence_penalty: fields.number("presence_penalty", 0.0)?,
+        frequency_penalty: fields.number("frequency_penalty", 0.0)?,
+        penalty_last_n: default.penalty_last_n,
+        logit_bias: logit_bias(fields)?,
+        seed,
+        // The token's own is among them where at least one is asked for.
+        logprobs: logprobs.map_or(0, |count| count.max(1)),
+    };
+    sampling.check().map_err(|error| {
+        let message = error.to_string();
+        let param = message.split(' ').next().unwrap_or_default().to_owned();
+        ApiError::invalid(&param, format!("{message}; correct it"))
+    })?;
+    Ok(sampling)
+}
+
+/// `{"ID": BIAS}`.
+fn logit_bias(fields: Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
+    let Some(Fields(biases)) = fields.object("logit_bias")? else { return Ok(Vec::new()) };
+    if biases.len() > LOGIT_BIAS_MAX {
+        let message = format!("logit_bias names {} tokens, at most {LOGIT_BIAS_MAX}; name fewer", biases.len());
+        return Err(ApiError::invalid("logit_bias", message));
+    }
+    let bias = |(id, bias): (&String, &Value)| Some((id.parse().ok()?, bias.as_f64()? as f32));
+    let refusal =
+        || ApiError::invalid("logit_bias", "logit_bias must map token ids to numbers, for example {\"50\": -100}");
+    biases.iter().map(bias).collect::<Option<_>>().ok_or_else(refusal)
+}
+
+fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
+    let refusal = || {
+        let message = format!(
+            "stop must be a string or a list of at most {STOP_STRINGS_MAX} strings of 1 to {STOP_BYTES_MAX} bytes; correct it"
+        );
+        ApiError::invalid("stop", message)
+    };
+    let texts = match fields.get("stop") {
+        None => return Ok(Vec::new()),
+        Some(Value::String(text)) => vec![text.clone()],
+        Some(Value::Array(list)) => list
+            .iter()
+            .map(|text| text.as_str().map(Into::into))
+            .collect::<Option<Vec<String>>>()
+            .ok_or_else(refusal)?,
+        Some(_) => return Err(refusal()),
+    };
+    let is_good =
+        texts.len() <= STOP_STRINGS_MAX && texts.iter().all(|text| (1..=STOP_BYTES_MAX).contains(&text.len()));
+    if is_good { Ok(texts) } else { Err(refusal()) }
+}
+
+fn grammar(fields: Fields<'_>) -> Result<Option<Grammar>, ApiError> {
+    let Some(format) = fields.object("response_format")? else { return Ok(None) };
+    match format.text("type")? {
+        None | Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(Grammar::Json)),
+        Some("json_schema") => {
+            let schema = format.object("json_schema")?.and_then(|wrapped| wrapped.get("schema"));
+            let refusal = || {
+                let message = "response_format.json_schema.schema is missing; give the JSON schema of the answer";
+                ApiError::invalid("response_format", message)
+            };
+            Ok(Some(Grammar::JsonSchema(schema.ok_or_else(refusal)?.to_string())))
+        }
+        Some(other) => {
+            let message =
+                format!("response_format {:?} is unknown; use text, json_object or json_schema", brief(&other.into()));
+            Err(ApiError::invalid("response_format", message))
+        }
+    }
+}
+
+fn max_tokens(kind: Kind, fields: Fields<'_>) -> Result<u32, ApiError> {
+    let newer = fields.whole("max_completion_tokens", 1, TOKENS_MAX)?;
+    let older = fields.whole("max_tokens", 1, TOKENS_MAX)?;
+    let default = if kind == Kind::Chat { CHAT_TOKENS } else { COMPLETION_TOKENS };
+    Ok(newer.or(older).unwrap_or(default) as u32)
+}
+
+/// The hash of a prompt's first bytes.
+fn prefix(prompt: &Prompt) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let head = |bytes: &[u8]| bytes[..bytes.len().min(PREFIX_BYTES)].to_vec();
+    match prompt {
+        Prompt::Text(text) => head(text.as_bytes()).hash(&mut hasher),
+        Prompt::Tokens(tokens) => tokens[..tokens.len().min(PREFIX_BYTES / 4)].hash(&mut hasher),
+        Prompt::Chat(chat) => head(chat.messages.as_bytes()).hash(&mut hasher),
+    }
+    hasher.finish()
+}

@@ -1,0 +1,338 @@
+//! Which replica gets a request: the least loaded, or the one that has the prompt's beginning cached unless it is much more
+//! loaded; none that failed or is slow until a probe says otherwise. Pure: the time comes with each call.
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::{Duration, Instant},
+};
+
+use super::cluster::Replica;
+
+/// Failures one after another that take a replica out.
+const FAILURES_MAX: u32 = 3;
+/// How long it stays out the first time; twice as long each time after, up to the most.
+const OUT: Duration = Duration::from_secs(5);
+const OUT_MAX: Duration = Duration::from_secs(60);
+/// Slow is a replica that takes so many times as long for a token as the median of the others, and more than the floor.
+const SLOW: f64 = 3.0;
+const SLOW_MS_MIN: f64 = 5.0;
+/// Answers that are looked at before a replica is called slow.
+const SAMPLES_MIN: u32 = 5;
+/// Share of the latest answer in the mean.
+const LATEST: f64 = 0.3;
+/// Beginnings of prompts that are remembered.
+const PREFIXES_MAX: usize = 4096;
+
+/// How a request ended on a replica.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Outcome {
+    /// It came to its end; milliseconds a token, where there were several.
+    Done(Option<f64>),
+    /// The replica lost it.
+    Lost,
+    /// Neither speaks for the replica nor against it.
+    Neither,
+}
+
+/// Where a request can go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// To this head; it counts as running there.
+    To(String),
+    /// All places are taken.
+    Busy,
+    /// Nothing serves.
+    Nowhere,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    Closed,
+    /// Out until then.
+    Open(Instant),
+    /// One request is let through to see.
+    Probing,
+}
+
+#[derive(Debug)]
+struct Standing {
+    running: u32,
+    /// Requests of others there, by its last two reports: a report that crosses an end of our own counts one too many.
+    others: [u32; 2],
+    /// When the latest of them was written.
+    heard: Option<Instant>,
+    failures: u32,
+    gate: Gate,
+    out: Duration,
+    /// Reports from before this say nothing any more.
+    failed_at: Option<Instant>,
+    token_ms: f64,
+    samples: u32,
+}
+
+impl Default for Standing {
+    fn default() -> Self {
+        Self {
+            running: 0,
+            others: [0; 2],
+            heard: None,
+            failures: 0,
+            gate: Gate::Closed,
+            out: OUT,
+            failed_at: None,
+            token_ms: 0.0,
+            samples: 0,
+        }
+    }
+}
+
+/// What is known of replicas beside their reports.
+#[derive(Debug, Default)]
+pub(super) struct Router {
+    heads: BTreeMap<String, Standing>,
+    /// Which head had a beginning last; the oldest are forgotten.
+    prefixes: BTreeMap<u64, String>,
+    ages: VecDeque<u64>,
+}
+
+impl Router {
+    /// Chooses a head for a prompt with this beginning.
+    pub(super) fn choose(&mut self, replicas: &[Replica], prefix: u64, now: Instant) -> Way {
+        let serving: Vec<&Replica> = replicas.iter().filter(|replica| self.takes(replica)).collect();
+        if serving.is_empty() {
+            return Way::Nowhere;
+        }
+        let mut good: Vec<&Replica> =
+            serving.iter().copied().filter(|replica| self.is_in(&replica.head, now)).collect();
+        if good.is_empty() {
+            // Something is better than nothing: all of them may be.
+            good = serving;
+        }
+        let load = |replica: &Replica| self.load(replica);
+        let Some(least) = good.iter().copied().min_by_key(|replica| load(replica)) else { return Way::Nowhere };
+        let known = self.prefixes.get(&prefix);
+        let near = good.iter().copied().find(|replica| Some(&replica.head) == known);
+        let margin = (least.slots / 4).max(1);
+        let near = near.filter(|near| load(near) < near.slots && load(near) <= load(least) + margin);
+        let chosen = near.unwrap_or(least);
+        if load(chosen) >= chosen.slots {
+            return Way::Busy;
+        }
+        let head = chosen.head.clone();
+        let standing = self.heads.entry(head.clone()).or_default();
+        standing.running += 1;
+        if matches!(standing.gate, Gate::Open(_)) {
+            standing.gate = Gate::Probing;
+        }
+        self.remember(prefix, &head);
+        Way::To(head)
+    }
+
+    /// Takes in what heads reported since the last time: what of it was not sent from here.
+    pub(super) fn learn(&mut self, replicas: &[Replica]) {
+        for replica in replicas.iter().filter(|replica| replica.is_serving) {
+            let standing = self.heads.entry(replica.head.clone()).or_default();
+            if standing.heard.is_none_or(|heard| replica.at > heard) {
+                standing.heard = Some(replica.at);
+                standing.others = [replica.requests.saturating_sub(standing.running), standing.others[0]];
+            }
+        }
+    }
+
+    /// Places of all replicas that take requests, and those taken.
+    pub(super) fn places(&self, replicas: &[Replica]) -> (u32, u32) {
+        let serving = replicas.iter().filter(|replica| self.takes(replica));
+        serving
+            .fold((0, 0), |(all, taken), replica| (all + replica.slots, taken + self.load(replica).min(replica.slots)))
+    }
+
+    /// A request ended on a head.
+    pub(super) fn ended(&mut self, head: &str, outcome: Outcome, now: Instant) {
+        let standing = self.heads.entry(head.into()).or_default();
+        standing.running = standing.running.saturating_sub(1);
+        match outcome {
+            Outcome::Neither if standing.gate == Gate::Probing => standing.gate = Gate::Open(now),
+            Outcome::Neither => {}
+            Outcome::Lost => {
+                standing.failures += 1;
+                standing.failed_at = Some(now);
+                if standing.failures >= FAILURES_MAX || standing.gate == Gate::Probing {
+                    take_out(standing, now);
+                }
+            }
+            Outcome::Done(token_ms) => {
+                standing.failures = 0;
+                if let Some(token_ms) = token_ms {
+                    // A probe is judged by itself.
+                    let share = if standing.samples == 0 || standing.gate == Gate::Probing { 1.0 } else { LATEST };
+                    standing.token_ms += share * (token_ms - standing.token_ms);
+                    standing.samples = standing.samples.saturating_add(1);
+                }
+                let is_slow = self.is_slow(head);
+                let standing = self.heads.entry(head.into()).or_default();
+                match (standing.gate, is_slow) {
+                    (Gate::Closed | Gate::Probing, true) => take_out(standing, now),
+                    (Gate::Probing, false) => (standing.gate, standing.out) = (Gate::Closed, OUT),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Heads that are out, for those who ask.
+    pub(super) fn is_out(&self, head: &str) -> bool {
+        self.heads.get(head).is_some_and(|standing| standing.gate != Gate::Closed)
+    }
+
+    /// Requests that this gateway runs on a head.
+    pub(super) fn running(&self, head: &str) -> u32 {
+        self.heads.get(head).map_or(0, |standing| standing.running)
+    }
+
+    /// Whether a replica takes requests, by what it said after its last failure.
+    fn takes(&self, replica: &Replica) -> bool {
+        let failed = self.heads.get(&replica.head).and_then(|standing| standing.failed_at);
+        replica.is_serving && failed.is_none_or(|failed| replica.at > failed)
+    }
+
+    fn is_in(&self, head: &str, now: Instant) -> bool {
+        self.heads.get(head).is_none_or(|standing| match standing.gate {
+            Gate::Closed => true,
+            Gate::Open(until) => now >= until,
+            Gate::Probing => false,
+        })
+    }
+
+    /// What runs there from here, and what others sent.
+    fn load(&self, replica: &Replica) -> u32 {
+        let others = |standing: &Standing| standing.others[0].min(standing.others[1]);
+        self.heads.get(&replica.head).map_or(0, |standing| standing.running + others(standing))
+    }
+
+    fn is_slow(&self, head: &str) -> bool {
+        let Some(own) = self.heads.get(head).filter(|own| own.samples >= SAMPLES_MIN) else { return false };
+        let others = self.heads.iter().filter(|(other, standing)| *other != head && standing.samples >= SAMPLES_MIN);
+        let mut others: Vec<f64> = others.map(|(_, standing)| standing.token_ms).collect();
+        others.sort_by(f64::total_cmp);
+        let median = others.get(others.len() / 2);
+        median.is_some_and(|median| own.token_ms > SLOW_MS_MIN && own.token_ms > SLOW * median)
+    }
+
+    fn remember(&mut self, prefix: u64, head: &str) {
+        if self.prefixes.insert(prefix, head.into()).is_none() {
+            self.ages.push_back(prefix);
+        }
+        if self.ages.len() > PREFIXES_MAX
+            && let Some(oldest) = self.ages.pop_front()
+        {
+            self.prefixes.remove(&oldest);
+        }
+    }
+}
+
+fn take_out(standing: &mut Standing, now: Instant) {
+    standing.gate = Gate::Open(now + standing.out);
+    standing.out = (standing.out * 2).min(OUT_MAX);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replica(head: &str, requests: u32, at: Instant) -> Replica {
+        Replica { head: head.into(), name: head.into(), slots: 4, requests, at, is_serving: true }
+    }
+
+    /// A router that has heard of these replicas twice.
+    fn after(replicas: &[Replica]) -> Router {
+        let mut router = Router::default();
+        let earlier = |replica: &Replica| Replica { at: replica.at - Duration::from_millis(1), ..replica.clone() };
+        router.learn(&replicas.iter().map(earlier).collect::<Vec<_>>());
+        router.learn(replicas);
+        router
+    }
+
+    fn to(way: Way) -> String {
+        match way {
+            Way::To(head) => head,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_least_loaded_gets_it_unless_another_has_the_beginning_and_is_not_much_more_loaded() {
+        let now = Instant::now();
+        let replicas = [replica("a", 1, now), replica("b", 0, now)];
+        let mut router = after(&replicas);
+        assert_eq!(to(router.choose(&replicas, 1, now)), "b");
+        assert_eq!(to(router.choose(&replicas, 1, now)), "b", "it has the beginning, and one more is not much");
+        assert_eq!(to(router.choose(&replicas, 2, now)), "a", "b runs two now");
+        assert_eq!(to(router.choose(&replicas, 1, now)), "b");
+        assert_eq!(to(router.choose(&replicas, 1, now)), "a", "three against one are much more");
+    }
+
+    #[test]
+    fn all_places_taken_is_busy_and_nothing_that_serves_is_nowhere() {
+        let now = Instant::now();
+        let replicas = [replica("a", 3, now), replica("b", 9, now)];
+        let mut router = after(&replicas);
+        assert_eq!(router.choose(&[], 1, now), Way::Nowhere);
+        assert_eq!(router.places(&replicas), (8, 7));
+        assert_eq!(to(router.choose(&replicas, 1, now)), "a");
+        assert_eq!(router.choose(&replicas, 1, now), Way::Busy);
+        // Its report still counts the request that has just ended.
+        router.ended("a", Outcome::Done(None), now);
+        router.learn(&[Replica { at: now + Duration::from_millis(1), ..replica("a", 4, now) }]);
+        assert_eq!(to(router.choose(&replicas, 1, now)), "a");
+        let away = Replica { is_serving: false, ..replica("a", 0, now) };
+        assert_eq!(router.choose(&[away], 1, now), Way::Nowhere);
+    }
+
+    #[test]
+    fn a_replica_that_fails_is_out_until_a_probe_comes_back() {
+        let begin = Instant::now();
+        let at = |seconds: u64| begin + Duration::from_secs(seconds);
+        let replicas = |now| [replica("a", 0, now), replica("b", 2, now)];
+        let mut router = after(&replicas(begin));
+        for second in 0..3 {
+            assert_eq!(to(router.choose(&replicas(at(second)), 1, at(second))), "a");
+            router.ended("a", Outcome::Lost, at(second));
+            let stale = [replica("a", 0, at(second))];
+            assert_eq!(router.choose(&stale, 1, at(second)), Way::Nowhere, "nothing was heard of it since");
+        }
+        assert!(router.is_out("a"));
+        assert_eq!(to(router.choose(&replicas(at(4)), 1, at(4))), "b");
+        assert_eq!(to(router.choose(&replicas(at(8)), 9, at(8))), "a", "a probe");
+        assert_eq!(to(router.choose(&replicas(at(8)), 9, at(8))), "b", "and one only");
+        router.ended("a", Outcome::Lost, at(8));
+        assert_eq!(to(router.choose(&replicas(at(14)), 8, at(14))), "b", "twice as long now");
+        assert_eq!(to(router.choose(&replicas(at(19)), 7, at(19))), "a");
+        router.ended("a", Outcome::Done(None), at(19));
+        assert!(!router.is_out("a"));
+    }
+
+    #[test]
+    fn the_last_replica_is_used_although_it_is_out() {
+        let begin = Instant::now();
+        let mut router = Router::default();
+        (0..3).for_each(|_| router.ended("a", Outcome::Lost, begin));
+        let later = begin + Duration::from_millis(1);
+        assert_eq!(to(router.choose(&[replica("a", 0, later)], 1, later)), "a");
+    }
+
+    #[test]
+    fn a_replica_much_slower_than_the_others_is_taken_out_and_comes_back_when_it_is_quick_again() {
+        let now = Instant::now();
+        let mut router = Router::default();
+        for _ in 0..6 {
+            router.ended("a", Outcome::Done(Some(10.0)), now);
+            router.ended("b", Outcome::Done(Some(40.0)), now);
+        }
+        assert!(router.is_out("b") && !router.is_out("a"));
+        let later = now + OUT;
+        let replicas = [replica("a", 1, later), replica("b", 0, later)];
+        assert_eq!(to(router.choose(&replicas[..1], 2, later)), "a");
+        assert_eq!(to(router.choose(&replicas, 1, later)), "b", "a probe");
+        router.ended("b", Outcome::Done(Some(12.0)), later);
+        assert!(!router.is_out("b"));
+    }
+}

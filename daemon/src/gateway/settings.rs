@@ -1,0 +1,220 @@
+//! Where the gateway listens, who may use it and how long it has patience: checked before anything is opened.
+use std::{
+    fmt, fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context, bail, ensure};
+use shared::protocol::PORT;
+
+/// The port of the HTTP API beside 9999.
+const HTTP_PORT: u16 = 9980;
+/// Most keys.
+const KEYS_MAX: usize = 1024;
+/// Longest and shortest key in bytes.
+const KEY_BYTES: std::ops::RangeInclusive<usize> = 8..=256;
+/// Most addresses of nodes that a node without a shard asks.
+const PEERS_MAX: usize = 64;
+
+/// A key of the API; never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key(String);
+
+impl Key {
+    /// Whether a client gave this key; takes as long for a wrong one as for the right one of the same length.
+    pub fn is(&self, given: &[u8]) -> bool {
+        let own = self.0.as_bytes();
+        let difference = own.iter().zip(given).fold(0, |difference, (a, b)| difference | (a ^ b));
+        std::hint::black_box(difference) == 0 && own.len() == given.len()
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+/// As the command line and the file have them.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// `ADDR:PORT` or `off`.
+    pub http: Option<String>,
+    /// Keys in the file of settings.
+    pub keys: Vec<String>,
+    /// A file of keys, one a line.
+    pub key_file: Option<std::path::PathBuf>,
+    /// Nodes to ask for a topology.
+    pub peers: Vec<String>,
+    /// Requests that may wait.
+    pub queue: Option<usize>,
+    /// How long they may wait.
+    pub queue_wait: Duration,
+    /// How long a broken answer waits for a replica.
+    pub resume_wait: Duration,
+    /// Longest request.
+    pub request_max: Duration,
+    /// A node that says nothing for so long is lost.
+    pub silent: Duration,
+}
+
+/// Checked settings of the gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Address to listen on; `None`: no gateway.
+    pub listen: Option<SocketAddr>,
+    /// Whether nobody named that address: then a port that is taken is only a warning.
+    pub is_default: bool,
+    /// Who may use it; empty: everyone who reaches it.
+    pub keys: Vec<Key>,
+    /// `ADDR:PORT` of nodes that know a topology, for a node without a shard.
+    pub peers: Vec<String>,
+    /// Most requests that wait for a place.
+    pub queue: usize,
+    /// Longest wait for a place.
+    pub queue_wait: Duration,
+    /// Longest wait of a broken answer for a replica that goes on with it.
+    pub resume_wait: Duration,
+    /// Longest time of a request from its first byte to its last.
+    pub request_max: Duration,
+    /// A node that says nothing for so long is lost.
+    pub silent: Duration,
+}
+
+impl Wanted {
+    /// Checks everything; `listen` is where the node itself listens.
+    ///
+    /// # Errors
+    /// What is out of bounds, or an address beyond loopback without a key.
+    pub fn check(self, listen: SocketAddr) -> anyhow::Result<Settings> {
+        let is_default = self.http.is_none();
+        let address = match self.http.as_deref() {
+            None => Some(beside(listen)),
+            Some("off") => None,
+            Some(text) => match text.parse() {
+                Ok(address) => Some(address),
+                Err(_) => bail!("http address {text:?} is not ADDRESS:PORT or off; for example 127.0.0.1:{HTTP_PORT}"),
+            },
+        };
+        let mut texts = self.keys;
+        if let Some(path) = &self.key_file {
+            texts.extend(keys_in(path)?);
+        }
+        ensure!(texts.len() <= KEYS_MAX, "{} API keys were given, at most {KEYS_MAX}; leave some out", texts.len());
+        for (index, key) in texts.iter().enumerate() {
+            let is_good = KEY_BYTES.contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic());
+            let (least, most) = (KEY_BYTES.start(), KEY_BYTES.end());
+            ensure!(
+                is_good,
+                "API key {} must have {least} to {most} visible ASCII characters; give another",
+                index + 1
+            );
+        }
+        if let Some(address) = address.filter(|address| !address.ip().is_loopback()) {
+            ensure!(
+                !texts.is_empty(),
+                "http address {address} is reached from outside and there is no API key; give api_keys or api_key_file, \
+                 or listen on a loopback address"
+            );
+        }
+        ensure!(self.peers.len() <= PEERS_MAX, "{} peers were given, at most {PEERS_MAX}", self.peers.len());
+        for peer in &self.peers {
+            let has_port =
+                peer.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+            ensure!(has_port, "peer {peer:?} is not ADDRESS:PORT; for example 192.168.1.11:{PORT}");
+        }
+        let queue = self.queue.unwrap_or(64);
+        ensure!(queue <= 4096, "http_queue is {queue}, it must be at most 4096");
+        Ok(Settings {
+            listen: address,
+            is_default,
+            keys: texts.into_iter().map(Key).collect(),
+            peers: self.peers,
+            queue,
+            queue_wait: self.queue_wait,
+            resume_wait: self.resume_wait,
+            request_max: self.request_max,
+            silent: self.silent,
+        })
+    }
+}
+
+/// Loopback addresses have a gateway each, so that several daemons of one machine do not meet; all others only the machine's own.
+fn beside(listen: SocketAddr) -> SocketAddr {
+    let ip = if listen.ip().is_loopback() { listen.ip() } else { IpAddr::V4(Ipv4Addr::LOCALHOST) };
+    let distance = PORT - HTTP_PORT;
+    SocketAddr::new(ip, listen.port().checked_sub(distance).filter(|port| *port >= 1024).unwrap_or(HTTP_PORT))
+}
+
+/// One key a line; empty lines and those with # are none.
+fn keys_in(path: &Path) -> anyhow::Result<Vec<String>> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read the API keys in {}", path.display()))?;
+    let keys: Vec<String> =
+        text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).map(Into::into).collect();
+    ensure!(!keys.is_empty(), "{} holds no API key; write one a line", path.display());
+    Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(change: impl FnOnce(&mut Wanted)) -> Result<Settings, String> {
+        let mut wanted = Wanted::default();
+        change(&mut wanted);
+        wanted.check("192.168.1.11:9999".parse().expect("an address")).map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn without_a_key_nothing_but_loopback_is_listened_on() {
+        let error = check(|wanted| wanted.http = Some("0.0.0.0:80".into())).expect_err("there is no key");
+        assert!(error.contains("0.0.0.0:80") && error.contains("api_key"), "{error}");
+        let open = |wanted: &mut Wanted| {
+            (wanted.http, wanted.keys) = (Some("0.0.0.0:80".into()), vec!["sk-0123456789".into()]);
+        };
+        assert!(check(open).is_ok());
+        assert_eq!(check(|_| {}).expect("the default").listen, Some("127.0.0.1:9980".parse().expect("an address")));
+        assert_eq!(check(|wanted| wanted.http = Some("off".into())).expect("off").listen, None);
+    }
+
+    #[test]
+    fn daemons_on_loopback_addresses_have_a_gateway_each() {
+        for (listen, http) in [
+            ("127.0.0.2:9999", "127.0.0.2:9980"),
+            ("127.0.0.2:10000", "127.0.0.2:9981"),
+            ("127.0.0.2:7", "127.0.0.2:9980"),
+            ("[::1]:9999", "[::1]:9980"),
+            ("10.0.0.1:1234", "127.0.0.1:1215"),
+        ] {
+            assert_eq!(beside(listen.parse().expect("an address")).to_string(), http, "{listen}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_key_address_or_peer_is_refused_by_name() {
+        for (change, part) in [
+            (
+                Box::new(|wanted: &mut Wanted| wanted.keys = vec!["short".into()]) as Box<dyn FnOnce(&mut Wanted)>,
+                "API key 1",
+            ),
+            (Box::new(|wanted: &mut Wanted| wanted.http = Some("here".into())), "here"),
+            (Box::new(|wanted: &mut Wanted| wanted.peers = vec!["pi1".into()]), "pi1"),
+            (Box::new(|wanted: &mut Wanted| wanted.queue = Some(5000)), "http_queue"),
+            (Box::new(|wanted: &mut Wanted| wanted.key_file = Some("/nowhere/keys".into())), "/nowhere/keys"),
+        ] {
+            let error = check(change).expect_err("it is refused");
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_compared_whole_and_never_printed() {
+        let key = Key("sk-secret".into());
+        assert!(key.is(b"sk-secret"));
+        assert!(!key.is(b"sk-secre") && !key.is(b"sk-secret1") && !key.is(b"") && !key.is(b"sk-secreT"));
+        assert!(!format!("{key:?}").contains("secret"));
+    }
+}

@@ -1,0 +1,140 @@
+//! The listener: bounded connections, each with a deadline for its request's head, for each write, and for lying idle.
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    time::{Instant, Sleep, sleep},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// Most connections at the same time; further ones wait in the kernel's queue.
+const CONNECTIONS_MAX: usize = 1024;
+/// A request's head must be there within this; so long a connection may lie idle, too.
+const HEAD: Duration = Duration::from_secs(20);
+/// Bytes of a request's head and of what waits for the socket.
+const BUFFER_BYTES: usize = 64 << 10;
+/// A reader that takes nothing for so long is cut off.
+const WRITE: Duration = Duration::from_secs(20);
+
+/// Serves until `stop`; connections go on until they are done.
+pub(super) async fn accept(listener: TcpListener, router: Router, open: TaskTracker, stop: CancellationToken) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let place = tokio::select! {
+            place = Arc::clone(&places).acquire_owned() => place,
+            () = stop.cancelled() => return,
+        };
+        let Ok(place) = place else { return };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.cancelled() => return,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let (router, stop) = (router.clone(), stop.clone());
+                open.spawn(async move {
+                    serve(stream, router, stop).await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                // Out of descriptors, mostly: a pause lets connections end.
+                tracing::warn!("cannot accept a connection of the HTTP API: {error}");
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn serve(stream: TcpStream, router: Router, stop: CancellationToken) {
+    // Without it only latency suffers.
+    let _ = stream.set_nodelay(true);
+    let stream = TokioIo::new(Patient { stream, overdue: None });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(BUFFER_BYTES);
+    let mut connection = std::pin::pin!(builder.serve_connection(stream, TowerToHyperService::new(router)));
+    // A client that goes away, or sends what is no HTTP, ends its connection and nothing else.
+    tokio::select! {
+        _ = connection.as_mut() => {}
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            let _ = connection.await;
+        }
+    }
+}
+
+/// A socket whose writes have a deadline.
+struct Patient {
+    stream: TcpStream,
+    /// Running while a write waits for its reader.
+    overdue: Option<Pin<Box<Sleep>>>,
+}
+
+impl Patient {
+    /// Passes a result on; one that is not ready begins or ends the patience.
+    fn watch<T>(&mut self, context: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if result.is_ready() {
+            self.overdue = None;
+            return result;
+        }
+        let overdue = self.overdue.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + WRITE)));
+        match overdue.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl AsyncRead for Patient {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Patient {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.watch(context, result)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.watch(context, result)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let result = Pin::new(&mut self.stream).poll_flush(context);
+        self.watch(context, result)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let result = Pin::new(&mut self.stream).poll_shutdown(context);
+        self.watch(context, result)
+    }
+}

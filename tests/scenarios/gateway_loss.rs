@@ -1,0 +1,166 @@
+//! Overload, lost nodes and nodes without a shard, seen by clients of the OpenAI API.
+use harness::{
+    http::{Stream, beside, get, post, stream, text_of},
+    programs::{Cluster, DEEP, deep_models, wait_until},
+};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+fn assign(cluster: &Cluster, count: usize, topology: &str, more: &[&str]) {
+    let mut run = vec!["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--topology", topology];
+    run.extend(more);
+    cluster.generate(count, &run).completion();
+}
+
+fn serving(address: &str) {
+    wait_until("the gateway knows who serves", || get(address, "/health").status == 200);
+}
+
+fn body(index: usize, max_tokens: u32) -> Value {
+    let prompt: String = "ab".chars().cycle().take(2 + index).collect();
+    json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.9, "seed": index, "stream": true})
+}
+
+fn begin(address: &str, body: &Value) -> (Stream, Vec<Value>) {
+    let mut answer = stream(address, "/v1/completions", body);
+    assert_eq!(answer.status, 200);
+    let first = answer.event().expect("tokens come");
+    (answer, vec![serde_json::from_str(&first).expect("JSON")])
+}
+
+fn rest((answer, mut events): (Stream, Vec<Value>)) -> (String, Value) {
+    events.extend(answer.events());
+    let end = events.last().expect("events came");
+    (text_of(&events, 0), end["timings"]["trace"].clone())
+}
+
+#[test]
+fn answers_of_a_killed_replica_go_on_at_the_other_with_the_same_text() {
+    let models = deep_models();
+    let mut cluster = Cluster::with(2, models.path(), "");
+    assign(&cluster, 2, "dp2-tp1", &["--context", "2048"]);
+    let address = beside(&cluster.addresses[1]);
+    wait_until("both serve", || get(&address, "/health").json()["replicas"] == json!({"serving": 2, "all": 2}));
+    let expected: Vec<String> = (0..4).map(|index| rest(begin(&address, &body(index, 300))).0).collect();
+    let running: Vec<_> = (0..4).map(|index| begin(&address, &body(index, 300))).collect();
+    cluster.signal(0, Signal::SIGKILL);
+    cluster.wait(0);
+    let found: Vec<(String, Value)> = running.into_iter().map(rest).collect();
+    let resumed = found.iter().filter(|(_, trace)| trace["resumed"].as_u64() > Some(0)).count();
+    println!("{resumed} of 4 went on elsewhere");
+    for ((text, trace), expected) in found.iter().zip(&expected) {
+        assert_eq!(text, expected, "{trace}");
+    }
+    assert!(resumed > 0, "the killed node ran some of them");
+    let health = get(&address, "/health");
+    wait_until("it says so", || get(&address, "/health").json()["status"] == "degraded");
+    assert_eq!(health.status, 200);
+    assert!(get(&address, "/metrics").body.contains(&format!("bramble_resumed_total {resumed}")));
+}
+
+#[test]
+fn answers_of_a_head_that_hangs_go_on_at_the_other() {
+    let models = deep_models();
+    let cluster = Cluster::with(2, models.path(), "silent_ms = 1000\nstall_ms = 60000\n");
+    assign(&cluster, 2, "dp2-tp1", &["--context", "2048"]);
+    let address = beside(&cluster.addresses[1]);
+    wait_until("both serve", || get(&address, "/health").json()["replicas"] == json!({"serving": 2, "all": 2}));
+    let expected: Vec<String> = (0..4).map(|index| rest(begin(&address, &body(index, 300))).0).collect();
+    let running: Vec<_> = (0..4).map(|index| begin(&address, &body(index, 300))).collect();
+    cluster.signal(0, Signal::SIGSTOP);
+    let found: Vec<(String, Value)> = running.into_iter().map(rest).collect();
+    cluster.signal(0, Signal::SIGCONT);
+    let resumed = found.iter().filter(|(_, trace)| trace["resumed"].as_u64() > Some(0)).count();
+    assert!(resumed > 0, "the stopped node ran some of them");
+    for ((text, trace), expected) in found.iter().zip(&expected) {
+        assert_eq!(text, expected, "{trace}");
+    }
+}
+
+#[test]
+fn an_answer_waits_for_its_replica_to_be_assigned_again() {
+    let models = deep_models();
+    let mut cluster = Cluster::with(2, models.path(), "");
+    assign(&cluster, 2, "tp2", &["--context", "2048"]);
+    let address = beside(&cluster.addresses[0]);
+    serving(&address);
+    let (expected, _) = rest(begin(&address, &body(3, 120)));
+    let running = begin(&address, &body(3, 120));
+    cluster.signal(1, Signal::SIGKILL);
+    cluster.wait(1);
+    wait_until("the topology is broken", || get(&address, "/health").status == 503);
+    post(&address, "/v1/completions", &body(1, 3)).assert_error(503, "not_serving", "assign");
+    cluster.start(1);
+    assign(&cluster, 2, "tp2", &["--context", "2048"]);
+    let (text, trace) = rest(running);
+    assert_eq!(text, expected, "{trace}");
+    assert!(trace["resumed"].as_u64() > Some(0), "{trace}");
+}
+
+#[test]
+fn beyond_the_queue_requests_are_refused_at_once_and_the_others_come_to_their_end() {
+    let models = deep_models();
+    let cluster = Cluster::with(1, models.path(), "http_queue = 2\nhttp_queue_ms = 60000\n");
+    assign(&cluster, 1, "tp1", &["--context", "2048"]);
+    let address = beside(&cluster.addresses[0]);
+    serving(&address);
+    let slots = get(&address, "/health").json()["slots"]["all"].as_u64().expect("a count") as usize;
+    let mut running: Vec<_> = (0..slots).map(|index| begin(&address, &body(index, 100))).collect();
+    let waiting: Vec<_> = (0..2)
+        .map(|index| {
+            let address = address.clone();
+            std::thread::spawn(move || stream(&address, "/v1/completions", &body(index, 3)).events())
+        })
+        .collect();
+    let mut refused = 0;
+    wait_until("the queue is full", || get(&address, "/health").json()["queue"] == 2 || running.is_empty());
+    for index in 0..20 {
+        let answer = post(&address, "/v1/completions", &body(index, 3));
+        if answer.status == 429 {
+            answer.assert_error(429, "queue_full", "try again");
+            assert!(answer.header("retry-after").is_some());
+            refused += 1;
+        }
+    }
+    assert!(refused > 0, "with {slots} places taken and 2 waiting some are refused");
+    for one in running.drain(..) {
+        assert!(!rest(one).0.is_empty());
+    }
+    waiting.into_iter().for_each(|one| assert!(!one.join().expect("no panic").is_empty()));
+    wait_until("all places are free", || get(&address, "/health").json()["slots"]["taken"] == 0);
+    assert!(get(&address, "/metrics").body.contains(&format!("bramble_refused_total {refused}")));
+}
+
+#[test]
+fn a_node_without_a_shard_hands_requests_to_those_that_have_one() {
+    let models = deep_models();
+    let mut cluster = Cluster::with(3, models.path(), "");
+    assign(&cluster, 2, "tp2", &["--context", "2048"]);
+    let peer = cluster.addresses[1].clone();
+    cluster.signal(2, Signal::SIGTERM);
+    cluster.wait(2);
+    cluster.start_with_arguments(2, &["--peer", &peer]);
+    let lite = beside(&cluster.addresses[2]);
+    serving(&lite);
+    serving(&beside(&cluster.addresses[0]));
+    let own =
+        post(&beside(&cluster.addresses[0]), "/v1/completions", &json!({"prompt": "ab", "max_tokens": 9, "seed": 1}))
+            .good();
+    let handed = post(&lite, "/v1/completions", &json!({"prompt": "ab", "max_tokens": 9, "seed": 1})).good();
+    assert_eq!(own["choices"], handed["choices"]);
+    assert_eq!(cluster.status(2)["state"], "idle");
+}
+
+#[test]
+fn a_draining_node_lets_its_streams_end() {
+    let models = deep_models();
+    let mut cluster = Cluster::with(1, models.path(), "drain_ms = 60000\n");
+    assign(&cluster, 1, "tp1", &["--context", "2048"]);
+    let address = beside(&cluster.addresses[0]);
+    serving(&address);
+    let running = begin(&address, &body(2, 200));
+    cluster.signal(0, Signal::SIGTERM);
+    wait_until("it drains", || get(&address, "/health").json()["status"] == "draining");
+    assert!(!rest(running).0.is_empty());
+    assert_eq!(cluster.wait(0), Some(0));
+}

@@ -1,0 +1,119 @@
+"""A small asynchronous HTTP/1.1 client for the scripts of this folder: one connection a request, so that a script sees what each costs."""
+import asyncio
+import json
+import os
+import time
+
+PORT = 9980
+
+
+def place(daemon):
+    """Where a daemon's HTTP is: at its own address."""
+    return daemon.address.rsplit(":", 1)[0]
+
+
+class Answer:
+    """What came of a request: `status` 0 if the connection broke. Times are seconds since it was sent."""
+
+    def __init__(self):
+        self.status, self.headers, self.body = 0, {}, b""
+        self.text, self.finish, self.whole, self.error = "", None, False, None
+        self.first_byte = self.first_token = self.end = None
+        self.tokens = []
+
+    def json(self):
+        return json.loads(self.body)
+
+
+def request_bytes(host, method, path, body, headers):
+    payload = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", "Connection: close", f"Content-Length: {len(payload)}"]
+    lines += ["Content-Type: application/json", *(f"{name}: {value}" for name, value in (headers or {}).items())]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + payload
+
+
+async def lines_of(reader, headers):
+    """The body's lines, of a chunked body or a whole one."""
+    if headers.get("transfer-encoding") != "chunked":
+        while line := await reader.readline():
+            yield line
+        return
+    rest = b""
+    while size := int((await reader.readline()) or b"0", 16):
+        rest += await reader.readexactly(size)
+        await reader.readexactly(2)
+        while b"\n" in rest:
+            line, rest = rest.split(b"\n", 1)
+            yield line + b"\n"
+    await reader.readline()
+    if rest:
+        yield rest
+
+
+async def ask(host, method, path, body=None, headers=None, on_text=None):
+    """One request; of a stream of events the text, as it came."""
+    answer, began = Answer(), time.monotonic()
+    writer = None
+    try:
+        reader, writer = await asyncio.open_connection(host, PORT, limit=1 << 24)
+        writer.write(request_bytes(host, method, path, body, headers))
+        await writer.drain()
+        head = await reader.readuntil(b"\r\n\r\n")
+        answer.first_byte = time.monotonic() - began
+        first, *rest = head.decode().split("\r\n")
+        answer.headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in rest if line)}
+        answer.status = int(first.split()[1])
+        is_stream = answer.headers.get("content-type", "").startswith("text/event-stream")
+        async for line in lines_of(reader, answer.headers):
+            if is_stream:
+                take(answer, line, began, on_text)
+            else:
+                answer.body += line
+    except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+        answer.error = f"{type(error).__name__}: {error}"
+    finally:
+        answer.end = time.monotonic() - began
+        if writer:
+            writer.close()
+    return answer
+
+
+def take(answer, line, began, on_text):
+    """One line of a stream of events."""
+    if not line.startswith(b"data:"):
+        return
+    payload = line[5:].strip()
+    if payload == b"[DONE]":
+        answer.whole = True
+        return
+    event = json.loads(payload)
+    if "error" in event:
+        answer.error = event["error"]["message"]
+    for choice in event.get("choices", []):
+        text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        if text:
+            answer.first_token = answer.first_token or time.monotonic() - began
+            answer.text += text
+            answer.tokens.append(time.monotonic() - began)
+            if on_text:
+                on_text(answer)
+        answer.finish = choice.get("finish_reason") or answer.finish
+
+
+def complete(host, prompt, tokens, on_text=None, headers=None, **more):
+    """A completion as a stream."""
+    body = {"model": more.pop("model"), "prompt": prompt, "max_tokens": tokens, "stream": True, **more}
+    return ask(host, "POST", "/v1/completions", body, headers, on_text)
+
+
+def percentile(values, share):
+    values = sorted(values)
+    return values[min(len(values) - 1, int(share * len(values)))] if values else 0.0
+
+
+def resources(daemon):
+    """Resident bytes, open files and threads of a daemon."""
+    folder = f"/proc/{daemon.process.pid}"
+    with open(f"{folder}/status") as file:
+        fields = {line.split(":")[0]: line.split()[1] for line in file if line.startswith(("VmRSS", "Threads"))}
+    return {"resident": int(fields["VmRSS"]) << 10, "files": len(os.listdir(f"{folder}/fd")), "threads": int(fields["Threads"])}

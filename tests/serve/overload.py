@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Ten times the load that a daemon can serve, for a minute: what is refused is refused at once, what is taken is served as fast as ever, and
+memory stays. The engine has one core, this script and the daemon's sockets the other. Then sockets that read slowly, and requests that are none.
+
+    cargo build --release --locked --workspace && tests/serve/overload.py [--seconds 60] [--factor 10]
+"""
+import argparse
+import asyncio
+import os
+import random
+import socket
+import sys
+import time
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+import bramble
+import client
+
+MODEL = "bard-q8_0.gguf"
+MODELS = os.path.join(bramble.ROOT, "packaging", "demo")
+TOKENS = 32
+UNFINISHED = b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03"
+MALFORMED = [
+    b"GARBAGE\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n{bad}",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n{}",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 12\r\n\r\n{\"messages\":1",
+    b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+    UNFINISHED,
+    b"DELETE /v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 60\r\n\r\n" + b'{"model":"m","prompt":"x","max_tokens":-5,"temperature":"hot"}'[:60],
+]
+
+
+def serve(host, number):
+    return client.complete(host, f"ROMEO: {number}", TOKENS, model=MODEL, temperature=1.0, seed=number)
+
+
+async def saturation(host, seconds, concurrency=32):
+    """Tokens a second with as many requests as are served at a time, and no more."""
+    deadline, done = time.monotonic() + seconds, 0
+
+    async def worker(number):
+        nonlocal done
+        while time.monotonic() < deadline:
+            answer = await serve(host, number)
+            if answer.status == 200 and answer.whole:
+                done += 1
+            elif answer.status != 429:
+                sys.exit(f"a request failed below saturation: {answer.status} {answer.error or answer.body}")
+            else:
+                await asyncio.sleep(0.05)
+
+    began = time.monotonic()
+    await asyncio.gather(*(worker(number) for number in range(concurrency)))
+    return done / (time.monotonic() - began)
+
+
+async def overload(host, rate, seconds):
+    """An open loop of requests at a rate; all their answers."""
+    chance, tasks, began, number = random.Random(1), [], time.monotonic(), 0
+    following = began
+    while following < began + seconds:
+        await asyncio.sleep(max(0.0, following - time.monotonic()))
+        tasks.append(asyncio.create_task(serve(host, number)))
+        following += chance.expovariate(rate)
+        number += 1
+    return await asyncio.gather(*tasks), time.monotonic() - began
+
+
+async def slow_readers(host, count):
+    """Sockets that ask for a stream and never read it."""
+    body = {"model": MODEL, "prompt": "JULIET:", "max_tokens": 200, "stream": True, "logprobs": 5}
+    opened = []
+    for _ in range(count):
+        small = socket.socket()
+        small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        small.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(small, (host, client.PORT))
+        _, writer = await asyncio.open_connection(sock=small, limit=1024)
+        writer.write(client.request_bytes(host, "POST", "/v1/completions", body, None))
+        opened.append(writer)
+    return opened
+
+
+async def malformed(host, count):
+    """Requests that are none: how often which status came."""
+    found, lock = {}, asyncio.Semaphore(32)
+
+    async def one(number):
+        async with lock:
+            status = "closed"
+            try:
+                reader, writer = await asyncio.open_connection(host, client.PORT)
+                payload = MALFORMED[number % len(MALFORMED)]
+                writer.write(payload)
+                if payload is UNFINISHED:
+                    # No head: an end is all that can be waited for.
+                    writer.write_eof()
+                first = await asyncio.wait_for(reader.readline(), 30)
+                status = int(first.split()[1]) if first else "closed"
+                writer.close()
+            except (OSError, asyncio.TimeoutError) as error:
+                status = type(error).__name__
+            found[status] = found.get(status, 0) + 1
+
+    await asyncio.gather(*(one(number) for number in range(count)))
+    return found
+
+
+async def run(daemon, arguments):
+    host, failed = client.place(daemon), []
+
+    def wanted(what, value, good):
+        print(f"{what}: {value}{'' if good else '  MISSED'}", flush=True)
+        if not good:
+            failed.append(what)
+
+    before = await saturation(host, min(arguments.seconds, 15))
+    print(f"saturation: {before:.1f} requests a second of {TOKENS} tokens")
+    memory = client.resources(daemon)["resident"]
+    answers, seconds = await overload(host, arguments.factor * before, arguments.seconds)
+    good = [answer for answer in answers if answer.status == 200 and answer.whole]
+    refused = [answer.end * 1e3 for answer in answers if answer.status == 429]
+    others = {answer.status for answer in answers} - {200, 429}
+    print(f"{len(answers)} requests in {seconds:.0f} s: {len(good)} served, {len(refused)} refused")
+    wanted("statuses beside 200 and 429", others or "none", not others)
+    wanted("goodput of saturation (95 %)", f"{len(good) / seconds / before:.1%}", len(good) / seconds >= 0.95 * before)
+    wanted("refusals, p50 (10 ms)", f"{client.percentile(refused, 0.5):.1f} ms", client.percentile(refused, 0.5) <= 10)
+    wanted("refusals, p99 (50 ms)", f"{client.percentile(refused, 0.99):.1f} ms", client.percentile(refused, 0.99) <= 50)
+    grown = client.resources(daemon)["resident"] - memory
+    wanted("memory grown (16 MB)", f"{grown / 1e6:.1f} MB", grown < 16e6)
+    alone = await serve(host, 7)
+    opened = await slow_readers(host, 200)
+    found = asyncio.create_task(malformed(host, arguments.malformed))
+    beside = None
+    for _ in range(200):
+        beside = await serve(host, 7)
+        if beside.status == 200:
+            break
+        await asyncio.sleep(0.2)
+    wanted("a stream beside slow readers and malformed requests", "has its text" if beside.text == alone.text else f"{beside.status} {beside.text!r}", beside.text == alone.text)
+    found = await found
+    bad = {status: count for status, count in found.items() if not (isinstance(status, int) and 400 <= status < 500) and status not in ("closed", "ConnectionResetError")}
+    wanted(f"statuses of {arguments.malformed} malformed requests", found, not bad)
+    for writer in opened:
+        writer.close()
+    return failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--factor", type=float, default=10)
+    parser.add_argument("--malformed", type=int, default=10000)
+    arguments = parser.parse_args()
+    bramble.favour()
+    with bramble.Cluster(MODELS) as cluster:
+        daemon = cluster.add("pi1", bramble.loopback(1)[0], settings=bramble.QUIET + "threads = 1\n")
+        bramble.generate([daemon], MODEL, "ROMEO:", 2)
+        failed = asyncio.run(run(daemon, arguments))
+    sys.exit(f"missed: {', '.join(failed)}" if failed else 0)
+
+
+if __name__ == "__main__":
+    bramble.command(main)
