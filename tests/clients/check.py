@@ -194,7 +194,7 @@ def openai_says_what_is_wrong(served):
             raise AssertionError(f"{more} was not refused")
 
     refused(openai.BadRequestError, "temperature", temperature=-1)
-    refused(openai.BadRequestError, "schema", response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}})
+    refused(openai.BadRequestError, "form", response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}})
     refused(openai.BadRequestError, "", stop=["x"] * 100)
     try:
         served.openai.chat.completions.create(model="other.gguf", messages=ASKED)

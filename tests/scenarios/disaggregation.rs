@@ -60,10 +60,9 @@ fn a_prompt_that_another_group_computes_gives_the_same_tokens_whatever_the_ranks
                 assert_eq!(transfer["tokens"].as_u64(), Some(tokens as u64 - 1), "{topology} {found}");
                 // No rank of the decode group saw the prompt; it holds what came.
                 for rank in found["ranks"].as_array().expect("ranks") {
-                    assert_eq!(
-                        (rank["prefill"]["tokens"].as_u64(), rank["decode"]["steps"].as_u64()),
-                        (Some(0), Some(24))
-                    );
+                    assert_eq!(rank["prefill"]["tokens"].as_u64(), Some(0));
+                    // Drafts that are taken save steps.
+                    assert!((1..=24).contains(&rank["decode"]["steps"].as_u64().expect("a number")), "{rank}");
                 }
             }
         }
@@ -102,7 +101,9 @@ fn eight_requests_through_one_prefill_group_and_two_decode_groups_are_each_what_
     let folder = folder_with(&[("tiny.gguf", &model().bytes())]);
     let cluster = Cluster::with(6, folder.path(), SETTINGS);
     let topology = "prefill:tp2+decode:tp1+decode:tp3";
-    let prompts: Vec<String> = (0..8).map(|index| "ab ".repeat(20 + 35 * (index % 4)) + &"c".repeat(index)).collect();
+    // No two begin alike: what is shared would not be asked for.
+    let prompt = |index: usize| format!("{index}{}", "ab ".repeat(20 + 35 * (index % 4)));
+    let prompts: Vec<String> = (0..8).map(prompt).collect();
     let more = ["--temperature", "0.7", "--kv", "f32"];
     let alone: Vec<Value> = prompts.iter().map(|prompt| generate(&cluster, "tp1", prompt, &more)).collect();
     generate(&cluster, topology, "ab", &more);
@@ -156,7 +157,7 @@ fn a_prefill_group_that_dies_amid_a_transfer_costs_nothing_but_time() {
 }
 
 #[test]
-fn a_decode_group_that_dies_amid_a_transfer_is_one_error_and_the_prefill_group_serves_the_other() {
+fn when_a_decode_group_dies_amid_a_transfer_its_answer_goes_on_at_the_other_one_and_the_prefill_group_stands() {
     let models = deep_models();
     let mut cluster = Cluster::with(3, models.path(), SETTINGS);
     let expected = finish(start_long(&cluster, "tp1", &"ab ".repeat(300))).completion()["token_ids"].clone();
@@ -171,7 +172,7 @@ fn a_decode_group_that_dies_amid_a_transfer_is_one_error_and_the_prefill_group_s
     wait_until("the second is at work", || cluster.status(2)["requests"].as_u64() == Some(1));
     cluster.signal(1, Signal::SIGKILL);
     cluster.wait(1);
-    finish(lost).assert_error(5, "session_lost", &["pi2"]);
+    assert_eq!(finish(lost).completion()["token_ids"], expected);
     let kept = finish(kept).completion();
     assert_eq!(kept["token_ids"], expected);
     assert!(kept["timings"]["transfer"]["tokens"].as_u64() > Some(0), "the prefill group stands: {}", kept["timings"]);

@@ -107,7 +107,8 @@ fn daemons_in_pipelines_and_replicas_with_unequal_shares_write_what_one_writes()
             assert_eq!(ranks.len(), nodes_of(topology) / replicas);
             for rank in ranks {
                 // Every rank tells where its time went, whatever its stage.
-                assert_eq!(rank["decode"]["steps"], 23, "{topology} {rank}");
+                // Drafts that are taken save steps.
+                assert!((1..=23).contains(&rank["decode"]["steps"].as_u64().expect("a number")), "{topology} {rank}");
                 assert!(rank["compute_ms"].as_f64().is_some_and(|time| time > 0.0), "{topology} {rank}");
             }
         }

@@ -256,7 +256,7 @@ mod tests {
         let (mut sender, mut receiver, _) = pair();
         let (mut sent, mut got) = (0_u32, 0_u32);
         while sent < 200 {
-            sender.send(MemberIndex(5), (7, sent), |out| out.resize(65_536, sent as u8));
+            sender.send(MemberIndex(5), (7, sent), |out| out.resize(out.len() + 65_536, sent as u8));
             sent += 1;
         }
         assert!(sender.is_sending(), "12 MB do not fit into sockets");
@@ -300,7 +300,7 @@ mod tests {
         let (mut sender, receiver, _) = pair();
         drop(receiver);
         for number in 0..100 {
-            let _bytes = sender.send(MemberIndex(5), (1, number), |out| out.resize(65_536, 0));
+            let _bytes = sender.send(MemberIndex(5), (1, number), |out| out.resize(out.len() + 65_536, 0));
         }
         assert!(!sender.has(MemberIndex(5)) && !sender.is_sending());
     }

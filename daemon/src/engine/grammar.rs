@@ -18,8 +18,9 @@ use super::plan::Plan;
 const SCHEMA_NODES_MAX: usize = 1000;
 /// Steps of the trial that shows whether a grammar is too large to be followed.
 const TRIAL_STEPS: usize = 64;
-/// White space between two parts of an answer: models without an idea of what follows would write nothing else.
-const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,20}";
+/// White space between two parts of an answer, a new line with its indentation at most: models without an idea of what follows would
+/// write nothing else.
+const WHITE_SPACE: &str = r"(\n[ \t]{0,16}| {1,2})";
 /// Begins the text of a token that no grammar allows.
 const SPECIAL: u8 = 0xff;
 

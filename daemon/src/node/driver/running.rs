@@ -239,8 +239,11 @@ fn group(
     Ok(Group::new(Some(links), settings, accounting))
 }
 
+/// Sockets, each with who is at its other end.
+type Sockets<Who> = Vec<(Who, TcpStream)>;
+
 /// Sockets to other groups: those for the engine, and those to heads.
-fn apart(place: &Place, across: Vec<Far>) -> (Vec<(MemberIndex, TcpStream)>, Vec<(u16, TcpStream)>) {
+fn apart(place: &Place, across: Vec<Far>) -> (Sockets<MemberIndex>, Sockets<u16>) {
     let (mut data, mut control) = (Vec::new(), Vec::new());
     for far in across {
         data.extend(far.data.map(|stream| (far.member, stream)));
@@ -254,7 +257,7 @@ fn transfers(
     around: &Surroundings,
     place: &Place,
     loaded: &mut Loaded,
-    streams: Vec<(MemberIndex, TcpStream)>,
+    streams: Sockets<MemberIndex>,
 ) -> io::Result<Option<(Transfers, Partners)>> {
     let Some(mut partners) = loaded.partners.take() else { return Ok(None) };
     (partners.least, partners.at_end) = around.elsewhere;
