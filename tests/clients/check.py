@@ -157,14 +157,14 @@ SCHEMA = {
 @check
 def openai_gets_what_a_schema_says(served):
     form = {"type": "json_schema", "json_schema": {"name": "line", "schema": SCHEMA, "strict": True}}
-    found = json.loads(chat(served, max_tokens=64, response_format=form).choices[0].message.content)
+    found = json.loads(chat(served, max_tokens=400, response_format=form).choices[0].message.content)
     assert set(found) == {"speaker", "scene"} and found["speaker"] in ("ROMEO", "JULIET") and 1 <= found["scene"] <= 9, found
 
 
 @check
 def openai_calls_a_tool_that_it_must_call(served):
     for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
-        answer = chat(served, max_tokens=96, tools=[WEATHER], tool_choice=choice).choices[0]
+        answer = chat(served, max_tokens=400, tools=[WEATHER], tool_choice=choice).choices[0]
         assert answer.finish_reason == "tool_calls", answer
         call = answer.message.tool_calls[0]
         arguments = json.loads(call.function.arguments)
@@ -174,7 +174,7 @@ def openai_calls_a_tool_that_it_must_call(served):
 @check
 def openai_streams_a_tool_call(served):
     name, arguments, reasons = "", "", []
-    for chunk in chat(served, max_tokens=96, tools=[WEATHER], tool_choice="required", stream=True):
+    for chunk in chat(served, max_tokens=400, tools=[WEATHER], tool_choice="required", stream=True):
         for choice in chunk.choices:
             reasons += [choice.finish_reason] if choice.finish_reason else []
             for call in choice.delta.tool_calls or []:
@@ -280,7 +280,7 @@ def langchain_invokes_streams_and_structures(served):
     whole = model.invoke("Speak, Romeo.")
     assert whole.content and whole.usage_metadata["output_tokens"] == 24, whole
     assert "".join(chunk.content for chunk in model.stream("Speak, Romeo.")) == whole.content
-    tall = ChatOpenAI(model=MODEL, base_url=served.url + "/v1", api_key="none", max_retries=0, temperature=0, max_tokens=300)
+    tall = ChatOpenAI(model=MODEL, base_url=served.url + "/v1", api_key="none", max_retries=0, temperature=0, max_tokens=400)
     line = tall.with_structured_output(SCHEMA | {"title": "Line"}, method="json_schema").invoke("Speak, Romeo.")
     assert line["speaker"] in ("ROMEO", "JULIET"), line
     called = tall.bind_tools([WEATHER], tool_choice="get_weather").invoke("The weather?")

@@ -155,7 +155,7 @@ fn a_peer_of_another_version_or_another_kind_is_named() {
     let web = b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec();
     version(&answering(web)).assert_error(3, "not_bramble", &["127.0.0.1"]);
     let mut sealed = b"BRAMBLE\n".to_vec();
-    sealed.extend([3, 0, 3, 0, 5, 0, 0, 0]);
+    sealed.extend([4, 0, 4, 0, 5, 0, 0, 0]);
     version(&answering(sealed)).assert_error(4, "security_mode", &["5"]);
 }
 
