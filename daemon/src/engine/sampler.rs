@@ -9,6 +9,9 @@ use super::{
     step::{Candidates, EngineError, Stepper},
 };
 
+/// Bytes that a question has room for from the first on.
+const QUERY_ROOM: usize = 1024;
+
 /// The tokens of a step, and where the time of every rank of the replica went since the tokens before.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Drawn {
@@ -104,6 +107,7 @@ impl Sampler {
                 Step::Ask(query) => query,
             };
             self.payload.clear();
+            self.payload.reserve(QUERY_ROOM);
             query.encode(&mut self.payload);
             let number = stepper.group.next_sequence();
             stepper.group.tell(FrameKind::Query, number, &self.payload)?;

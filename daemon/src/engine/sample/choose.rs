@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 use shared::sampling::{LOGPROBS_MAX, SamplingParameters};
 
 use super::{
-    AHEAD_MAX, CANDIDATES_MORE, Candidate, List, SampleError,
+    AHEAD_MAX, CANDIDATES_FIRST, CANDIDATES_MORE, Candidate, List, SampleError,
     message::{Answer, AnswerBody, Candidates, Query, Summary},
     random::Noise,
     slice::order,
@@ -119,6 +119,11 @@ impl Chooser {
         self.walk.ahead.clear();
         self.walk.frontier.clear();
         self.asked.clear();
+        // Whatever is drawn first: room for the candidates of the usual rounds.
+        let ranks = summaries.clone().count();
+        self.walk.frontier.reserve(ranks);
+        self.walk.ahead.reserve(ranks * (CANDIDATES_FIRST + 2 * CANDIDATES_MORE));
+        self.asked.reserve(AHEAD_MAX);
         self.rounds = 0;
         if !self.scaled.0.is_finite() {
             return Err(SampleError::NoToken);
