@@ -117,7 +117,7 @@ class Network:
         cores = sorted(os.sched_getaffinity(0))
         for node in range(len(self.nodes)):
             core = ["taskset", "-c", str(cores[node % len(cores)])] if pin else []
-            cluster.add(f"pi{node + 1}", f"10.77.0.{node + 1}:9999", enter=[*self.enter(node), *core], settings=settings)
+            cluster.add(f"pi{node + 1}", f"10.77.0.{node + 1}:9999", enter=[*self.enter(node), *core], settings=settings, more=[bramble.PLAIN])
 
     def wait(self):
         """Until Ctrl-C, or until the network is gone."""

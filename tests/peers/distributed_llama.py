@@ -176,7 +176,7 @@ def measure(peer, model, counts, cores, arguments):
     settings = bramble.QUIET
     with bramble.Cluster(FOLDER) as cluster:
         for index, address in enumerate(bramble.loopback(max(counts))):
-            cluster.add(f"pi{index + 1}", address, enter=["taskset", "-c", str(cores[index % len(cores)])], settings=settings)
+            cluster.add(f"pi{index + 1}", address, enter=["taskset", "-c", str(cores[index % len(cores)])], settings=settings, more=[bramble.PLAIN])
         for number in range(arguments.rounds):
             for count in counts:
                 theirs = peer.measure(count, cores, arguments)

@@ -20,6 +20,9 @@ PATIENCE = 300
 # requests, which halved the speed of a node with one core.
 QUIET = "silent_ms = 30000\nstall_ms = 60000\npacked_shards = false\n"
 
+# For daemons whose steps are measured: no drafts, and every prompt computed anew although the last one was the same.
+PLAIN = "--plain"
+
 
 def program(name):
     """The path of a built program."""

@@ -25,7 +25,7 @@ def measure(form, arguments):
     with bramble.Cluster(FOLDER) as cluster:
         addresses = bramble.loopback(2)
         for index, core in enumerate(cores):
-            cluster.add(f"pi{index + 1}", addresses[index], enter=["taskset", "-c", str(core)], settings=bramble.QUIET)
+            cluster.add(f"pi{index + 1}", addresses[index], enter=["taskset", "-c", str(core)], settings=bramble.QUIET, more=[bramble.PLAIN])
         command = ["plan", ",".join(addresses), "--model", model, "--context", str(context), "--prompt", str(arguments.prompt_tokens)]
         link = ["--alpha-us", str(arguments.alpha_us), "--bandwidth-mbit", str(arguments.bandwidth_mbit)]
         plan = bramble.console(*command, *link, "--all")

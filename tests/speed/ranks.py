@@ -94,7 +94,7 @@ def set_ups(cluster, cores):
     settings = bramble.QUIET
 
     def daemon(index, *more):
-        return cluster.add(next(names), addresses[index], enter=["taskset", "-c", str(cores[index % 2])], settings=settings, more=more)
+        return cluster.add(next(names), addresses[index], enter=["taskset", "-c", str(cores[index % 2])], settings=settings, more=[bramble.PLAIN, *more])
 
     four = [daemon(index) for index in range(4)]
     found = [SetUp("one", four[:1]), SetUp("tp2", four[:2]), SetUp("tp4", four), SetUp("pp2", four[:2], "--topology", "pp2")]

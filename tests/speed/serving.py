@@ -21,8 +21,6 @@ FOLDER = os.path.join(bramble.ROOT, "target", "peers")
 DEMO = os.path.join(bramble.ROOT, "packaging", "demo")
 DEMO_MODEL = "bard-q8_0.gguf"
 HTTP_PORT = 9980
-# Heads that draft nothing and compute every prompt anew.
-PLAIN = "--plain"
 # A text that repeats itself, then plain ones.
 REPETITIVE = "ROMEO:\nTo be, or not to be.\n" * 8 + "ROMEO:\nTo be, or"
 PLAIN_PROMPTS = [prompt for prompt in bramble.PROMPTS if not prompt.startswith("To be")]
@@ -133,7 +131,7 @@ def measure(cluster, arguments):
         return cluster.add(f"pi{index + 1}", addresses[index], settings=bramble.QUIET, more=["--http", http, *more])
 
     serving = Server(daemon(0), model, 8192)
-    pair = [Server(daemon(1), DEMO_MODEL, 512), Server(daemon(2, PLAIN), DEMO_MODEL, 512)]
+    pair = [Server(daemon(1), DEMO_MODEL, 512), Server(daemon(2, bramble.PLAIN), DEMO_MODEL, 512)]
     numbers, found = iter(range(1, 1 << 16)), {}
     if set(parts) & {"at-once", "beside", "prefix"}:
         # Assigned, every page touched, and what steps take is known.
@@ -148,7 +146,7 @@ def measure(cluster, arguments):
                 each.append(part(serving, numbers, arguments))
         if "drafts" in parts:
             each.append(drafts(pair, "a repetitive text", [REPETITIVE], 128, 1.9))
-            each.append(drafts(pair, "others", PLAIN_PROMPTS, 128, 0.95))
+            each.append(drafts(pair, "others", bramble.PLAIN_PROMPTS, 128, 0.95))
         for one in each:
             found.setdefault(one["what"], []).append(one)
         print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)

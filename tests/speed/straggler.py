@@ -148,7 +148,7 @@ def measure(arguments):
 
         def add(index):
             enter = ["taskset", "-c", str(cores[index % 2])]
-            return cluster.add(f"pi{index + 1}", addresses[index], enter=enter, settings=bramble.QUIET)
+            return cluster.add(f"pi{index + 1}", addresses[index], enter=enter, settings=bramble.QUIET, more=[bramble.PLAIN])
 
         def run(slowed=None):
             found, lists = profile(daemons, model, arguments.tokens, slowed, arguments)
