@@ -64,6 +64,8 @@ fn an_answer_that_was_cut_goes_on_elsewhere_with_the_same_ids_and_text() {
         let rest = one(generate(&whole.ids[..cut], &stop));
         assert_eq!((rest.end().reason, rest.ids.as_slice()), (FinishReason::Stop, &stopped.ids[cut..]));
         assert_eq!(rest.text, stopped.text[stopped.told[cut - 1]..], "what was held back at the cut");
+        let over = one(generate(&stopped.ids, &stop));
+        assert_eq!((over.end().reason, over.ids.len(), over.text.as_str()), (FinishReason::Stop, 0, ""), "it was over");
     }
 }
 

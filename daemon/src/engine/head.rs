@@ -251,7 +251,8 @@ impl<'a> Head<'a> {
         let world = self.world();
         let mut output = Output::new(&self.tokenizer, generate.stop.clone());
         // Whoever resumes has the text of these; what they hold back is held back here, too.
-        generate.resumed.iter().for_each(|id| drop(output.push(&self.tokenizer, *id)));
+        let is_over = |id: &u32| self.tokenizer.is_end(*id) || output.push(&self.tokenizer, *id).1;
+        let is_over = generate.resumed.iter().any(is_over);
         let request = Request {
             output,
             prompt_length,
@@ -265,6 +266,10 @@ impl<'a> Head<'a> {
         self.requests.insert(key, request);
         let tool_format = prompt::tool_format(&self.template);
         (self.sink)(Progress::Started(key, tokens[..prompt_length].to_vec(), tool_format));
+        if is_over {
+            // Only the word that it is done was lost.
+            return self.finish(key, FinishReason::Stop);
+        }
         // Room for what is still to be sampled; an answer that is nearly full may have no more.
         let max_tokens = max_tokens.saturating_sub(generate.resumed.len()).max(1);
         let constraint = |grammar: &Grammar| Constraint { grammar: grammar.clone(), begin: prompt_length as u32 };
