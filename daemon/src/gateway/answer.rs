@@ -274,16 +274,7 @@ impl Answer {
                 }
                 sleep(PAUSE).await;
             }
-            let admitted = tokio::select! {
-                biased;
-                admitted = self.gateway.admission.admit(claim) => admitted,
-                // A client that hears so can go elsewhere; one that is cut off knows nothing.
-                () = self.gateway.stop.cancelled(), if lost.is_some() => {
-                    let why = "this node ends and no other replica serves; send the request again, to another node";
-                    return Err(ApiError::not_serving("draining", why.into(), 2));
-                }
-            };
-            let mut place = admitted.map_err(|refused| self.refusal(refused))?;
+            let mut place = self.gateway.admission.admit(claim).await.map_err(|refused| self.refusal(refused))?;
             if lost.is_some() && self.gateway.identity_served() != self.model {
                 let why = "another model was assigned while the answer ran; send the request again".into();
                 return Err(ApiError::not_serving("model_replaced", why, 1));

@@ -53,8 +53,6 @@ struct Gateway {
     loading: Mutex<Option<Load>>,
     /// Answers under way.
     running: AtomicU32,
-    /// The node ends.
-    stop: CancellationToken,
     long_bodies: Semaphore,
 }
 
@@ -89,7 +87,6 @@ pub async fn bind(settings: &Settings) -> anyhow::Result<Option<TcpListener>> {
 pub fn serve(listener: TcpListener, settings: Settings, own: SocketAddr, identity: Identity) -> Running {
     let cluster = Cluster::new(dialled(own), settings.peers.clone(), identity.clone(), settings.silent);
     let cluster = Arc::new(cluster);
-    let (connections, stop) = (TaskTracker::new(), CancellationToken::new());
     let gateway = Gateway {
         admission: Arc::new(Admission::new(Arc::clone(&cluster), settings.queue)),
         settings,
@@ -99,10 +96,10 @@ pub fn serve(listener: TcpListener, settings: Settings, own: SocketAddr, identit
         traces: Traces::default(),
         loading: Mutex::new(None),
         running: AtomicU32::new(0),
-        stop: stop.clone(),
         long_bodies: Semaphore::new(LONG_BODIES_MAX),
         cluster: Arc::clone(&cluster),
     };
+    let (connections, stop) = (TaskTracker::new(), CancellationToken::new());
     let learning = tokio::spawn(Arc::clone(&gateway.admission).learn());
     let router = http::router(Arc::new(gateway));
     let accepting = tokio::spawn(socket::accept(listener, router, connections.clone(), stop.clone()));
