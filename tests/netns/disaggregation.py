@@ -25,7 +25,7 @@ def transfers(arguments, model, at_end):
     """For each number of tokens the median of the visible part in ms, of the whole computing in ms, the bytes, and the tokens drawn."""
     topology = f"prefill:tp{arguments.prefill}+decode:tp{arguments.decode}"
     found = {}
-    more = ["--transfer-at-end"] if at_end else []
+    more = [bramble.PLAIN, *(["--transfer-at-end"] if at_end else [])]
     with Network(arguments.prefill + arguments.decode, arguments.rate) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         cores = sorted(os.sched_getaffinity(0))
         for node in range(len(network.nodes)):
