@@ -9,6 +9,9 @@ import subprocess
 import sys
 import time
 
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+import bramble
+
 # A bucket of this many bytes lets a link of 1 Gb/s be full with a timer of 4 ms at most.
 BURST = "128kb"
 SWITCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "switch.py")
