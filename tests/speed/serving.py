@@ -146,7 +146,7 @@ def measure(cluster, arguments):
                 each.append(part(serving, numbers, arguments))
         if "drafts" in parts:
             each.append(drafts(pair, "a repetitive text", [REPETITIVE], 128, 1.9))
-            each.append(drafts(pair, "others", bramble.PLAIN_PROMPTS, 128, 0.95))
+            each.append(drafts(pair, "others", PLAIN_PROMPTS, 128, 0.95))
         for one in each:
             found.setdefault(one["what"], []).append(one)
         print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
