@@ -158,7 +158,7 @@ fn a_draining_node_lets_its_streams_end() {
     assign(&cluster, 1, "tp1", &["--context", "2048"]);
     let address = beside(&cluster.addresses[0]);
     serving(&address);
-    let running = begin(&address, &body(2, 200));
+    let running = begin(&address, &body(2, 1000));
     cluster.signal(0, Signal::SIGTERM);
     wait_until("it drains", || get(&address, "/health").json()["status"] == "draining");
     assert!(!rest(running).0.is_empty());
