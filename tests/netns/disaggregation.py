@@ -25,6 +25,7 @@ def transfers(arguments, model, at_end):
     """For each number of tokens the median of the visible part in ms, of the whole computing in ms, the bytes, and the tokens drawn."""
     topology = f"prefill:tp{arguments.prefill}+decode:tp{arguments.decode}"
     found = {}
+    # What is kept of a prompt would not be asked for again.
     more = [bramble.PLAIN, *(["--transfer-at-end"] if at_end else [])]
     with Network(arguments.prefill + arguments.decode, arguments.rate) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         cores = sorted(os.sched_getaffinity(0))
@@ -54,7 +55,9 @@ def gaps(arguments, model, topology, nodes):
         common = ["generate", "--nodes", addresses, "--model", os.path.basename(model), "--topology", topology, "--temperature", "0"]
         common += ["--context", str(arguments.context)]
         bramble.console(*common, "--prompt", "ab", "--max-tokens", "2", enter=network.enter())
-        command = [*network.enter(), bramble.program("console"), *common, "--prompt", "ab", "--max-tokens", str(arguments.context - 16)]
+        # Beside it there is room for the long prompt.
+        room = arguments.context - arguments.long - 128
+        command = [*network.enter(), bramble.program("console"), *common, "--prompt", "ab", "--max-tokens", str(room)]
         running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
         long = [*network.enter(), bramble.program("console"), *common, "--prompt", bramble.letters(arguments.long), "--max-tokens", "1", "--json"]
         os.set_blocking(running.stdout.fileno(), True)

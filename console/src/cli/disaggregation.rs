@@ -38,6 +38,9 @@ const BEGIN: Duration = Duration::from_secs(120);
 /// Answers that run beside a prompt, at most: every head has as many slots at least, and one for the prompt.
 const RUNNING_MAX: i64 = 3;
 
+/// A running answer may take this part of the context: a prompt beside it must find its blocks, too.
+const ANSWER_SHARE: u32 = 8;
+
 /// Options of `console bench disagg`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Disaggregation {
@@ -50,7 +53,7 @@ pub(super) struct Disaggregation {
     /// The same nodes with roles and without [default: half of them prefill:tpN+decode:tpN, against dp2-tpN]
     #[arg(long, value_delimiter = ',', value_name = "T,T", num_args = 2, value_parser = layout)]
     topologies: Vec<Layout>,
-    /// Lengths of prompts in tokens; those that the context does not hold are left out
+    /// Lengths of prompts in tokens; those that the context does not hold beside the answers are left out
     #[arg(long, value_delimiter = ',', value_name = "N,..", default_value = "128,512,1024,2048,4096,8192",
         value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     prompts: Vec<u32>,
@@ -91,7 +94,8 @@ pub(super) async fn run(options: Disaggregation) -> Result<u8, Failure> {
         let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
         let context = assigned.topology.context_length;
         let mut rows = Vec::new();
-        for tokens in options.prompts.iter().copied().filter(|tokens| *tokens < context) {
+        let room = context - (context / ANSWER_SHARE) * u32::from(options.running);
+        for tokens in options.prompts.iter().copied().filter(|tokens| *tokens < room) {
             let mut runs = Vec::new();
             for _ in 0..options.repeats {
                 let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
@@ -159,8 +163,7 @@ impl Answers {
             tasks.spawn(async move {
                 while !cancel.is_cancelled() {
                     let (events, mut received) = channel(64);
-                    // Room for the long prompt's blocks is left.
-                    let request = request(vec![3 + index as u32], context / 4);
+                    let request = request(vec![3 + index as u32], (context / ANSWER_SHARE).saturating_sub(1));
                     let running = generate(std::slice::from_ref(&session), request, &cancel, &events);
                     let noting = async {
                         while let Some(event) = received.recv().await {
