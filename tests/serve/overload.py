@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Ten times the load that a daemon can serve, for a minute: what is refused is refused at once, what is taken is served as fast as ever, and
-memory stays. The engine has one core, this script and the daemon's sockets the other. Then sockets that read slowly, and requests that are none.
+memory stays. The engine has one thread, this script keeps to the last core, which it shares with the daemon's sockets. Then sockets that read slowly, and requests that are none.
 
     cargo build --release --locked --workspace && tests/serve/overload.py [--seconds 60] [--factor 10]
 """
@@ -159,6 +159,7 @@ def main():
     with bramble.Cluster(MODELS) as cluster:
         daemon = cluster.add("pi1", bramble.loopback(1)[0], settings=bramble.QUIET + "threads = 1\n")
         bramble.generate([daemon], MODEL, "ROMEO:", 2)
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         failed = asyncio.run(run(daemon, arguments))
     sys.exit(f"missed: {', '.join(failed)}" if failed else 0)
 

@@ -3,7 +3,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use shared::protocol::{
     error::{Fault, FaultClass, FaultKind, Loss},
-    message::{Generate, Prompt, RequestBody, ResponseBody},
+    message::{Generate, Prompt, RequestBody, ResponseBody, TokenEvent},
 };
 use tokio::{
     sync::mpsc::Sender,
@@ -28,7 +28,7 @@ pub async fn generate(
     cancel: &CancellationToken,
     events: &Sender<GenerateEvent>,
 ) {
-    let mut answer = Answer { request, has_begun: false };
+    let mut answer = Answer { request, has_begun: false, rest: None };
     let mut lost: Option<Fault> = None;
     for session in nodes {
         let fault = match run(session, &mut answer, cancel, events).await {
@@ -52,6 +52,8 @@ pub async fn generate(
 struct Answer {
     request: Generate,
     has_begun: bool,
+    /// Text without a token, until the end is there, too: whoever goes on would tell it again.
+    rest: Option<TokenEvent>,
 }
 
 async fn run(
@@ -60,6 +62,7 @@ async fn run(
     cancel: &CancellationToken,
     events: &Sender<GenerateEvent>,
 ) -> Result<(), Fault> {
+    answer.rest = None;
     let mut reply = session.ask(RequestBody::Generate(Box::new(answer.request.clone()))).await?;
     let mut silent = pin!(silence(session));
     let mut overdue = pin!(sleep(CANCEL));
@@ -89,11 +92,17 @@ async fn run(
                     tell(events, GenerateEvent::Started { prompt_token_ids }).await;
                 }
             }
-            ResponseBody::Token(token) => {
-                answer.request.resumed.extend(token.id);
-                tell(events, GenerateEvent::Token(token)).await;
-            }
+            ResponseBody::Token(token) => match token.id {
+                Some(id) => {
+                    answer.request.resumed.push(id);
+                    tell(events, GenerateEvent::Token(token)).await;
+                }
+                None => answer.rest = Some(token),
+            },
             ResponseBody::Finished(finished) => {
+                if let Some(rest) = answer.rest.take() {
+                    tell(events, GenerateEvent::Token(rest)).await;
+                }
                 tell(events, GenerateEvent::Finished(Box::new(finished))).await;
                 return Ok(());
             }

@@ -50,10 +50,9 @@ impl Node {
         if generate.prompt.byte_count() > PROMPT_BYTES_MAX {
             return invalid(format!("a prompt of {} bytes, at most {PROMPT_BYTES_MAX}", generate.prompt.byte_count()));
         }
-        if let Some(Grammar::JsonSchema(schema)) =
-            generate.grammar.as_ref().filter(|grammar| grammar.byte_count() > GRAMMAR_BYTES_MAX)
-        {
-            return invalid(format!("a schema of {} bytes, at most {GRAMMAR_BYTES_MAX}", schema.len()));
+        let schema = generate.grammar.as_ref().map_or(0, Grammar::byte_count);
+        if schema > GRAMMAR_BYTES_MAX {
+            return invalid(format!("a schema of {schema} bytes, at most {GRAMMAR_BYTES_MAX}"));
         }
         if generate.resumed.len() >= generate.max_tokens as usize && !generate.resumed.is_empty() {
             return invalid(format!(
