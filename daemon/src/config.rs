@@ -87,6 +87,9 @@ struct File {
     stall_ms: Option<u64>,
     drain_ms: Option<u64>,
     lease_ms: Option<u64>,
+    recover: Option<bool>,
+    exclude_after_ms: Option<u64>,
+    witness: Option<String>,
     http: Option<String>,
     api_keys: Option<Vec<String>>,
     api_key_file: Option<PathBuf>,
@@ -106,6 +109,17 @@ pub struct Liveness {
     pub silent: Duration,
     /// Heartbeats, but no progress for this long: stalled.
     pub stall: Duration,
+}
+
+/// How a topology comes back by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recovery {
+    /// Whether it does.
+    pub enabled: bool,
+    /// A member that is away for longer is taken out; `None`: never.
+    pub exclude_after: Option<Duration>,
+    /// A third daemon that votes where a topology has two members; both must name the same.
+    pub witness: Option<String>,
 }
 
 /// Checked settings.
@@ -147,6 +161,8 @@ pub struct Config {
     pub drain: Duration,
     /// A prepared assignment is forgotten after this.
     pub lease: Duration,
+    /// How a topology comes back by itself.
+    pub recovery: Recovery,
     /// The OpenAI API.
     pub http: gateway::Settings,
 }
@@ -206,8 +222,21 @@ impl Config {
             resume_wait: milliseconds("http_resume_ms", file.http_resume_ms, 60_000, 1)?,
             request_max: milliseconds("http_request_ms", file.http_request_ms, 1_800_000, 100)?,
             silent: liveness.silent,
+            recovers: file.recover.unwrap_or(true),
         };
+        let witness = file.witness;
+        ensure!(
+            witness.as_ref().is_none_or(|text| text.parse::<SocketAddr>().is_ok()),
+            "witness {:?} is not ADDRESS:PORT; for example 192.168.1.20:9999",
+            witness.unwrap_or_default()
+        );
+        let exclude_after = match file.exclude_after_ms {
+            Some(0) => None,
+            value => Some(milliseconds("exclude_after_ms", value, 60_000, 100)?),
+        };
+        let recovery = Recovery { enabled: file.recover.unwrap_or(true), exclude_after, witness };
         Ok(Self {
+            recovery,
             http: http.check(listen)?,
             listen,
             name,
@@ -269,7 +298,7 @@ mod tests {
         let text = include_str!("../../packaging/bramble.toml");
         let is_setting = |line: &&str| line.starts_with('#') && line.contains(" = ") && !line.starts_with("# ");
         let settings: Vec<&str> = text.lines().filter(is_setting).map(|line| &line[1..]).collect();
-        assert_eq!(settings.len(), 21);
+        assert_eq!(settings.len(), 24);
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         assert!(check(text).is_ok(), "as shipped, it says nothing");

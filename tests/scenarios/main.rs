@@ -40,6 +40,8 @@ mod packed;
 mod planning;
 // n ranks against the oracle and against one.
 mod ranks;
+// Topologies that come back by themselves.
+mod recovery;
 // Logits against reference outputs.
 mod reference;
 // The runbook's commands.

@@ -196,7 +196,9 @@ impl Cluster {
     pub fn start_with(&mut self, index: usize, models: &Path) {
         let config = self.folder.path().join(format!("pi{}.toml", index + 1));
         let liveness = if self.settings.contains("silent_ms") { "" } else { "silent_ms = 30000\nstall_ms = 60000\n" };
-        fs::write(&config, format!("{liveness}{}", self.settings)).expect("the folder can be written");
+        // Tests that are about something else assign anew by themselves.
+        let recover = if self.settings.contains("recover") { "" } else { "recover = false\n" };
+        fs::write(&config, format!("{liveness}{recover}{}", self.settings)).expect("the folder can be written");
         let name = format!("pi{}", index + 1);
         let fixed = ["--listen", &self.addresses[index], "--name", &name, "--exit-with-parent", "--config"];
         let mut command: Vec<OsString> = vec![programs().join("brambled").into()];

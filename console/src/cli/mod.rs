@@ -14,12 +14,14 @@ mod failure;
 mod generate;
 mod hypothetical;
 mod interrupts;
+mod node;
 mod options;
 mod output;
 mod plan;
 mod profile;
 mod proxy;
 mod restart;
+mod rolling;
 mod simulate;
 mod sizing;
 mod status;
@@ -70,6 +72,11 @@ enum Command {
     Generate(options::Generate),
     /// Take a node in again; what runs is assigned anew with it
     Include(options::Include),
+    /// Let nodes join and leave what serves, or begin nothing new on them
+    #[command(subcommand)]
+    Node(node::Node),
+    /// Say what would be left if a node were stopped; exit code 1: nothing that serves
+    OkToStop(node::OkToStop),
     /// Rank layouts of a model on nodes, by what they would do; what does not fit is dropped with its reason
     Plan(plan::Plan),
     /// Complete a text and say where the time went: a table, the bottleneck in a sentence, a trace
@@ -98,6 +105,8 @@ impl Arguments {
             Some(Command::Exclude(exclude)) => exclude.change.json,
             Some(Command::Generate(generate)) => generate.completing.json,
             Some(Command::Include(include)) => include.change.json,
+            Some(Command::Node(node)) => node.json(),
+            Some(Command::OkToStop(options)) => options.json,
             Some(Command::Plan(plan)) => plan.json(),
             Some(Command::Profile(profile)) => profile.completing.json,
             Some(Command::Proxy(_)) | None => false,
@@ -151,9 +160,12 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Some(Command::Exclude(exclude)) => exclude::run_exclude(exclude).await,
         Some(Command::Generate(generate)) => generate::run(generate).await,
         Some(Command::Include(include)) => exclude::run_include(include).await,
+        Some(Command::Node(node)) => node::run(node).await,
+        Some(Command::OkToStop(options)) => node::ok_to_stop(options).await,
         Some(Command::Plan(plan)) => plan::run(plan).await,
         Some(Command::Profile(profile)) => profile::run(profile).await,
         Some(Command::Proxy(proxy)) => proxy::run(proxy).await,
+        Some(Command::Restart(restart)) if restart.rolling.is_wanted() => rolling::run(restart).await,
         Some(Command::Restart(restart)) => restart::run(restart).await,
         Some(Command::Simulate(simulate)) => simulate::run(&simulate),
         Some(Command::Status(status)) => status::run(&status).await,

@@ -381,6 +381,8 @@ pub(super) struct Restart {
     #[arg(value_name = "NODE")]
     pub(super) only: Vec<String>,
     #[command(flatten)]
+    pub(super) rolling: super::rolling::Flags,
+    #[command(flatten)]
     pub(super) nodes: Nodes,
     /// Do not ask
     #[arg(long)]
@@ -459,6 +461,8 @@ pub(super) enum Topology {
     Check(TopologyFile),
     /// Assign what a topology file says
     Assign(TopologyFile),
+    /// Let the members that answer go on without those that are lost, where they are no majority
+    TakeOver(super::node::TakeOver),
 }
 
 /// A topology file.
@@ -478,6 +482,7 @@ impl Topology {
         match self {
             Self::Show { json, .. } => *json,
             Self::Check(file) | Self::Assign(file) => file.json,
+            Self::TakeOver(options) => options.json,
         }
     }
 }

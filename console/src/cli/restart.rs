@@ -79,7 +79,7 @@ pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
 }
 
 /// The nodes that were named by name or address; without any all that are not out.
-fn which(cluster: &Cluster, only: &[String]) -> Result<Vec<usize>, Failure> {
+pub(super) fn which(cluster: &Cluster, only: &[String]) -> Result<Vec<usize>, Failure> {
     if only.is_empty() {
         cluster.usable()?;
         let is_in = |index: &usize| cluster.exclusion(&cluster.nodes[*index]).is_none();

@@ -37,6 +37,7 @@ pub(super) async fn run(options: options::Topology) -> Result<u8, Failure> {
         options::Topology::Show { nodes, json } => interrupts.end(show(&nodes.nodes, json)).await,
         options::Topology::Check(file) => interrupts.end(check(&file)).await,
         options::Topology::Assign(file) => interrupts.end(assign(&file)).await,
+        options::Topology::TakeOver(options) => interrupts.end(super::node::run_take_over(&options)).await,
     }
 }
 

@@ -79,6 +79,42 @@ pub async fn exclude(
     Ok(Outcome { node: name, assigned: Some(assigned) })
 }
 
+/// Says of a node that it is out (`reason`) or in, and leaves the topology as it is: nothing new begins on its replica. Returns its name.
+///
+/// # Errors
+/// A node that cannot keep the list.
+pub async fn say(
+    cluster: &mut Cluster,
+    node: usize,
+    reason: Option<&str>,
+    tell: &(dyn Fn(OperateEvent) + Sync),
+) -> Result<String, Fault> {
+    let subject = &cluster.nodes[node];
+    let (name, address) = (cluster.name(subject).to_owned(), subject.address.clone());
+    cluster.exclusions.say(&name, &address, reason, &own_name());
+    tell(OperateEvent::Told { node: name.clone(), out: reason.is_some() });
+    cluster.spread().await?;
+    Ok(name)
+}
+
+/// Waits until nothing runs on the replica of a node, at most [`GRACE`]; whether that came about.
+///
+/// # Errors
+/// Its head was not named.
+pub async fn drain(cluster: &Cluster, name: &str, tell: &(dyn Fn(OperateEvent) + Sync)) -> Result<bool, Fault> {
+    let Some((topology, _)) = cluster.topology() else { return Ok(true) };
+    let Some(place) = topology.members.iter().position(|member| member.name == name) else { return Ok(true) };
+    let replica = topology.layout.replica_of(shared::ids::MemberIndex(place as u16));
+    let head = &topology.members[topology.layout.members(replica).start].name;
+    let Some(node) = cluster.find(head) else {
+        let reason = format!("its head {head} was not named: name all nodes with --nodes");
+        return Err(Fault::new(name, FaultKind::ParameterInvalid { reason }));
+    };
+    let session = cluster.nodes[node].session()?;
+    wait_for_requests(&session, Instant::now() + GRACE, tell).await;
+    Ok(report(&session).await.is_ok_and(|report| report.requests == 0))
+}
+
 /// Waits until nothing runs on the head, at most until the deadline; a head that is gone has nothing to finish.
 async fn wait_for_requests(head: &Session, deadline: Instant, tell: &(dyn Fn(OperateEvent) + Sync)) {
     let mut said = 0;

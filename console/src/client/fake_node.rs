@@ -232,6 +232,7 @@ impl State {
                 vec![ResponseBody::Benching(progress), ResponseBody::Benched(BenchFound::Kernels(found))]
             }
             RequestBody::BenchLinks(_) => no(&FaultKind::NoLinks),
+            RequestBody::Recovery(_) => no(&FaultKind::Draining),
             RequestBody::Cancel => vec![ResponseBody::Finished(finished(FinishReason::Cancelled))],
         }
     }
@@ -271,6 +272,7 @@ fn name_of(body: &RequestBody) -> &'static str {
         RequestBody::Bench(_) => "bench",
         RequestBody::Records => "records",
         RequestBody::BenchLinks(_) => "bench links",
+        RequestBody::Recovery(_) => "recovery",
     }
 }
 

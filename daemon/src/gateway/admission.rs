@@ -16,6 +16,8 @@ use super::{
     route::{Outcome, Router, Way},
 };
 
+/// A topology that served within this is expected back: nodes restart and bring it up by themselves.
+const LATELY: Duration = Duration::from_secs(60);
 /// Share of the latest request in the mean of their durations.
 const LATEST: f64 = 0.2;
 
@@ -32,6 +34,8 @@ struct State {
 pub(super) struct Admission {
     cluster: Arc<Cluster>,
     limit: usize,
+    /// A topology that broke comes back by itself.
+    recovers: bool,
     state: Mutex<State>,
     tickets: AtomicU64,
     /// A place is free, or somebody left the queue.
@@ -87,8 +91,8 @@ pub(super) struct Occupancy {
 
 impl Admission {
     /// An empty queue of at most `limit`.
-    pub(super) fn new(cluster: Arc<Cluster>, limit: usize) -> Self {
-        Self { cluster, limit, state: Mutex::default(), tickets: AtomicU64::new(0), moved: Notify::new() }
+    pub(super) fn new(cluster: Arc<Cluster>, limit: usize, recovers: bool) -> Self {
+        Self { cluster, limit, recovers, state: Mutex::default(), tickets: AtomicU64::new(0), moved: Notify::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -141,7 +145,8 @@ impl Admission {
     /// There is none, and none comes in time.
     pub(super) async fn admit(self: &Arc<Self>, claim: Claim) -> Result<Place, Refused> {
         let ticket = self.enter(claim.is_resumed)?;
-        let patience = if claim.is_resumed { claim.deadline } else { claim.deadline.min(Instant::now() + GRACE) };
+        let waits = claim.is_resumed || (self.recovers && self.cluster.has_served_within(LATELY));
+        let patience = if waits { claim.deadline } else { claim.deadline.min(Instant::now() + GRACE) };
         loop {
             let mut moved = std::pin::pin!(self.moved.notified());
             let mut changed = std::pin::pin!(self.cluster.changed.notified());

@@ -374,7 +374,11 @@ fn is_lost(kind: &FaultKind) -> bool {
 fn may_go_on(kind: &FaultKind) -> bool {
     let elsewhere = matches!(
         kind,
-        FaultKind::NotHead | FaultKind::Draining | FaultKind::Excluded { .. } | FaultKind::QueueFull { .. }
+        FaultKind::NotHead
+            | FaultKind::Draining
+            | FaultKind::Excluded { .. }
+            | FaultKind::QueueFull { .. }
+            | FaultKind::Superseded { .. }
     );
     (is_lost(kind) || elsewhere) && *kind != FaultKind::SlowReader
 }

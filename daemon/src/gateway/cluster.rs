@@ -68,6 +68,8 @@ struct Known {
     nodes: BTreeMap<String, Seen>,
     /// The topology of the highest epoch, and its hash.
     latest: Option<(Epoch, TopologyHash, Arc<Topology>)>,
+    /// When a node said last that it serves.
+    served: Option<Instant>,
 }
 
 /// The nodes.
@@ -184,8 +186,16 @@ impl Cluster {
         }
     }
 
+    /// Whether something served a moment ago: a node that restarts is worth a wait.
+    pub(super) fn has_served_within(&self, patience: Duration) -> bool {
+        self.known().served.is_some_and(|served| served.elapsed() < patience)
+    }
+
     fn learn(&self, address: &str, report: NodeReport) {
         let mut known = self.known();
+        if matches!(report.state, NodeState::Ready | NodeState::Serving) {
+            known.served = Some(Instant::now());
+        }
         // A node that is out of order must not take this one down.
         if let Some((topology, hash, _)) = report.topology.as_ref().filter(|(topology, ..)| topology.check().is_ok()) {
             let is_new = known.latest.as_ref().is_none_or(|(_, latest, _)| latest != hash);

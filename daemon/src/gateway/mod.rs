@@ -88,7 +88,7 @@ pub fn serve(listener: TcpListener, settings: Settings, own: SocketAddr, identit
     let cluster = Cluster::new(dialled(own), settings.peers.clone(), identity.clone(), settings.silent);
     let cluster = Arc::new(cluster);
     let gateway = Gateway {
-        admission: Arc::new(Admission::new(Arc::clone(&cluster), settings.queue)),
+        admission: Arc::new(Admission::new(Arc::clone(&cluster), settings.queue, settings.recovers)),
         settings,
         identity,
         sessions: Sessions::default(),
@@ -121,7 +121,7 @@ impl Running {
 }
 
 /// How the own node is reached: an address for all interfaces is dialled on loopback.
-fn dialled(own: SocketAddr) -> String {
+pub fn dialled(own: SocketAddr) -> String {
     let ip = match own.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),

@@ -58,6 +58,8 @@ pub struct Wanted {
     pub request_max: Duration,
     /// A node that says nothing for so long is lost.
     pub silent: Duration,
+    /// Whether a topology that broke comes back by itself: then new requests wait for it.
+    pub recovers: bool,
 }
 
 /// Checked settings of the gateway.
@@ -81,6 +83,8 @@ pub struct Settings {
     pub request_max: Duration,
     /// A node that says nothing for so long is lost.
     pub silent: Duration,
+    /// Whether a topology that broke comes back by itself: then new requests wait for it.
+    pub recovers: bool,
 }
 
 impl Wanted {
@@ -137,6 +141,7 @@ impl Wanted {
             resume_wait: self.resume_wait,
             request_max: self.request_max,
             silent: self.silent,
+            recovers: self.recovers,
         })
     }
 }

@@ -2,7 +2,7 @@
 use shared::{
     ids::{Epoch, RequestId, TopologyHash},
     protocol::{
-        error::{Fault, FaultKind},
+        error::{Fault, FaultKind, Loss},
         message::{Prepare, ResponseBody},
     },
     telemetry::LoadProgress,
@@ -20,7 +20,8 @@ impl Node {
         if self.draining.is_some() {
             return Err(FaultKind::Draining);
         }
-        if let Some(open) = &self.open {
+        let again = prepare.seen == prepare.epoch;
+        if let Some(open) = self.open.as_ref().filter(|open| again || !open.again) {
             let seconds = match open.phase {
                 Phase::Prepared { since } => (since + self.patience.lease).saturating_sub(self.now),
                 _ => self.patience.lease,
@@ -28,10 +29,12 @@ impl Node {
             let (epoch, by) = (open.assignment.epoch, open.assignment.by.clone());
             return Err(FaultKind::PrepareOpen { epoch, by, seconds: seconds.as_secs() as u32 });
         }
-        if prepare.seen != self.epoch {
+        if again {
+            self.check_again(prepare)?;
+        } else if prepare.seen != self.epoch {
             return Err(FaultKind::EpochMoved { expected: prepare.seen, actual: self.epoch });
         }
-        if prepare.epoch <= self.epoch {
+        if prepare.epoch <= self.epoch && !again {
             return Err(FaultKind::Superseded { epoch: self.epoch, by: self.latest_by.clone() });
         }
         let invalid = |reason: String| FaultKind::TopologyInvalid { reason };
@@ -46,8 +49,15 @@ impl Node {
 
     pub(super) fn prepare(&mut self, session: SessionId, id: RequestId, by: String, prepare: Prepare) -> Vec<Effect> {
         let mut effects = self.end_bench(FaultKind::BenchSuperseded { by: by.clone() });
-        // A broken topology serves nobody: its memory is free for the next.
-        if let Some(running) = self.running.take_if(|running| running.fault.is_some()) {
+        let again = prepare.seen == prepare.epoch;
+        if self.open.is_some() {
+            let kind = FaultKind::Superseded { epoch: prepare.epoch, by: by.clone() };
+            effects.extend(self.fail_open(self.fault_here(kind)));
+        }
+        // A broken topology serves nobody: its memory is free for the next. Groups with roles come up together.
+        if let Some(mut running) = self.running.take_if(|running| running.fault.is_some() || again) {
+            let fault = self.fault_here(FaultKind::NodeLost { how: Loss::Left });
+            effects.extend(running.requests.fail_all(&fault));
             effects.push(Effect::StopEngine(running.assignment.epoch));
         }
         let assignment = Assignment {
@@ -58,7 +68,8 @@ impl Node {
             by,
             shard: Bytes(0),
         };
-        self.open = Some(Open { assignment, session, id, phase: Phase::Loading(LoadProgress::default()) });
+        let phase = Phase::Loading(LoadProgress::default());
+        self.open = Some(Open { assignment, session, id, phase, again });
         effects.push(Effect::Load(Box::new(prepare)));
         effects
     }
@@ -75,8 +86,14 @@ impl Node {
     }
 
     pub(super) fn loaded(&mut self, epoch: Epoch, result: Result<Bytes, Fault>) -> Vec<Effect> {
+        let is_kept = self.open.as_ref().is_some_and(|open| open.again && self.is_kept(open));
         let Some(open) = self.open_at(epoch) else { return Vec::new() };
         match result {
+            Ok(shard) if is_kept => {
+                open.assignment.shard = shard;
+                open.phase = Phase::Persisting;
+                self.persisted(epoch, Ok(()))
+            }
             Ok(shard) => {
                 open.assignment.shard = shard;
                 open.phase = Phase::Persisting;
@@ -95,7 +112,7 @@ impl Node {
         open.phase = Phase::Prepared { since: now };
         let respond = Effect::Respond { session: open.session, id: open.id, body: ResponseBody::Prepared };
         self.latest_by = open.assignment.by.clone();
-        self.epoch = epoch;
+        self.epoch = self.epoch.max(epoch);
         vec![respond]
     }
 
@@ -126,14 +143,14 @@ impl Node {
                 && (open.assignment.epoch, open.assignment.hash) == (epoch, hash)
         });
         if !is_prepared {
-            let kind = if epoch < self.epoch {
+            let kind = if epoch < self.epoch && !self.holds(epoch, hash) {
                 FaultKind::Superseded { epoch: self.epoch, by: self.latest_by.clone() }
             } else {
                 FaultKind::NotPrepared { epoch }
             };
             return self.refuse(session, id, kind);
         }
-        let mut effects = Vec::new();
+        let mut effects = self.keep_committed();
         if let Some(mut running) = self.running.take() {
             let kind = FaultKind::Superseded { epoch, by: self.latest_by.clone() };
             effects.extend(running.requests.fail_all(&self.fault_here(kind)));

@@ -8,12 +8,14 @@ use shared::{
         bench::{Bench, BenchLinks},
         error::{Fault, Loss},
         message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent, ToolFormat},
+        recovery::Committed,
     },
     telemetry::{BenchFound, BenchProgress, LinkBench, LoadProgress},
-    topology::Exclusions,
+    topology::{Exclusions, Rolling},
     units::Bytes,
 };
 
+use super::quorum::Votes;
 use crate::engine::RequestKey;
 
 /// A console's session on this node.
@@ -131,6 +133,19 @@ pub enum EngineCommand {
     Stop,
 }
 
+/// Something for the disk.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Record {
+    /// Highest epoch promised, and the topology that it was promised for.
+    Promise(Epoch, TopologyHash),
+    /// The topology that comes back after a loss; `None`: none does.
+    Committed(Option<Committed>),
+    /// What was said in a vote.
+    Votes(Votes),
+    /// The latest rolling restart.
+    Rolling(Rolling),
+}
+
 /// Something to do.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
@@ -194,6 +209,22 @@ pub enum Effect {
     Discard(Epoch),
     /// Write (epoch, hash) to the disk and sync.
     Persist(Epoch, TopologyHash),
+    /// Write records to the disk and sync, then answer; without an answer to give, one that cannot be written is a warning.
+    Write {
+        /// What.
+        records: Vec<Record>,
+        /// Session, request and answer.
+        then: Option<(SessionId, RequestId, ResponseBody)>,
+    },
+    /// Say what this node holds, and remember where the caller listens.
+    Standing {
+        /// The session.
+        session: SessionId,
+        /// The request.
+        id: RequestId,
+        /// A node's name and address.
+        caller: Option<(String, String)>,
+    },
     /// Open links to all ranks and start the engine on the prepared shard.
     Connect(Epoch),
     /// Tell the head of another group.

@@ -6,15 +6,17 @@ use shared::{
     protocol::{
         error::{Fault, FaultKind},
         message::{REPORT_INTERVAL_MS_MIN, Request, RequestBody, ResponseBody},
+        recovery::Committed,
     },
     telemetry::{LoadProgress, NodeState},
-    topology::{Exclusions, Member, Place, Topology},
+    topology::{Exclusions, Member, Place, Rolling, Topology},
     units::Bytes,
 };
 
 use super::{
     benching::Benches,
     event::{Effect, EngineCommand, Event, PeerDrain, SessionId},
+    quorum::Voter,
     requests::Requests,
 };
 
@@ -71,6 +73,8 @@ pub(super) struct Open {
     pub(super) session: SessionId,
     pub(super) id: RequestId,
     pub(super) phase: Phase,
+    /// It brings back what was committed before: whoever assigns something else goes before it.
+    pub(super) again: bool,
 }
 
 /// A committed assignment.
@@ -103,10 +107,19 @@ pub struct Node {
     pub(super) tokens: u64,
     pub(super) exclusions: Exclusions,
     pub(super) benches: Benches,
+    /// What comes back after a loss.
+    pub(super) committed: Option<Committed>,
+    pub(super) voter: Voter,
+    /// Where the witness of a topology of two nodes listens.
+    pub(super) witness: Option<String>,
+    pub(super) takes_over: bool,
+    pub(super) rolling: Option<Rolling>,
+    /// The longest drain of a restart that said so.
+    pub(super) drain_for: Option<Duration>,
 }
 
 /// What a node is started with.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Beginning {
     /// Its name.
     pub name: String,
@@ -116,12 +129,20 @@ pub struct Beginning {
     pub exclusions: Exclusions,
     /// Whether something starts the daemon again after [`RESTART_CODE`].
     pub supervised: bool,
+    /// The topology that it held.
+    pub committed: Option<Committed>,
+    /// What it said in votes.
+    pub voter: Voter,
+    /// Where the witness of a topology of two nodes listens.
+    pub witness: Option<String>,
+    /// The latest rolling restart.
+    pub rolling: Option<Rolling>,
 }
 
 impl Node {
     /// An idle node.
     pub fn new(beginning: Beginning, patience: Patience) -> Self {
-        let Beginning { name, epoch, exclusions, supervised } = beginning;
+        let Beginning { name, epoch, exclusions, supervised, committed, voter, witness, rolling } = beginning;
         Self {
             name,
             epoch,
@@ -137,6 +158,12 @@ impl Node {
             tokens: 0,
             exclusions,
             benches: Benches::default(),
+            committed,
+            voter,
+            witness,
+            takes_over: false,
+            rolling,
+            drain_for: None,
         }
     }
 
@@ -286,6 +313,7 @@ impl Node {
             RequestBody::Restart => self.restart(session, id),
             RequestBody::Exclude(list) => self.exclude(session, id, &list),
             RequestBody::Bench(bench) => self.bench((session, id), by, *bench),
+            RequestBody::Recovery(ask) => self.recovery((session, id), *ask),
             RequestBody::Cancel => {
                 let key = self.running.as_ref().and_then(|running| running.requests.key(session, id));
                 let mut effects = self.cancel_bench(session, Some(id));
@@ -303,7 +331,7 @@ impl Node {
             return self.give_up();
         }
         match self.draining {
-            Some(since) if now >= since + self.patience.drain => self.drain_ended(),
+            Some(since) if now >= since + self.drain_for.unwrap_or(self.patience.drain) => self.drain_ended(),
             _ => Vec::new(),
         }
     }

@@ -6,10 +6,17 @@ pub mod driver;
 pub mod event;
 pub mod machine;
 mod operate;
+pub mod quorum;
+#[cfg(test)]
+mod quorum_tests;
+mod recovery;
 mod requests;
 mod serving;
+pub mod steward;
 #[cfg(test)]
-mod tests;
+mod steward_tests;
+#[cfg(test)]
+pub(crate) mod tests;
 
 pub use event::{BenchKey, Effect, EngineCommand, Event, Progress, SessionId};
 pub use machine::Node;

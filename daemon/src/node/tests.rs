@@ -7,6 +7,7 @@ use shared::{
         bench::{BenchLinks, LINK_TOKENS_MAX},
         error::{Fault, FaultKind, Loss},
         message::{FinishReason, Finished, Generate, Prepare, Request, RequestBody, ResponseBody},
+        recovery::Committed,
     },
     sampling::SamplingParameters,
     schedule::{Algorithm, Choice},
@@ -16,7 +17,7 @@ use shared::{
 };
 
 use super::{
-    event::{Effect, EngineCommand, Event, PeerDrain, Progress, SessionId},
+    event::{Effect, EngineCommand, Event, PeerDrain, Progress, Record, SessionId},
     machine::{Beginning, Node, Patience, QUEUE_MAX, RESTART_CODE},
 };
 use crate::engine::RequestKey;
@@ -27,10 +28,10 @@ pub(super) const OTHER: SessionId = SessionId(2);
 pub(super) fn node() -> Node {
     let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
     let (name, epoch, exclusions) = ("pi1".into(), Epoch(3), Exclusions::default());
-    Node::new(Beginning { name, epoch, exclusions, supervised: true }, patience)
+    Node::new(Beginning { name, epoch, exclusions, supervised: true, ..Beginning::default() }, patience)
 }
 
-fn topology(world: u16) -> Topology {
+pub(crate) fn topology(world: u16) -> Topology {
     let member = |index: u16| Member {
         name: format!("pi{}", index + 1),
         address: format!("127.0.0.{}:9999", index + 2),
@@ -82,7 +83,9 @@ pub(super) fn running() -> Node {
     assert_eq!((node.state(), node.epoch()), (NodeState::Prepared, Epoch(4)));
     assert!(node.expects_links(Epoch(4), hash) && !node.expects_links(Epoch(5), hash));
     let effects = ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(4), hash });
-    assert_eq!(effects, [Effect::Connect(Epoch(4))]);
+    let committed = Committed { epoch: Epoch(4), topology: topology(2) };
+    let records = vec![Record::Committed(Some(committed))];
+    assert_eq!(effects, [Effect::Write { records, then: None }, Effect::Connect(Epoch(4))], "kept before it counts");
     node.handle(Event::Connected(Epoch(4), Ok(())));
     assert_eq!(node.state(), NodeState::Ready);
     node
@@ -302,7 +305,7 @@ fn a_restart_drains_first_and_ends_with_the_code_that_a_supervisor_starts_again(
 
     let (name, epoch, exclusions) = ("pi1".into(), Epoch(0), Exclusions::default());
     let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
-    let mut alone = Node::new(Beginning { name, epoch, exclusions, supervised: false }, patience);
+    let mut alone = Node::new(Beginning { name, epoch, exclusions, ..Beginning::default() }, patience);
     let effects = ask(&mut alone, CONSOLE, 1, RequestBody::Restart);
     assert_eq!((failure(&effects), effects.len()), (Some(&FaultKind::Unsupervised), 1));
     assert_eq!(alone.state(), NodeState::Idle);

@@ -32,6 +32,7 @@ use crate::{
         driver::{
             Driver, Input,
             state::{Kept, StateFolder},
+            steward::Steward,
         },
     },
 };
@@ -88,6 +89,7 @@ pub async fn serve(
     };
     let started = Instant::now();
     let (own, settings, drain) = (listener.local_addr().unwrap_or(config.listen), config.http.clone(), config.drain);
+    let steward = Steward::new(&config, identity.clone(), gateway::dialled(own));
     let (driver, inputs, receiver) = Driver::new(Arc::new(config), identity.clone(), kernels, state);
     for signal in signals.ends {
         tokio::spawn(end_at(signal, inputs.clone(), started));
@@ -99,7 +101,9 @@ pub async fn serve(
     let sessions = TaskTracker::new();
     let accepting = tokio::spawn(accept(listener, inputs, identity.clone(), sessions.clone()));
     let gateway = http.map(|listener| gateway::serve(listener, settings, own, identity));
+    let steward = tokio::spawn(steward.run());
     let code = driver.run(receiver).await;
+    steward.abort();
     if let Some(gateway) = gateway {
         // Answers that come from other nodes go on, in bounds.
         gateway.end(drain.min(GATEWAY_DRAIN)).await;

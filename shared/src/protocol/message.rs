@@ -8,6 +8,7 @@ use crate::{
     protocol::{
         bench::{Bench, BenchLinks},
         error::{Fault, FaultKind},
+        recovery::{RecoveryAnswer, RecoveryAsk},
     },
     sampling::SamplingParameters,
     telemetry::{BenchFound, BenchProgress, LinkBench, LoadProgress, NodeReport, RankTotals, SyncRecord},
@@ -82,6 +83,8 @@ pub enum RequestBody {
     Records,
     /// Time all-reduces of the head's stage while no request runs (heads only). Answered by `BenchedLinks`.
     BenchLinks(BenchLinks),
+    /// Of nodes that bring a topology back, and of consoles that help them. Answered by `Recovery`.
+    Recovery(Box<RecoveryAsk>),
 }
 
 /// The first phase of an assignment.
@@ -251,6 +254,8 @@ pub enum ResponseBody {
     Records(Vec<SyncRecord>),
     /// What all-reduces take on the links.
     BenchedLinks(LinkBench),
+    /// The answer to `Recovery`.
+    Recovery(RecoveryAnswer),
 }
 
 /// A model file on a node.

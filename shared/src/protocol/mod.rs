@@ -6,6 +6,7 @@ pub mod error;
 pub mod frame;
 pub mod handshake;
 pub mod message;
+pub mod recovery;
 pub mod seal;
 pub mod session;
 

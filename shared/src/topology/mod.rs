@@ -9,7 +9,9 @@ pub mod memory;
 pub mod planner;
 #[cfg(test)]
 mod planner_tests;
+pub mod replan;
 pub mod reslice;
+pub mod rolling;
 pub mod shard;
 pub mod sizes;
 pub mod spec;
@@ -19,6 +21,7 @@ pub use exclusion::{Exclusion, ExclusionError, Exclusions};
 pub use groups::{Group, Groups, Role};
 pub use layout::{Layout, Place};
 pub use reslice::{Route, routes};
+pub use rolling::Rolling;
 pub use shard::{CutError, ShardPlan, cut, cut_stages};
 pub use spec::{Exchange, KvFormat, Member, SpecError, Topology};
 pub use stages::{split_layers, split_layers_where};

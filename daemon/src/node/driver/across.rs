@@ -32,6 +32,7 @@ const MESSAGES_MAX: usize = 256;
 /// What the ways of one head to those of other groups share.
 #[derive(Clone, Debug)]
 pub(super) struct Ways {
+    pub(super) run: u64,
     pub(super) epoch: Epoch,
     pub(super) liveness: Liveness,
     /// Counters of the own engine.
@@ -79,7 +80,7 @@ async fn run(ways: Ways, replica: u16, stream: TcpStream, queue: Receiver<Across
     if !ways.stop.is_cancelled() {
         tracing::warn!(epoch = %ways.epoch, replica, "a group was lost");
         // The driver may be gone when the daemon ends; then nobody needs to know.
-        let _ = ways.inputs.send(Input::Event(Event::Across(ways.epoch, replica, None))).await;
+        let _ = ways.inputs.send(Input::Run(ways.run, Event::Across(ways.epoch, replica, None))).await;
     }
 }
 
@@ -95,7 +96,12 @@ async fn listen(ways: &Ways, replica: u16, mut reader: MessageReader) {
             if beat.leaving || moved.elapsed() > stall {
                 return;
             }
-        } else if ways.inputs.send(Input::Event(Event::Across(ways.epoch, replica, Some(message)))).await.is_err() {
+        } else if ways
+            .inputs
+            .send(Input::Run(ways.run, Event::Across(ways.epoch, replica, Some(message))))
+            .await
+            .is_err()
+        {
             return;
         }
     }

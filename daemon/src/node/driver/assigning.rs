@@ -21,7 +21,7 @@ use shared::{
 use tokio::{
     net::TcpStream,
     sync::mpsc::{Receiver, Sender, channel},
-    task::spawn_blocking,
+    task::{AbortHandle, spawn_blocking},
 };
 
 use super::{
@@ -31,22 +31,35 @@ use super::{
     running::{Place, Running},
 };
 
-/// A finished load.
+/// A finished load, and which attempt it was for: an earlier one of the same epoch counts no more.
 #[derive(Debug)]
-pub struct LoadOutcome(pub(super) Epoch, pub(super) Result<Box<Loaded>, FaultKind>);
+pub struct LoadOutcome(pub(super) u64, pub(super) Result<Box<Loaded>, FaultKind>);
 
 /// Opened links.
 #[derive(Debug)]
-pub struct LinkOutcome(pub(super) Epoch, pub(super) Result<OpenLinks, FaultKind>);
+pub struct LinkOutcome(pub(super) u64, pub(super) Result<OpenLinks, FaultKind>);
 
 /// An assignment between its load and its start.
 #[derive(Debug)]
 pub(super) struct Open {
+    pub(super) attempt: u64,
     pub(super) place: Place,
     pub(super) loaded: Option<Box<Loaded>>,
     pub(super) cancelled: Arc<AtomicBool>,
     pub(super) arrivals: Sender<Arrival>,
     pub(super) arrived: Option<Receiver<Arrival>>,
+    /// Opening links ends with the assignment: no link of it comes to a later one of the same epoch.
+    linking: Option<Ending>,
+}
+
+/// A task that ends when it is dropped.
+#[derive(Debug)]
+struct Ending(AbortHandle);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl Driver {
@@ -56,7 +69,17 @@ impl Driver {
         let (arrivals, arrived) = channel(4 * topology.members.len());
         let place = Place { epoch: prepare.epoch, hash: topology.hash(), topology, member: prepare.member };
         let arrived = Some(arrived);
-        self.open = Some(Open { place, loaded: None, cancelled: Arc::clone(&cancelled), arrivals, arrived });
+        self.attempts += 1;
+        let attempt = self.attempts;
+        self.open = Some(Open {
+            attempt,
+            place,
+            loaded: None,
+            cancelled: Arc::clone(&cancelled),
+            arrivals,
+            arrived,
+            linking: None,
+        });
         let (config, inputs) = (Arc::clone(&self.config), self.around.inputs.clone());
         let kernels = self.around.kernels;
         let load = move || {
@@ -77,7 +100,7 @@ impl Driver {
             };
             let result = loading::load(&config, kernels, &prepare, &progress).map(Box::new);
             tracing::info!(%epoch, model = prepare.topology.model, ok = result.is_ok(), ms = begun.elapsed().as_millis() as u64, "load ended");
-            let _ = inputs.blocking_send(Input::Loaded(LoadOutcome(epoch, result)));
+            let _ = inputs.blocking_send(Input::Loaded(LoadOutcome(attempt, result)));
         };
         let benching = self.benching.take();
         tokio::spawn(async move {
@@ -88,15 +111,16 @@ impl Driver {
         });
     }
 
-    pub(super) async fn loaded(&mut self, epoch: Epoch, result: Result<Box<Loaded>, FaultKind>) {
-        let result = match (self.open.as_mut().filter(|open| open.place.epoch == epoch), result) {
-            (Some(open), Ok(loaded)) => {
+    pub(super) async fn loaded(&mut self, attempt: u64, result: Result<Box<Loaded>, FaultKind>) {
+        let Some(open) = self.open.as_mut().filter(|open| open.attempt == attempt) else { return };
+        let epoch = open.place.epoch;
+        let result = match result {
+            Ok(loaded) => {
                 let bytes = loaded.bytes;
                 open.loaded = Some(loaded);
                 Ok(bytes)
             }
-            (_, Err(kind)) => Err(self.fault(kind)),
-            (None, Ok(_)) => return,
+            Err(kind) => Err(self.fault(kind)),
         };
         self.event(Event::Loaded(epoch, result)).await;
     }
@@ -147,20 +171,23 @@ impl Driver {
     pub(super) fn connect(&mut self, epoch: Epoch) {
         let Some(open) = self.open.as_mut().filter(|open| open.place.epoch == epoch) else { return };
         let Some(arrived) = open.arrived.take() else { return };
+        let attempt = open.attempt;
         let Place { epoch, hash, topology, member: own } = open.place.clone();
         let linking = Linking { identity: self.identity.clone(), topology, epoch, hash, own };
         let inputs = self.around.inputs.clone();
-        tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let result = linking::open(linking, arrived).await;
-            let _ = inputs.send(Input::Linked(LinkOutcome(epoch, result))).await;
+            let _ = inputs.send(Input::Linked(LinkOutcome(attempt, result))).await;
         });
+        open.linking = Some(Ending(task.abort_handle()));
     }
 
-    pub(super) async fn linked(&mut self, epoch: Epoch, result: Result<OpenLinks, FaultKind>) {
-        let Some(open) = self.open.take_if(|open| open.place.epoch == epoch) else { return };
+    pub(super) async fn linked(&mut self, attempt: u64, result: Result<OpenLinks, FaultKind>) {
+        let Some(open) = self.open.take_if(|open| open.attempt == attempt) else { return };
+        let epoch = open.place.epoch;
         let started = result.and_then(|links| {
             let loaded = open.loaded.ok_or(FaultKind::NotPrepared { epoch })?;
-            Running::start(&self.around, open.place, *loaded, links)
+            Running::start(&self.around, open.place, *loaded, (links, attempt))
         });
         let result = match started {
             Ok(running) => {

@@ -33,6 +33,7 @@ use crate::{
 /// What the heartbeats of one topology share.
 #[derive(Clone, Debug)]
 pub(super) struct Pulse {
+    pub(super) run: u64,
     pub(super) epoch: Epoch,
     pub(super) liveness: Liveness,
     /// Counters of the own engine.
@@ -103,7 +104,7 @@ pub(super) async fn run(pulse: Pulse, rank: Rank, stream: TcpStream) {
         }
     };
     // The driver may be gone when the daemon ends; then nobody needs to know.
-    let _ = pulse.inputs.send(Input::Event(Event::PeerLost(pulse.epoch, rank, lost))).await;
+    let _ = pulse.inputs.send(Input::Run(pulse.run, Event::PeerLost(pulse.epoch, rank, lost))).await;
     // The socket stays open until the topology ends: peers must not take this node for the lost one.
     tokio::select! {
         () = pulse.stop.cancelled() => {}
@@ -144,7 +145,7 @@ async fn hear(pulse: &Pulse, peer: &mut Peer, rank: Rank, beat: Result<Option<Be
     }
     if let Some(drain) = peer.hear(&beat, Instant::now()) {
         let event = Event::PeerDrains(pulse.epoch, rank, drain);
-        let _ = pulse.inputs.send(Input::Event(event)).await;
+        let _ = pulse.inputs.send(Input::Run(pulse.run, event)).await;
     }
     None
 }

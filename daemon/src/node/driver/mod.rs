@@ -6,14 +6,16 @@ mod benching;
 mod heartbeat;
 mod linking;
 mod loading;
+mod recovery;
 mod report;
 mod running;
 pub mod state;
+pub mod steward;
 mod supervisor;
 mod watching;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     io,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
@@ -48,6 +50,7 @@ use self::{
 };
 use super::{
     Effect, Event, Node, Progress, SessionId,
+    event::Record,
     machine::{Beginning, Patience},
 };
 use crate::{
@@ -72,6 +75,9 @@ const WATCHERS_MAX: usize = 128;
 pub enum Input {
     /// Something for the node.
     Event(Event),
+    /// Something of a run of the engine; nothing of an earlier run counts.
+    #[doc(hidden)]
+    Run(u64, Event),
     /// A console's session is open; responses go here.
     SessionOpened(SessionId, Sender<Response>),
     /// A rank dialled.
@@ -115,6 +121,10 @@ pub struct Driver {
     supervisor: Supervisor,
     instance: u64,
     started: Instant,
+    /// Counts assignments that were begun.
+    attempts: u64,
+    /// Where other nodes said that they listen.
+    heard: BTreeMap<String, String>,
     draining: bool,
     exit: Option<i32>,
 }
@@ -128,8 +138,21 @@ impl Driver {
         (state, kept): (StateFolder, Kept),
     ) -> (Self, Sender<Input>, Receiver<Input>) {
         let (inputs, receiver) = channel(INPUTS_MAX);
-        let (epoch, exclusions, supervised) = (kept.epoch, kept.exclusions, config.supervised);
-        let beginning = Beginning { name: config.name.clone(), epoch, exclusions, supervised };
+        let beginning = Beginning {
+            name: config.name.clone(),
+            epoch: kept.epoch,
+            exclusions: kept.exclusions,
+            supervised: config.supervised,
+            committed: kept.committed,
+            voter: kept.voter,
+            witness: config.recovery.witness.clone(),
+            rolling: kept.rolling,
+        };
+        for name in &kept.damaged {
+            tracing::warn!(
+                "{name} in the state folder was damaged and is put aside; the other nodes tell what it said"
+            );
+        }
         let monitor = Monitor::new(&config.health_root, config.listen);
         let around = Surroundings {
             name: config.name.clone(),
@@ -157,6 +180,8 @@ impl Driver {
             supervisor: Supervisor::from_environment(),
             instance: instance(),
             started: Instant::now(),
+            attempts: 0,
+            heard: BTreeMap::new(),
             draining: false,
             exit: None,
         };
@@ -194,14 +219,19 @@ impl Driver {
     async fn input(&mut self, input: Input) {
         match input {
             Input::Event(event) => self.event(event).await,
+            Input::Run(run, event) => {
+                if self.running.as_ref().is_some_and(|running| running.run == run) {
+                    self.event(event).await;
+                }
+            }
             Input::SessionOpened(session, responses) => {
                 self.sessions.insert(session, responses);
             }
             Input::Reloaded(config) => self.reloaded(*config),
             Input::Health(health, monitor) => self.watching.read(*health, monitor),
             Input::Link { stream, purpose, identity } => self.link(stream, purpose, &identity),
-            Input::Loaded(LoadOutcome(epoch, result)) => self.loaded(epoch, result).await,
-            Input::Linked(LinkOutcome(epoch, result)) => self.linked(epoch, result).await,
+            Input::Loaded(LoadOutcome(attempt, result)) => self.loaded(attempt, result).await,
+            Input::Linked(LinkOutcome(attempt, result)) => self.linked(attempt, result).await,
         }
     }
 
@@ -344,7 +374,7 @@ impl Driver {
                 }
             }
             Effect::Persist(epoch, hash) => {
-                let result = self.keep(move |state| state.save(epoch, hash)).await;
+                let result = self.keep(move |state| state.save(&Record::Promise(epoch, hash))).await;
                 self.event(Event::Persisted(epoch, result)).await;
             }
             Effect::KeepExclusions { session, id, list } => {
@@ -352,6 +382,8 @@ impl Driver {
                 let result = self.keep(move |state| state.save_exclusions(&list)).await;
                 self.event(Event::ExclusionsKept { session, id, result }).await;
             }
+            Effect::Write { records, then } => self.write(records, then).await,
+            Effect::Standing { session, id, caller } => self.standing(session, id, caller).await,
             Effect::Connect(epoch) => self.connect(epoch),
             Effect::Command(command) => {
                 if let Some(running) = &self.running {
@@ -449,7 +481,8 @@ fn patience(config: &Config) -> Patience {
 /// A number that the start before did not have.
 fn instance() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
-    RandomState::new().build_hasher().finish()
+    // Whole numbers of TOML have a sign.
+    RandomState::new().build_hasher().finish() >> 1
 }
 
 fn tell(list: &Exclusions) {

@@ -63,6 +63,8 @@ impl Place {
 /// A running engine.
 #[derive(Debug)]
 pub(super) struct Running {
+    /// Which of this process: no other run has its number, also where its epoch is the same.
+    pub(super) run: u64,
     pub(super) epoch: Epoch,
     pub(super) ring: Arc<SyncRing>,
     commands: mpsc::Sender<EngineCommand>,
@@ -101,7 +103,7 @@ impl Running {
         around: &Surroundings,
         place: Place,
         mut loaded: Loaded,
-        links: OpenLinks,
+        (links, run): (OpenLinks, u64),
     ) -> Result<Self, FaultKind> {
         let failed = |error: io::Error| FaultKind::Internal { reason: error.to_string() };
         let abort = Arc::new(Abort::new().map_err(|error| failed(error.into()))?);
@@ -118,11 +120,12 @@ impl Running {
         let (far_data, far_control) = apart(&place, links.across);
         let transfers = transfers(around, &place, &mut loaded, far_data).map_err(failed)?;
         let setup = setup(around, &place, loaded, group, (Arc::clone(&abort), transfers));
-        let sink = sink(around.inputs.clone(), place.epoch);
+        let sink = sink(around.inputs.clone(), run, place.epoch);
         let builder = thread::Builder::new().name("engine".into()).stack_size(ENGINE_STACK_BYTES);
         let thread = builder.spawn(move || engine::run(setup, &orders, &sink)).map_err(failed)?;
         let beats = TaskTracker::new();
         let pulse = Pulse {
+            run,
             epoch: place.epoch,
             liveness: around.liveness,
             engine: Arc::clone(&abort),
@@ -139,6 +142,7 @@ impl Running {
         beats.close();
         let apart = stop.child_token();
         let ways = Ways {
+            run,
             epoch: place.epoch,
             liveness: around.liveness,
             engine: Arc::clone(&abort),
@@ -149,6 +153,7 @@ impl Running {
         let way = |(replica, stream)| Way::open(ways.clone(), replica, stream);
         let ways = far_control.into_iter().map(way).collect();
         Ok(Self {
+            run,
             epoch: place.epoch,
             ring,
             commands,
@@ -293,8 +298,8 @@ fn setup(
     Setup { node, place, limits, model, group, transfers, plain, tokenizer, template, pieces, abort }
 }
 
-fn sink(inputs: Sender<Input>, epoch: Epoch) -> impl Fn(crate::node::Progress) + Send + 'static {
+fn sink(inputs: Sender<Input>, run: u64, epoch: Epoch) -> impl Fn(crate::node::Progress) + Send + 'static {
     // Blocks when the driver is behind: the engine slows down rather than to lose a token. The driver never waits for
     // the engine. If the driver is gone, the daemon ends.
-    move |progress| drop(inputs.blocking_send(Input::Event(Event::Engine(epoch, progress))))
+    move |progress| drop(inputs.blocking_send(Input::Run(run, Event::Engine(epoch, progress))))
 }

@@ -1,5 +1,5 @@
-//! What a node writes to its disk: the highest epoch that it promised with the topology's hash, and the nodes that an
-//! operator took out. Synced before it counts.
+//! What a node writes to its disk: the highest epoch that it promised, the topology that it committed, what it said in votes, the
+//! nodes that are out, the rolling restart. Synced before it counts. A file that is damaged is put aside, with a warning.
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, ErrorKind, Write},
@@ -7,14 +7,23 @@ use std::{
 };
 
 use anyhow::Context;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use shared::{
-    ids::{Epoch, TopologyHash},
-    topology::{Exclusion, Exclusions},
+    ids::Epoch,
+    protocol::recovery::Committed,
+    topology::{Exclusion, Exclusions, Rolling, Topology},
+};
+
+use crate::node::{
+    event::Record,
+    quorum::{Voter, Votes},
 };
 
 const FILE: &str = "epoch.toml";
 const EXCLUSIONS_FILE: &str = "exclusions.toml";
+const TOPOLOGY_FILE: &str = "topology.toml";
+const VOTES_FILE: &str = "votes.toml";
+const ROLLING_FILE: &str = "restart.toml";
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -31,13 +40,30 @@ struct SavedExclusions {
     node: Vec<Exclusion>,
 }
 
+/// With the hash: a file that was cut between two lines is noticed.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavedTopology {
+    epoch: u64,
+    hash: String,
+    topology: Topology,
+}
+
 /// What was kept over a restart.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Kept {
     /// Highest epoch promised.
     pub epoch: Epoch,
     /// Nodes that are out, or were.
     pub exclusions: Exclusions,
+    /// The topology that comes back.
+    pub committed: Option<Committed>,
+    /// What was said in votes.
+    pub voter: Voter,
+    /// The latest rolling restart.
+    pub rolling: Option<Rolling>,
+    /// Files that were damaged and have been put aside.
+    pub damaged: Vec<String>,
 }
 
 /// The state folder.
@@ -50,45 +76,83 @@ impl StateFolder {
     /// Opens (and if needed makes) the folder and reads what was kept; nothing where nothing was written yet.
     ///
     /// # Errors
-    /// The folder cannot be made, or a file cannot be read or is damaged: the message says what to do.
+    /// The folder cannot be made, or a file cannot be read: the message says what to do.
     pub fn open(folder: &Path) -> anyhow::Result<(Self, Kept)> {
         let help = || format!("cannot use state folder {}; give a writable one with --state DIR", folder.display());
-        fs::create_dir_all(folder).with_context(help)?;
-        let read = |name: &str| match fs::read_to_string(folder.join(name)) {
-            Ok(text) => Ok(Some(text)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(help),
-        };
-        let damaged = |name: &str, cure: &str| format!("{} is damaged; {cure}", folder.join(name).display());
-        let epoch = match read(FILE)? {
-            Some(text) => {
-                let cure = "write `epoch = N` with N above every epoch that `console status` shows, and \
-                            `topology = \"\"` into it";
-                let saved: Saved = toml::from_str(&text).with_context(|| damaged(FILE, cure))?;
-                Epoch(saved.epoch)
-            }
-            None => Epoch(0),
-        };
-        let exclusions = match read(EXCLUSIONS_FILE)? {
-            Some(text) => {
-                let cure = "remove it: the other nodes know the list, `console exclude` or `include` brings it here";
-                let saved: SavedExclusions = toml::from_str(&text).with_context(|| damaged(EXCLUSIONS_FILE, cure))?;
-                let list = Exclusions(saved.node);
-                list.check().with_context(|| damaged(EXCLUSIONS_FILE, cure))?;
-                list
-            }
-            None => Exclusions::default(),
-        };
-        Ok((Self { folder: folder.into() }, Kept { epoch, exclusions }))
+        // A disk that cannot be written any more may hold a folder that can be read.
+        if !folder.is_dir() {
+            fs::create_dir_all(folder).with_context(help)?;
+        }
+        let state = Self { folder: folder.into() };
+        let mut kept = Kept::default();
+        let saved: Option<Saved> = state.read(FILE, &mut kept.damaged, |_| true).with_context(help)?;
+        let is_sound = |list: &SavedExclusions| Exclusions(list.node.clone()).check().is_ok();
+        let exclusions: Option<SavedExclusions> =
+            state.read(EXCLUSIONS_FILE, &mut kept.damaged, is_sound).with_context(help)?;
+        let is_sound =
+            |saved: &SavedTopology| saved.topology.check().is_ok() && saved.topology.hash().to_string() == saved.hash;
+        let topology: Option<SavedTopology> =
+            state.read(TOPOLOGY_FILE, &mut kept.damaged, is_sound).with_context(help)?;
+        let votes: Option<Votes> = state
+            .read(VOTES_FILE, &mut kept.damaged, |votes: &Votes| votes.base.topology.check().is_ok())
+            .with_context(help)?;
+        kept.rolling = state
+            .read(ROLLING_FILE, &mut kept.damaged, |rolling: &Rolling| rolling.check().is_ok())
+            .with_context(help)?;
+        kept.exclusions = Exclusions(exclusions.map_or_else(Vec::new, |saved| saved.node));
+        kept.committed = topology.map(|saved| Committed { epoch: Epoch(saved.epoch), topology: saved.topology });
+        let committed = kept.committed.as_ref().map_or(Epoch(0), |committed| committed.epoch);
+        kept.epoch = saved.map_or(Epoch(0), |saved| Epoch(saved.epoch)).max(committed);
+        // Whoever does not know what it said must not say something else.
+        let is_lost = kept.damaged.iter().any(|name| name == FILE || name == VOTES_FILE);
+        kept.voter = Voter { votes, forgot: is_lost.then_some(kept.committed.as_ref().map(|kept| kept.epoch)) };
+        Ok((state, kept))
     }
 
-    /// Writes (epoch, hash).
+    /// Reads a file; one that is damaged is put aside and named.
+    fn read<T: DeserializeOwned>(
+        &self,
+        name: &str,
+        damaged: &mut Vec<String>,
+        is_sound: impl Fn(&T) -> bool,
+    ) -> io::Result<Option<T>> {
+        let path = self.folder.join(name);
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let parsed = String::from_utf8(bytes).ok().and_then(|text| toml::from_str(&text).ok()).filter(is_sound);
+        if parsed.is_none() {
+            damaged.push(name.into());
+            // On a disk that cannot be written it stays, and is as damaged at the next start.
+            let _ = fs::rename(&path, self.folder.join(format!("{name}.damaged")));
+        }
+        Ok(parsed)
+    }
+
+    /// Writes a record.
     ///
     /// # Errors
     /// The disk is full, read-only or broken.
-    pub fn save(&self, epoch: Epoch, hash: TopologyHash) -> io::Result<()> {
-        let saved = Saved { epoch: epoch.0, topology: hash.to_string() };
-        self.replace(FILE, &toml::to_string(&saved).map_err(io::Error::other)?)
+    pub fn save(&self, record: &Record) -> io::Result<()> {
+        match record {
+            Record::Promise(epoch, hash) => {
+                let saved = Saved { epoch: epoch.0, topology: hash.to_string() };
+                self.replace(FILE, &text(&saved)?)
+            }
+            Record::Committed(Some(Committed { epoch, topology })) => {
+                let hash = topology.hash().to_string();
+                let saved = SavedTopology { epoch: epoch.0, hash, topology: topology.clone() };
+                self.replace(TOPOLOGY_FILE, &text(&saved)?)
+            }
+            Record::Committed(None) => match fs::remove_file(self.folder.join(TOPOLOGY_FILE)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+                _ => File::open(&self.folder)?.sync_all(),
+            },
+            Record::Votes(votes) => self.replace(VOTES_FILE, &text(votes)?),
+            Record::Rolling(rolling) => self.replace(ROLLING_FILE, &text(rolling)?),
+        }
     }
 
     /// Writes the list of exclusions.
@@ -96,8 +160,7 @@ impl StateFolder {
     /// # Errors
     /// The disk is full, read-only or broken.
     pub fn save_exclusions(&self, list: &Exclusions) -> io::Result<()> {
-        let saved = SavedExclusions { node: list.0.clone() };
-        self.replace(EXCLUSIONS_FILE, &toml::to_string(&saved).map_err(io::Error::other)?)
+        self.replace(EXCLUSIONS_FILE, &text(&SavedExclusions { node: list.0.clone() })?)
     }
 
     /// A new file, synced, renamed over the old one, and the folder synced.
@@ -111,28 +174,89 @@ impl StateFolder {
     }
 }
 
+fn text<T: Serialize>(saved: &T) -> io::Result<String> {
+    toml::to_string(saved).map_err(io::Error::other)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use shared::{ids::TopologyHash, protocol::recovery::Ballot, topology::rolling::Phase};
 
-    #[test]
-    fn what_is_kept_survives_and_a_damaged_file_is_refused_with_the_cure() {
-        let folder = std::env::temp_dir().join(format!("bramble-state-{}", std::process::id()));
-        let (state, kept) = StateFolder::open(&folder).expect("the folder can be made");
-        assert_eq!(kept, Kept::default());
-        state.save(Epoch(7), TopologyHash(9)).expect("the folder can be written");
+    use super::*;
+    use crate::node::quorum::Accepted;
+
+    fn committed(epoch: u64) -> Committed {
+        let topology = Topology { slots: 3, ..crate::node::tests::topology(2) };
+        Committed { epoch: Epoch(epoch), topology }
+    }
+
+    fn folder(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("bramble-state-{name}-{}", std::process::id()))
+    }
+
+    fn full(folder: &Path) -> (StateFolder, Exclusions, Votes, Rolling) {
+        let (state, kept) = StateFolder::open(folder).expect("the folder can be made");
+        assert_eq!((kept.epoch, kept.committed, kept.damaged.len()), (Epoch(0), None, 0));
         let mut exclusions = Exclusions::default();
         exclusions.say("pi2", "pi2:9999", Some("fan \"stuck\""), "me@here");
         exclusions.say("pi3", "pi3:9999", None, "me@here");
+        let ballot = Ballot { round: 2, member: 1 };
+        let accepted = Some(Accepted { ballot, next: committed(8) });
+        let votes = Votes { promised: ballot, base: committed(7), accepted };
+        let targets = vec![("pi1".into(), "pi1:9999".into())];
+        let (before, phase) = (Some(u64::MAX >> 1), Phase::Paused("x".into()));
+        let rolling = Rolling { targets, done: 0, before, phase, drain_ms: 5, by: "me".into(), revision: 3 };
+        let records = [
+            Record::Promise(Epoch(7), TopologyHash(9)),
+            Record::Committed(Some(committed(7))),
+            Record::Votes(votes.clone()),
+            Record::Rolling(rolling.clone()),
+        ];
+        records.iter().for_each(|record| state.save(record).expect("the folder can be written"));
         state.save_exclusions(&exclusions).expect("the folder can be written");
-        let kept = StateFolder::open(&folder).map(|(_, kept)| kept).ok();
-        assert_eq!(kept, Some(Kept { epoch: Epoch(7), exclusions }));
-        fs::write(folder.join(EXCLUSIONS_FILE), "[[node]]\nnode = 1").expect("the folder can be written");
-        let error = StateFolder::open(&folder).expect_err("the file is damaged");
-        assert!(error.to_string().contains("exclusions.toml is damaged"), "{error}");
-        fs::write(folder.join(FILE), "epo").expect("the folder can be written");
-        let error = StateFolder::open(&folder).expect_err("the file is damaged");
-        assert!(error.to_string().contains("damaged"), "{error}");
+        (state, exclusions, votes, rolling)
+    }
+
+    #[test]
+    fn what_is_kept_survives() {
+        let folder = folder("kept");
+        let (state, exclusions, votes, rolling) = full(&folder);
+        let (_, kept) = StateFolder::open(&folder).expect("the folder is there");
+        assert_eq!((kept.epoch, kept.exclusions, kept.committed), (Epoch(7), exclusions, Some(committed(7))));
+        assert_eq!((kept.voter.votes, kept.voter.forgot, kept.rolling), (Some(votes), None, Some(rolling)));
+        state.save(&Record::Committed(None)).expect("the folder can be written");
+        let (_, kept) = StateFolder::open(&folder).expect("the folder is there");
+        assert_eq!((kept.committed, kept.damaged.len()), (None, 0));
+        fs::remove_dir_all(&folder).expect("the folder can be removed");
+    }
+
+    #[test]
+    fn a_file_cut_anywhere_is_survived_and_named_and_whoever_forgot_its_votes_does_not_vote() {
+        let folder = folder("cut");
+        full(&folder);
+        for name in [FILE, EXCLUSIONS_FILE, TOPOLOGY_FILE, VOTES_FILE, ROLLING_FILE] {
+            let whole = fs::read(folder.join(name)).expect("it was written");
+            for length in (1..whole.len()).step_by(7) {
+                fs::write(folder.join(name), &whole[..length]).expect("the folder can be written");
+                let (_, kept) = StateFolder::open(&folder).expect("a damaged file is survived");
+                // A list of exclusions may be whole without its last entries.
+                if name == TOPOLOGY_FILE {
+                    assert_eq!(
+                        (kept.committed.as_ref(), &kept.damaged[..]),
+                        (None, &[name.to_owned()][..]),
+                        "{length}"
+                    );
+                }
+                let is_lost = kept.damaged.iter().any(|lost| lost == FILE || lost == VOTES_FILE);
+                assert_eq!(kept.voter.forgot.is_some(), is_lost, "{name} cut at {length}");
+                assert_eq!(folder.join(format!("{name}.damaged")).is_file(), folder.join(name).metadata().is_err());
+                let _ = fs::remove_file(folder.join(format!("{name}.damaged")));
+            }
+            fs::write(folder.join(name), &whole).expect("the folder can be written");
+        }
+        fs::write(folder.join(FILE), [0xff; 40]).expect("the folder can be written");
+        let (_, kept) = StateFolder::open(&folder).expect("a damaged file is survived");
+        assert_eq!((kept.epoch, kept.voter.forgot), (Epoch(7), Some(Some(Epoch(7)))), "the topology says the epoch");
         fs::remove_dir_all(&folder).expect("the folder can be removed");
     }
 }

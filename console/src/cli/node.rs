@@ -1,0 +1,293 @@
+//! `console node`: nodes leave and join a cluster that serves. `console ok-to-stop`: what would be left.
+use std::sync::Arc;
+
+use serde_json::json;
+use shared::{
+    ids::MemberIndex,
+    topology::{Topology, replan},
+    units::Bytes,
+};
+
+use super::{
+    Failure,
+    confirm::{check, confirm},
+    exclude::{find, progress},
+    interrupts::Interrupts,
+    options::{Change, Exclude, Include, Nodes},
+    output,
+};
+use crate::{
+    client::{
+        assign::{Assigned, assign},
+        cluster::Cluster,
+        event::OperateEvent,
+        exclude::{drain, say},
+        recovery::{standings, take_over},
+        session::Session,
+        with_port,
+    },
+    wanted::Wanted,
+};
+
+/// `console node`.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Node {
+    /// A further node joins what serves: it goes on with it, running requests go on
+    Add(Change),
+    /// A node leaves what serves, without a reason that is kept
+    Remove(Change),
+    /// Nothing new begins on a node or its replica; what runs goes on
+    Cordon(Exclude),
+    /// As cordon, and wait until nothing runs there
+    Drain(Exclude),
+    /// Take a node out, with a reason; what runs is assigned anew on the rest
+    Exclude(Exclude),
+    /// Take a node in again; what runs is assigned anew with it
+    Include(Include),
+}
+
+impl Node {
+    fn change(&self) -> &Change {
+        match self {
+            Self::Add(change) | Self::Remove(change) => change,
+            Self::Cordon(exclude) | Self::Drain(exclude) | Self::Exclude(exclude) => &exclude.change,
+            Self::Include(include) => &include.change,
+        }
+    }
+
+    /// Whether an object is wanted.
+    pub(super) fn json(&self) -> bool {
+        self.change().json
+    }
+}
+
+/// Runs `console node`.
+pub(super) async fn run(node: Node) -> Result<u8, Failure> {
+    match node {
+        Node::Add(change) => join(change).await,
+        Node::Remove(change) => leave(change).await,
+        Node::Cordon(exclude) => cordon(exclude, false).await,
+        Node::Drain(exclude) => cordon(exclude, true).await,
+        Node::Exclude(exclude) => super::exclude::run_exclude(exclude).await,
+        Node::Include(include) => super::exclude::run_include(include).await,
+    }
+}
+
+async fn dial(nodes: &Nodes, more: Option<&str>) -> Cluster {
+    let named = nodes.nodes.iter().map(String::as_str).chain(more);
+    let mut addresses: Vec<String> = Vec::new();
+    for address in named.map(with_port) {
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    Cluster::dial(&addresses).await
+}
+
+/// The topology that serves, and the sessions of its members in their order.
+fn serving(cluster: &Cluster) -> Result<(Topology, Vec<Arc<Session>>), Failure> {
+    let Some((topology, _)) = cluster.topology() else {
+        let message = "no topology runs on these nodes".to_owned();
+        return Err(Failure::Usage {
+            message,
+            next: "console generate --topology tpN, or console topology assign FILE",
+        });
+    };
+    let session = |name: &str| {
+        let node = cluster.nodes.iter().find(|node| cluster.name(node) == name);
+        let message = || format!("member {} of the topology was not named", output::clean(name));
+        let node =
+            node.ok_or_else(|| Failure::Usage { message: message(), next: "name all its nodes with --nodes" })?;
+        Ok::<_, Failure>(node.session()?)
+    };
+    let sessions = topology.members.iter().map(|member| session(&member.name)).collect::<Result<_, _>>()?;
+    Ok((topology.clone(), sessions))
+}
+
+/// What a node reads for a token, before and after: decoding is bound by it.
+fn gain(before: &Topology, after: &Wanted) -> f64 {
+    let ranks = |stages: u16, ranks: u16| f64::from(stages) * f64::from(ranks);
+    let per_answer = ranks(1, after.layout.ranks) / ranks(1, before.layout.ranks);
+    let replicas = f64::from(after.layout.replicas) / f64::from(before.layout.replicas);
+    per_answer * replicas
+}
+
+async fn join(change: Change) -> Result<u8, Failure> {
+    check(change.yes)?;
+    let mut interrupts = Interrupts::listen()?;
+    let dialled = async { Ok::<_, Failure>(dial(&change.nodes, Some(&change.node)).await) };
+    let cluster = interrupts.end(dialled).await?;
+    let (topology, mut sessions) = serving(&cluster)?;
+    let node = &cluster.nodes[find(&cluster, &change.node)?];
+    let session = node.session()?;
+    let name = session.identity.name.clone();
+    if topology.members.iter().any(|member| member.name == name) {
+        let message = format!("{} is in it already", output::clean(&name));
+        return Err(Failure::Usage { message, next: "name the address of another node" });
+    }
+    sessions.push(session);
+    let wanted = Wanted::again(&topology, sessions.len());
+    let (now, then) = (topology.layout, wanted.layout);
+    let times = gain(&topology, &wanted);
+    let what =
+        format!("{now} becomes {then}: at most {times:.2} times the tokens a second, before what the network takes");
+    output::note(&what);
+    interrupts.end(confirm(&format!("Let {} join? Running requests go on.", output::clean(&name)), change.yes)).await?;
+    let assigned = interrupts.end(switch(&sessions, &wanted)).await?;
+    done(&change, &name, "joined", &assigned);
+    Ok(0)
+}
+
+async fn leave(change: Change) -> Result<u8, Failure> {
+    check(change.yes)?;
+    let mut interrupts = Interrupts::listen()?;
+    let cluster = interrupts.end(async { Ok::<_, Failure>(dial(&change.nodes, None).await) }).await?;
+    let (topology, sessions) = serving(&cluster)?;
+    let name = cluster.name(&cluster.nodes[find(&cluster, &change.node)?]).to_owned();
+    let rest: Vec<Arc<Session>> = sessions.into_iter().filter(|session| session.identity.name != name).collect();
+    if rest.is_empty() || rest.len() == topology.members.len() {
+        let message = format!("{} is not one of several members", output::clean(&name));
+        return Err(Failure::Usage { message, next: "console topology show names them" });
+    }
+    let wanted = Wanted::again(&topology, rest.len());
+    let question = format!("Take {} out of {}? {} follows.", output::clean(&name), topology.layout, wanted.layout);
+    interrupts.end(confirm(&question, change.yes)).await?;
+    let assigned = interrupts.end(switch(&rest, &wanted)).await?;
+    done(&change, &name, "left", &assigned);
+    Ok(0)
+}
+
+async fn switch(sessions: &[Arc<Session>], wanted: &Wanted) -> Result<Assigned, Failure> {
+    Ok(assign(sessions, wanted, &|event| progress(&OperateEvent::Assign(event))).await?)
+}
+
+fn done(change: &Change, name: &str, how: &str, assigned: &Assigned) {
+    let (layout, epoch) = (assigned.topology.layout.to_string(), assigned.epoch.0);
+    if change.json {
+        output::line(&json!({"node": name, "state": how, "topology": layout, "epoch": epoch}).to_string());
+    } else {
+        output::line(&format!("{} {how}; {layout} serves with epoch {epoch}", output::clean(name)));
+    }
+}
+
+async fn cordon(exclude: Exclude, waits: bool) -> Result<u8, Failure> {
+    let Exclude { change, reason } = exclude;
+    check(change.yes)?;
+    let mut interrupts = Interrupts::listen()?;
+    let mut cluster = interrupts.end(async { Ok::<_, Failure>(dial(&change.nodes, None).await) }).await?;
+    let node = find(&cluster, &change.node)?;
+    let question = format!("Begin nothing new on {} and its replica?", output::clean(&change.node));
+    interrupts.end(confirm(&question, change.yes)).await?;
+    let told = |event: OperateEvent| progress(&event);
+    let name = interrupts.end(async { Ok::<_, Failure>(say(&mut cluster, node, Some(&reason), &told).await?) }).await?;
+    let is_drained = match waits {
+        true => interrupts.end(async { Ok::<_, Failure>(drain(&cluster, &name, &told).await?) }).await?,
+        false => false,
+    };
+    let state = if is_drained { "drained" } else { "cordoned" };
+    if change.json {
+        output::line(&json!({"node": name, "state": state, "reason": reason}).to_string());
+    } else {
+        output::line(&format!("{} is {state}; console include {0} takes it in again", output::clean(&name)));
+    }
+    Ok(u8::from(waits && !is_drained))
+}
+
+/// Options of `console ok-to-stop`.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct OkToStop {
+    /// The node, by name or address
+    #[arg(value_name = "NODE")]
+    node: String,
+    #[command(flatten)]
+    nodes: Nodes,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Runs `console ok-to-stop`: 0 if something goes on serving, 1 if not.
+pub(super) async fn ok_to_stop(options: OkToStop) -> Result<u8, Failure> {
+    let mut interrupts = Interrupts::listen()?;
+    let cluster = interrupts.end(async { Ok::<_, Failure>(dial(&options.nodes, None).await) }).await?;
+    let name = cluster.name(&cluster.nodes[find(&cluster, &options.node)?]).to_owned();
+    let topology = cluster.topology().map(|(topology, _)| topology.clone());
+    let place = topology.as_ref().and_then(|all| all.members.iter().position(|member| member.name == name));
+    let (Some(topology), Some(place)) = (topology, place) else {
+        let text = format!("{} holds no shard of what serves: it can be stopped", output::clean(&name));
+        let object = json!({"node": name, "ok": true, "member": false});
+        output::line(&if options.json { object.to_string() } else { text });
+        return Ok(0);
+    };
+    let standings = standings(&cluster).await;
+    let now = |member: &shared::topology::Member| {
+        let found = standings.iter().flatten().find(|(_, standing)| standing.name == member.name);
+        let serves = |standing: &shared::protocol::recovery::Standing| {
+            use shared::telemetry::NodeState::{Ready, Serving};
+            matches!(standing.state, Ready | Serving)
+        };
+        replan::Now {
+            answers: found.is_some(),
+            serves: found.is_some_and(|(_, standing)| serves(standing)),
+            free: found.map_or(Bytes(0), |(_, standing)| standing.free),
+            shard: found.map_or(Bytes(0), |(_, standing)| standing.shard),
+        }
+    };
+    let all: Vec<replan::Now> = topology.members.iter().map(now).collect();
+    let outlook = replan::ok_to_stop(&topology, MemberIndex(place as u16), &all, false);
+    let layout = outlook.layout.map(|layout| layout.to_string());
+    if options.json {
+        let object = json!({"node": name, "ok": outlook.is_ok(), "member": true, "replicas": outlook.replicas,
+            "majority": outlook.has_majority, "topology": layout, "needed_bytes": outlook.needed.0});
+        output::line(&object.to_string());
+    } else {
+        output::line(&format!("{}: {}", output::clean(&name), sentence(&outlook)));
+    }
+    Ok(u8::from(!outlook.is_ok()))
+}
+
+fn sentence(outlook: &replan::Outlook) -> String {
+    let needed = outlook.needed;
+    match (outlook.replicas, &outlook.layout) {
+        (1.., _) => format!("{} other replicas serve on without a pause", outlook.replicas),
+        (0, None) => format!("nothing would serve: the rest has no room, each node would need {needed}"),
+        (0, Some(layout)) if outlook.has_majority => {
+            format!("answers pause, then {layout} serves on the rest, {needed} a node")
+        }
+        (0, Some(layout)) => format!(
+            "nothing would serve by itself: the rest is no majority; {layout} would fit ({needed} a node), by console node remove or topology take-over"
+        ),
+    }
+}
+
+/// Options of `console topology take-over`.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct TakeOver {
+    #[command(flatten)]
+    nodes: Nodes,
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Runs `console topology take-over`.
+pub(super) async fn run_take_over(options: &TakeOver) -> Result<u8, Failure> {
+    check(options.yes)?;
+    let cluster = dial(&options.nodes, None).await;
+    let question = "Do the members that do not answer serve nothing, to nobody? Then the rest goes on without them.";
+    confirm(question, options.yes).await?;
+    let names = take_over(&cluster).await?;
+    if options.json {
+        output::line(&json!({"told": names}).to_string());
+    } else {
+        let names: Vec<String> = names.iter().map(|name| output::clean(name)).collect();
+        output::line(&format!(
+            "{} may go on without the others; console status shows when it serves",
+            names.join(", ")
+        ));
+    }
+    Ok(0)
+}

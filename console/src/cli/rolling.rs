@@ -1,0 +1,186 @@
+//! `console restart --rolling`: a restart that the nodes keep and drive among themselves. This console only watches: it may end and
+//! another may watch, pause, resume or abort it.
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use shared::{
+    protocol::error::{Fault, FaultKind},
+    topology::{Rolling, rolling::Phase},
+};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    Failure,
+    confirm::{check, confirm},
+    interrupts::Interrupts,
+    options, output,
+};
+use crate::client::{
+    cluster::Cluster,
+    recovery::{change, in_phase, rolling},
+    session::own_name,
+    with_port,
+};
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(300);
+
+/// What to do with a rolling restart.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(super) struct Flags {
+    /// The nodes restart one another, also when this console is gone; what runs is drained for --drain-ms and goes on elsewhere or later
+    #[arg(long)]
+    pub(super) rolling: bool,
+    /// All nodes that are not out, which is what is done where none is named
+    #[arg(long)]
+    pub(super) all: bool,
+    /// Longest drain of a node in a rolling restart
+    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(0..=600_000))]
+    pub(super) drain_ms: u32,
+    /// Start a rolling restart and do not watch it
+    #[arg(long, requires = "rolling")]
+    pub(super) detach: bool,
+    /// Watch the rolling restart that is under way
+    #[arg(long, group = "what")]
+    pub(super) watch: bool,
+    /// Pause it after its node
+    #[arg(long, group = "what")]
+    pub(super) pause: bool,
+    /// Go on with one that was paused, or that paused itself
+    #[arg(long, group = "what")]
+    pub(super) resume: bool,
+    /// End it after its node
+    #[arg(long, group = "what")]
+    pub(super) abort: bool,
+}
+
+impl Flags {
+    /// Whether anything of it was asked for.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.rolling || self.watch || self.pause || self.resume || self.abort
+    }
+}
+
+/// Runs the command; signals end the watching, not the restart.
+pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
+    let flags = options.rolling.clone();
+    let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
+    let mut interrupts = Interrupts::listen()?;
+    let cluster = interrupts.end(async { Ok::<_, Failure>(Cluster::dial(&addresses).await) }).await?;
+    if flags.pause || flags.abort {
+        let phase = if flags.abort { Phase::Aborted } else { Phase::Paused(format!("{} said so", own_name())) };
+        let changed = in_phase(&cluster, phase).await?;
+        tell(&changed, options.json, None);
+        return Ok(0);
+    }
+    if flags.resume {
+        in_phase(&cluster, Phase::Runs).await?;
+    } else if flags.rolling {
+        begin(&options, &cluster, &mut interrupts).await?;
+        if flags.detach {
+            return Ok(0);
+        }
+    }
+    drop(cluster);
+    interrupts.end(watch(&addresses, options.json)).await
+}
+
+async fn begin(options: &options::Restart, cluster: &Cluster, interrupts: &mut Interrupts) -> Result<(), Failure> {
+    check(options.yes)?;
+    let which = super::restart::which(cluster, &options.only)?;
+    if which.len() < 2 {
+        let message = "nodes restart one another: that takes two of them".into();
+        return Err(Failure::Usage { message, next: "leave out --rolling to restart one node" });
+    }
+    let target = |node: &usize| {
+        let node = &cluster.nodes[*node];
+        (cluster.name(node).to_owned(), node.address.clone())
+    };
+    let targets: Vec<(String, String)> = which.iter().map(target).collect();
+    let names: Vec<String> = targets.iter().map(|(name, _)| output::clean(name)).collect();
+    let question = format!("Restart {}, one after the other? What runs pauses or goes on elsewhere.", names.join(", "));
+    interrupts.end(confirm(&question, options.yes)).await?;
+    let wanted = Rolling {
+        targets,
+        done: 0,
+        before: None,
+        phase: Phase::Runs,
+        drain_ms: options.rolling.drain_ms,
+        by: own_name(),
+        revision: 0,
+    };
+    let begun = change(cluster, |latest| match latest.filter(|latest| latest.is_running()) {
+        Some(other) => {
+            let reason = format!("{} has a rolling restart under way: --watch, --pause or --abort it", other.by);
+            Err(Fault::new("console", FaultKind::ParameterInvalid { reason }))
+        }
+        None => Ok(wanted),
+    });
+    interrupts.end(async { Ok::<_, Failure>(begun.await?) }).await?;
+    Ok(())
+}
+
+/// Tells each step until it ends or pauses.
+async fn watch(addresses: &[String], json: bool) -> Result<u8, Failure> {
+    let begun = Instant::now();
+    let mut seen: Option<u64> = None;
+    let mut silent = Instant::now();
+    loop {
+        let found = rolling(&Cluster::dial(addresses).await).await;
+        match found {
+            // A node that has just come back may be the only one that answered: what it knows is older.
+            Some(rolling) if seen.is_none_or(|seen| rolling.revision >= seen) => {
+                silent = Instant::now();
+                let is_new = seen.replace(rolling.revision) != Some(rolling.revision);
+                let is_over = !rolling.is_running();
+                if is_over {
+                    tell(&rolling, json, Some(begun.elapsed()));
+                    return Ok(if rolling.phase == Phase::Done { 0 } else { 1 });
+                }
+                if is_new {
+                    output::note(&line(&rolling));
+                }
+            }
+            None if seen.is_none() => {
+                let message = "no rolling restart is known to these nodes".into();
+                return Err(Failure::Usage { message, next: "console restart --rolling begins one" });
+            }
+            _ if silent.elapsed() > Duration::from_secs(60) => {
+                let what = "a node that knows the rolling restart".into();
+                return Err(Fault::new("console", FaultKind::Timeout { what, seconds: 60 }).into());
+            }
+            _ => {}
+        }
+        sleep(LOOK).await;
+    }
+}
+
+fn line(rolling: &Rolling) -> String {
+    let count = format!("{} of {} done", rolling.done, rolling.targets.len());
+    match (&rolling.phase, rolling.target()) {
+        (Phase::Runs, Some((name, _))) if rolling.before.is_some() => {
+            format!("{} restarts; {count}", output::clean(name))
+        }
+        (Phase::Runs, Some((name, _))) => format!("{} is next; {count}", output::clean(name)),
+        (Phase::Paused(reason), _) => format!("paused, {count}: {}", output::clean(reason)),
+        (Phase::Aborted, _) => format!("aborted, {count}"),
+        (Phase::Done | Phase::Runs, _) => count,
+    }
+}
+
+fn tell(rolling: &Rolling, json: bool, took: Option<Duration>) {
+    if !json {
+        return output::line(&line(rolling));
+    }
+    let reason = if let Phase::Paused(reason) = &rolling.phase { Some(reason) } else { None };
+    let phase = match rolling.phase {
+        Phase::Runs => "runs",
+        Phase::Paused(_) => "paused",
+        Phase::Aborted => "aborted",
+        Phase::Done => "done",
+    };
+    let names: Value = rolling.targets.iter().map(|(name, _)| name.as_str()).collect();
+    let seconds = took.map(|took| took.as_secs_f64());
+    let object = json!({"phase": phase, "reason": reason, "done": rolling.done, "nodes": names, "seconds": seconds});
+    output::line(&object.to_string());
+}

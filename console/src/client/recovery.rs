@@ -1,0 +1,110 @@
+//! What a console asks of nodes that bring topologies back by themselves: what they hold, a takeover, a rolling restart that they keep.
+use std::{sync::Arc, time::Duration};
+
+use shared::{
+    protocol::{
+        error::{Fault, FaultKind},
+        message::{RequestBody, ResponseBody},
+        recovery::{RecoveryAnswer, RecoveryAsk, Standing},
+    },
+    topology::{Rolling, rolling::Phase},
+};
+
+use super::{assign::unexpected, cluster::Cluster, session::Session};
+
+/// A node must answer within this; its disk may have to be synced.
+const ANSWER: Duration = Duration::from_secs(10);
+
+async fn question(session: &Session, ask: RecoveryAsk) -> Result<ResponseBody, Fault> {
+    session.ask(RequestBody::Recovery(Box::new(ask))).await?.next("an answer about recovery", ANSWER).await
+}
+
+/// What a node holds.
+///
+/// # Errors
+/// It does not answer.
+pub async fn standing(session: &Session) -> Result<Standing, Fault> {
+    match question(session, RecoveryAsk::Standing(None)).await? {
+        ResponseBody::Recovery(RecoveryAnswer::Standing(standing)) => Ok(*standing),
+        other => Err(unexpected(session, &other)),
+    }
+}
+
+async fn tell(session: &Session, ask: RecoveryAsk) -> Result<(), Fault> {
+    match question(session, ask).await? {
+        ResponseBody::Recovery(RecoveryAnswer::Learned) => Ok(()),
+        other => Err(unexpected(session, &other)),
+    }
+}
+
+/// What all nodes that answer hold, in the order in which they were named.
+pub async fn standings(cluster: &Cluster) -> Vec<Option<(Arc<Session>, Standing)>> {
+    let mut found = Vec::with_capacity(cluster.nodes.len());
+    for node in &cluster.nodes {
+        let standing = match node.session() {
+            Ok(session) => standing(&session).await.ok().map(|standing| (session, standing)),
+            Err(_) => None,
+        };
+        found.push(standing);
+    }
+    found
+}
+
+/// Lets the nodes that answer go on without the members that do not. Returns their names.
+///
+/// # Errors
+/// None of them holds a topology.
+pub async fn take_over(cluster: &Cluster) -> Result<Vec<String>, Fault> {
+    let (mut names, mut first) = (Vec::new(), None);
+    for (session, standing) in standings(cluster).await.into_iter().flatten() {
+        match tell(&session, RecoveryAsk::TakeOver).await {
+            Ok(()) => names.push(standing.name),
+            Err(fault) => drop(first.get_or_insert(fault)),
+        }
+    }
+    let none = || Fault::new("console", FaultKind::NotServing { state: "away".into() });
+    if names.is_empty() { Err(first.unwrap_or_else(none)) } else { Ok(names) }
+}
+
+/// The latest rolling restart that any node knows.
+pub async fn rolling(cluster: &Cluster) -> Option<Rolling> {
+    let known = standings(cluster).await.into_iter().flatten().filter_map(|(_, standing)| standing.rolling);
+    known.max_by_key(|rolling| rolling.revision)
+}
+
+/// Tells all nodes that answer a rolling restart that is newer than any they know: `change` makes it of the latest.
+///
+/// # Errors
+/// No node keeps it.
+pub async fn change(
+    cluster: &Cluster,
+    change: impl FnOnce(Option<&Rolling>) -> Result<Rolling, Fault>,
+) -> Result<Rolling, Fault> {
+    let latest = rolling(cluster).await;
+    let wanted = change(latest.as_ref())?;
+    let wanted = Rolling { revision: latest.map_or(0, |latest| latest.revision) + 1, ..wanted };
+    let (mut kept, mut first) = (0, None);
+    for session in cluster.nodes.iter().filter_map(|node| node.session().ok()) {
+        match tell(&session, RecoveryAsk::Rolling(wanted.clone())).await {
+            Ok(()) => kept += 1,
+            Err(fault) => drop(first.get_or_insert(fault)),
+        }
+    }
+    match first {
+        Some(fault) if kept == 0 => Err(fault),
+        _ => Ok(wanted),
+    }
+}
+
+/// The latest one in another phase.
+///
+/// # Errors
+/// There is none that could be, or no node keeps it.
+pub async fn in_phase(cluster: &Cluster, phase: Phase) -> Result<Rolling, Fault> {
+    let none = || {
+        let reason = "no rolling restart is under way or paused".into();
+        Fault::new("console", FaultKind::ParameterInvalid { reason })
+    };
+    let is_open = |rolling: &&Rolling| matches!(rolling.phase, Phase::Runs | Phase::Paused(_));
+    change(cluster, |latest| latest.filter(is_open).map(|latest| latest.in_phase(phase)).ok_or_else(none)).await
+}

@@ -1,0 +1,124 @@
+//! Sessions of a node with other nodes while they bring a topology up: kept from look to look, each question with a deadline.
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use shared::protocol::{
+    error::{Fault, FaultKind},
+    handshake::Identity,
+    message::{RequestBody, ResponseBody},
+    recovery::{RecoveryAnswer, RecoveryAsk, Ruling, Standing},
+    session::Session,
+};
+use tokio::{task::JoinSet, time::timeout};
+
+/// A node must be connected within this.
+const DIAL: Duration = Duration::from_millis(1500);
+/// A question must be answered within this; a disk may have to be synced.
+const ANSWER: Duration = Duration::from_secs(3);
+
+/// Sessions by address.
+#[derive(Debug)]
+pub(super) struct Peers {
+    identity: Identity,
+    /// Where the own node listens.
+    listen: Option<String>,
+    sessions: HashMap<String, Arc<Session>>,
+}
+
+impl Peers {
+    pub(super) fn new(identity: Identity, listen: Option<String>) -> Self {
+        Self { identity, listen, sessions: HashMap::new() }
+    }
+
+    /// A session with the node at an address.
+    pub(super) async fn session(&mut self, address: &str) -> Result<Arc<Session>, Fault> {
+        if let Some(session) = self.sessions.get(address).filter(|session| !session.is_broken()) {
+            return Ok(Arc::clone(session));
+        }
+        self.sessions.remove(address);
+        let session = Arc::new(open(address, &self.identity).await?);
+        self.sessions.insert(address.into(), Arc::clone(&session));
+        Ok(session)
+    }
+
+    /// What the node at an address holds.
+    pub(super) async fn standing(&mut self, address: &str) -> Result<Standing, Fault> {
+        let caller = self.caller();
+        let session = self.session(address).await?;
+        standing(&session, caller).await
+    }
+
+    fn caller(&self) -> Option<(String, String)> {
+        self.listen.as_ref().map(|listen| (self.identity.name.clone(), listen.clone()))
+    }
+
+    /// What the nodes at these addresses hold, asked all at once; those that do not answer are left out.
+    pub(super) async fn standings(&mut self, mut addresses: Vec<String>) -> BTreeMap<String, Standing> {
+        addresses.sort_unstable();
+        addresses.dedup();
+        let mut asked = JoinSet::new();
+        for address in addresses {
+            let known = self.sessions.get(&address).filter(|session| !session.is_broken()).cloned();
+            let (identity, caller) = (self.identity.clone(), self.caller());
+            asked.spawn(async move {
+                let session = match known {
+                    Some(session) => session,
+                    None => Arc::new(open(&address, &identity).await.ok()?),
+                };
+                let standing = standing(&session, caller).await.ok()?;
+                Some((address, session, standing))
+            });
+        }
+        let mut found = BTreeMap::new();
+        while let Some(answer) = asked.join_next().await {
+            if let Ok(Some((address, session, standing))) = answer {
+                self.sessions.insert(address.clone(), session);
+                found.insert(address, standing);
+            }
+        }
+        self.sessions.retain(|_, session| !session.is_broken());
+        found
+    }
+
+    /// Tells the node at an address something that it has to keep.
+    pub(super) async fn tell(&mut self, address: &str, ask: RecoveryAsk) -> Result<(), Fault> {
+        let session = self.session(address).await?;
+        match question(&session, ask).await? {
+            ResponseBody::Recovery(RecoveryAnswer::Learned) | ResponseBody::Restarting => Ok(()),
+            _ => Err(unexpected(&session)),
+        }
+    }
+
+    /// Asks for a vote.
+    pub(super) async fn vote(session: &Session, ask: RecoveryAsk) -> Result<Ruling, Fault> {
+        match question(session, ask).await? {
+            ResponseBody::Recovery(RecoveryAnswer::Ruling(ruling)) => Ok(ruling),
+            _ => Err(unexpected(session)),
+        }
+    }
+}
+
+async fn open(address: &str, identity: &Identity) -> Result<Session, Fault> {
+    timeout(DIAL, Session::open(address, identity.clone())).await.unwrap_or_else(|_| {
+        let reason = format!("no answer within {} ms", DIAL.as_millis());
+        Err(Fault::new(address, FaultKind::Unreachable { address: address.into(), reason }))
+    })
+}
+
+async fn question(session: &Session, ask: RecoveryAsk) -> Result<ResponseBody, Fault> {
+    session.ask(RequestBody::Recovery(Box::new(ask))).await?.next("an answer about recovery", ANSWER).await
+}
+
+async fn standing(session: &Session, caller: Option<(String, String)>) -> Result<Standing, Fault> {
+    match question(session, RecoveryAsk::Standing(caller)).await? {
+        ResponseBody::Recovery(RecoveryAnswer::Standing(standing)) => Ok(*standing),
+        _ => Err(unexpected(session)),
+    }
+}
+
+pub(super) fn unexpected(session: &Session) -> Fault {
+    Fault::new(&session.identity.name, FaultKind::Malformed { reason: "an unexpected answer".into() })
+}

@@ -1,0 +1,116 @@
+//! Drives a rolling restart that the nodes keep among themselves: one node at a time, the next when all serve again, paused at the
+//! first trouble. The first of its nodes that answers and is not the one being restarted drives; another takes its place when it goes.
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use shared::{
+    protocol::recovery::{RecoveryAsk, Standing},
+    telemetry::NodeState,
+    topology::{Rolling, rolling::Phase},
+};
+
+use super::{Steward, peers::Peers};
+
+/// A node must be back, and all must serve, within this after its drain.
+const STEP: Duration = Duration::from_secs(90);
+
+/// What the driver of a restart remembers.
+#[derive(Debug, Default)]
+pub(super) struct Restarting {
+    /// The step under way, and since when.
+    step: Option<(u64, Instant)>,
+    /// When the node was told last.
+    told: Option<Instant>,
+}
+
+/// Does the next thing, if there is one and it is this node's to do.
+pub(super) async fn look(steward: &Steward, peers: &mut Peers, own: &Standing, memory: &mut Restarting) {
+    let Some(rolling) = own.rolling.as_ref().filter(|rolling| rolling.is_running()) else {
+        *memory = Restarting::default();
+        return;
+    };
+    let mut addresses: Vec<String> = rolling.targets.iter().map(|(_, address)| address.clone()).collect();
+    let members = own.committed.iter().flat_map(|committed| &committed.topology.members);
+    addresses.extend(members.map(|member| member.address.clone()));
+    let answers = peers.standings(addresses).await;
+    let known = answers.values().filter_map(|standing| standing.rolling.as_ref());
+    if let Some(later) = known.max_by_key(|known| known.revision).filter(|later| later.revision > rolling.revision) {
+        let _ = peers.tell(&steward.own, RecoveryAsk::Rolling(later.clone())).await;
+        return;
+    }
+    let Some((target, address)) = rolling.target() else { return };
+    let drives = |(name, address): &&(String, String)| {
+        name != target && answers.get(address).is_some_and(|standing| standing.name == *name)
+    };
+    if rolling.targets.iter().find(drives).is_none_or(|(name, _)| *name != own.name) {
+        memory.step = None;
+        return;
+    }
+    if memory.step.is_none_or(|(revision, _)| revision != rolling.revision) {
+        (memory.step, memory.told) = (Some((rolling.revision, Instant::now())), None);
+    }
+    let since = memory.step.map_or(Duration::ZERO, |(_, since)| since.elapsed());
+    let view = answers.get(address).filter(|standing| standing.name == *target);
+    let well = is_well(own, &answers);
+    let next = match (rolling.before, view) {
+        (None, Some(standing)) if well.is_ok() && !standing.supervised => {
+            Some(rolling.in_phase(Phase::Paused(format!("{target} has nothing that would start it again"))))
+        }
+        (None, Some(standing)) if well.is_ok() => Some(rolling.begun(standing.instance)),
+        (Some(before), Some(standing)) if standing.instance != before && well.is_ok() => {
+            tracing::info!("rolling restart: {target} is back and serves, {} ms after it was told", since.as_millis());
+            Some(rolling.advanced())
+        }
+        (Some(before), Some(standing)) if standing.instance == before && standing.state != NodeState::Draining => {
+            if memory.told.is_none_or(|told| told.elapsed() > Duration::from_secs(2)) {
+                memory.told = Some(Instant::now());
+                tracing::info!("rolling restart: {target} is told to restart");
+                let ask = RecoveryAsk::Restart { drain_ms: rolling.drain_ms };
+                if let Err(fault) = peers.tell(address, ask).await {
+                    tracing::warn!("rolling restart: {fault}");
+                }
+            }
+            None
+        }
+        _ => None,
+    };
+    let patience = STEP + Duration::from_millis(rolling.drain_ms.into());
+    let overdue = || {
+        let why = well.err().unwrap_or_else(|| format!("{target} does not restart"));
+        rolling.in_phase(Phase::Paused(format!("{why}, for {} s", patience.as_secs())))
+    };
+    if let Some(next) = next.or_else(|| (since > patience).then(overdue)) {
+        if let Phase::Paused(reason) = &next.phase {
+            tracing::warn!("rolling restart paused: {reason}");
+        }
+        spread(steward, peers, &next, answers.keys()).await;
+    }
+}
+
+/// Tells all who answer, this node first: what is not kept here is not done.
+async fn spread(steward: &Steward, peers: &mut Peers, rolling: &Rolling, addresses: impl Iterator<Item = &String>) {
+    if let Err(fault) = peers.tell(&steward.own, RecoveryAsk::Rolling(rolling.clone())).await {
+        return tracing::warn!("rolling restart: {fault}");
+    }
+    for address in addresses {
+        if let Err(fault) = peers.tell(address, RecoveryAsk::Rolling(rolling.clone())).await {
+            tracing::warn!("rolling restart: {fault}");
+        }
+    }
+}
+
+/// Whether all members of the topology serve it; who does not.
+fn is_well(own: &Standing, answers: &BTreeMap<String, Standing>) -> Result<(), String> {
+    let Some(committed) = &own.committed else { return Ok(()) };
+    for member in &committed.topology.members {
+        let mut named = answers.values().filter(|standing| standing.name == member.name);
+        match named.next().map(|standing| standing.state) {
+            Some(NodeState::Ready | NodeState::Serving) => {}
+            Some(state) => return Err(format!("{} is {}", member.name, state.name())),
+            None => return Err(format!("{} does not answer", member.name)),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,244 @@
+//! The vote against an adversary: messages that are lost, doubled and late, voters that die before and after they write, several
+//! proposers at once, one decision after the other.
+use std::collections::BTreeMap;
+
+use shared::{
+    ids::{Epoch, ModelIdentity},
+    protocol::recovery::{Ballot, Committed, Ruling, Vote},
+    schedule::Choice,
+    topology::{Exchange, KvFormat, Layout, Member, Topology},
+};
+
+use super::quorum::{Proposer, Step, Voter, majority};
+
+/// A small generator (Knuth, MMIX): the same run for the same seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % bound
+    }
+}
+
+fn topology(members: &[usize]) -> Topology {
+    let member = |index: &usize| Member {
+        name: index.to_string(),
+        address: index.to_string(),
+        weight: 1,
+        layers: 0..1,
+        cores: Vec::new(),
+        threads: 1,
+        spin: false,
+    };
+    Topology {
+        layout: Layout::tensor_parallel(members.len() as u16),
+        members: members.iter().map(member).collect(),
+        model: "m".into(),
+        identity: ModelIdentity::default(),
+        kv: KvFormat::F16,
+        exchange: Exchange::F32,
+        collective: Choice::Auto,
+        context_length: 1,
+        slots: 1,
+    }
+}
+
+fn members(committed: &Committed) -> Vec<usize> {
+    committed.topology.members.iter().map(|member| member.name.parse().expect("a number")).collect()
+}
+
+/// A node: what is on its disk, and the proposal that it makes.
+struct Node {
+    holds: Committed,
+    voter: Voter,
+    seen: Epoch,
+    round: u32,
+    proposal: Option<(Committed, Proposer)>,
+}
+
+enum Mail {
+    Ask { from: usize, to: usize, vote: Vote },
+    Answer { to: usize, from: usize, ballot: Ballot, ruling: Ruling },
+}
+
+struct World {
+    random: Random,
+    nodes: Vec<Node>,
+    mail: Vec<Mail>,
+    /// What was chosen to follow each topology, and under which epoch.
+    chosen: BTreeMap<Epoch, Committed>,
+    by_epoch: BTreeMap<Epoch, Topology>,
+}
+
+impl World {
+    fn new(seed: u64, count: usize) -> Self {
+        let all: Vec<usize> = (0..count).collect();
+        let holds = Committed { epoch: Epoch(4), topology: topology(&all) };
+        let node = |_| Node { holds: holds.clone(), voter: Voter::default(), seen: Epoch(4), round: 0, proposal: None };
+        let (chosen, by_epoch) = (BTreeMap::new(), BTreeMap::new());
+        Self { random: Random(seed), nodes: (0..count).map(node).collect(), mail: Vec::new(), chosen, by_epoch }
+    }
+
+    fn begin(&mut self, who: usize) {
+        let node = &mut self.nodes[who];
+        let base = node.holds.clone();
+        let electorate = members(&base);
+        let Some(own) = electorate.iter().position(|member| *member == who) else { return };
+        node.round += 1;
+        let ballot = Ballot { round: node.round, member: own as u16 };
+        node.proposal = Some((base.clone(), Proposer::new(&base, ballot, (electorate.len(), 0))));
+        let vote = Vote { base, witness: None, ballot, next: None };
+        self.mail.extend(electorate.into_iter().map(|to| Mail::Ask { from: who, to, vote: vote.clone() }));
+    }
+
+    fn learn(&mut self, who: usize, committed: &Committed) {
+        let node = &mut self.nodes[who];
+        if committed.epoch > node.holds.epoch {
+            (node.holds, node.seen) = (committed.clone(), node.seen.max(committed.epoch));
+            node.proposal = None;
+        }
+    }
+
+    fn deliver(&mut self, mail: Mail) {
+        match mail {
+            Mail::Ask { from, to, vote } => {
+                self.learn(to, &vote.base);
+                let node = &mut self.nodes[to];
+                let disk = node.voter.clone();
+                let later = (node.holds.epoch > vote.base.epoch).then(|| node.holds.clone());
+                let ruling = match later {
+                    Some(later) => Ruling::Behind(Box::new(later)),
+                    None => node.voter.rule(&vote, node.seen).0,
+                };
+                if self.random.below(12) == 0 {
+                    // It dies before it has written.
+                    self.nodes[to].voter = disk;
+                } else if self.random.below(12) > 0 {
+                    self.mail.push(Mail::Answer { to: from, from: to, ballot: vote.ballot, ruling });
+                }
+            }
+            Mail::Answer { to, from, ballot, ruling } => {
+                let Some((base, mut proposer)) = self.nodes[to].proposal.take() else { return };
+                if proposer.ballot() == ballot {
+                    self.step(to, from, (&base, &mut proposer), ruling);
+                }
+                self.nodes[to].proposal.get_or_insert((base, proposer));
+            }
+        }
+    }
+
+    fn step(&mut self, who: usize, from: usize, (base, proposer): (&Committed, &mut Proposer), ruling: Ruling) {
+        let electorate = members(base);
+        let Some(voter) = electorate.iter().position(|member| *member == from) else { return };
+        match proposer.hear(voter, ruling) {
+            Step::Wait => {}
+            Step::Outdone(ballot) => self.nodes[who].round = self.nodes[who].round.max(ballot.round),
+            Step::Behind(later) => self.learn(who, &later),
+            Step::Propose => {
+                let keep = electorate.iter().copied().filter(|_| self.random.below(3) > 0).collect::<Vec<_>>();
+                let keep = if keep.is_empty() { vec![who] } else { keep };
+                let next = Some(proposer.propose(|| topology(&keep)));
+                let vote = Vote { base: base.clone(), witness: None, ballot: proposer.ballot(), next };
+                self.mail.extend(electorate.into_iter().map(|to| Mail::Ask { from: who, to, vote: vote.clone() }));
+            }
+            Step::Chosen(next) => {
+                let first = self.chosen.entry(base.epoch).or_insert_with(|| next.clone());
+                assert_eq!(*first, next, "two topologies follow epoch {}", base.epoch);
+                let first = self.by_epoch.entry(next.epoch).or_insert_with(|| next.topology.clone());
+                assert_eq!(*first, next.topology, "two topologies have epoch {}", next.epoch);
+                let has = |member: &&usize| {
+                    let accepted = self.nodes[**member].voter.votes.as_ref();
+                    self.nodes[**member].holds.epoch > base.epoch
+                        || accepted.is_some_and(|votes| votes.accepted.is_some())
+                };
+                assert!(electorate.iter().filter(has).count() >= majority(electorate.len()), "without a majority");
+                self.learn(who, &next);
+            }
+        }
+    }
+
+    fn run(&mut self, steps: usize) {
+        for _ in 0..steps {
+            let count = self.nodes.len();
+            match self.random.below(10) {
+                0 => {
+                    let who = self.random.below(count);
+                    self.begin(who);
+                }
+                1 if !self.mail.is_empty() => {
+                    let lost = self.random.below(self.mail.len());
+                    self.mail.swap_remove(lost);
+                }
+                2 => {
+                    // It is started again: only its disk is left.
+                    let who = self.random.below(count);
+                    self.nodes[who].proposal = None;
+                }
+                _ if !self.mail.is_empty() => {
+                    let which = self.random.below(self.mail.len());
+                    let mail = self.mail.swap_remove(which);
+                    if let (Mail::Ask { from, to, vote }, 0) = (&mail, self.random.below(8)) {
+                        self.mail.push(Mail::Ask { from: *from, to: *to, vote: vote.clone() });
+                    }
+                    self.deliver(mail);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn no_two_topologies_ever_follow_the_same_one_or_have_the_same_epoch() {
+    let mut decisions = 0;
+    for seed in 0..1500 {
+        let mut world = World::new(seed, 2 + seed as usize % 4);
+        world.run(250);
+        decisions += world.chosen.len();
+    }
+    assert!(decisions > 800, "only {decisions} decisions were made: the adversary is too strong to show anything");
+}
+
+fn vote(round: u32, member: u16, next: Option<Committed>) -> Vote {
+    let base = Committed { epoch: Epoch(4), topology: topology(&[0, 1, 2]) };
+    Vote { base, witness: None, ballot: Ballot { round, member }, next }
+}
+
+#[test]
+fn a_voter_keeps_its_word_and_tells_what_it_accepted() {
+    let next = Committed { epoch: Epoch(5), topology: topology(&[1, 2]) };
+    let mut voter = Voter::default();
+    assert_eq!(voter.rule(&vote(2, 1, None), Epoch(4)), (Ruling::Promised { accepted: None, epoch: Epoch(4) }, true));
+    let older = Ballot { round: 2, member: 1 };
+    assert_eq!(voter.rule(&vote(2, 0, None), Epoch(4)).0, Ruling::Outdone(older));
+    assert_eq!(voter.rule(&vote(1, 2, Some(next.clone())), Epoch(4)).0, Ruling::Outdone(older));
+    assert_eq!(voter.rule(&vote(2, 1, Some(next.clone())), Epoch(4)), (Ruling::Accepted, true));
+    let later = voter.rule(&vote(3, 0, None), Epoch(9)).0;
+    assert_eq!(later, Ruling::Promised { accepted: Some((older, next)), epoch: Epoch(9) });
+}
+
+#[test]
+fn a_voter_whose_record_was_lost_abstains_until_a_later_topology() {
+    let mut voter = Voter { votes: None, forgot: Some(None) };
+    assert!(matches!(voter.rule(&vote(1, 0, None), Epoch(4)).0, Ruling::Abstains(_)));
+    assert!(matches!(voter.rule(&vote(9, 0, None), Epoch(4)).0, Ruling::Abstains(_)));
+    let mut later = vote(1, 0, None);
+    later.base.epoch = Epoch(5);
+    assert!(matches!(voter.rule(&later, Epoch(5)).0, Ruling::Promised { .. }));
+}
+
+#[test]
+fn two_nodes_decide_with_the_witness_or_with_an_operator_and_not_alone() {
+    let base = Committed { epoch: Epoch(4), topology: topology(&[0, 1]) };
+    let promised = || Ruling::Promised { accepted: None, epoch: Epoch(7) };
+    let ballot = Ballot { round: 1, member: 0 };
+    assert_eq!(Proposer::new(&base, ballot, (2, 0)).hear(0, promised()), Step::Wait, "alone");
+    let mut witnessed = Proposer::new(&base, ballot, (3, 0));
+    assert_eq!((witnessed.hear(0, promised()), witnessed.hear(2, promised())), (Step::Wait, Step::Propose));
+    let mut granted = Proposer::new(&base, ballot, (2, 1));
+    assert_eq!(granted.hear(0, promised()), Step::Propose);
+    let next = granted.propose(|| topology(&[0]));
+    assert_eq!(next.epoch, Epoch(8), "an epoch that nobody has seen");
+    assert_eq!(granted.hear(0, Ruling::Accepted), Step::Chosen(next));
+}

@@ -1,0 +1,198 @@
+//! What a node does so that its topology comes back: prepares again what it holds, votes on what follows, learns what was decided,
+//! keeps the rolling restart.
+use std::time::Duration;
+
+use shared::{
+    ids::{Epoch, RequestId, TopologyHash},
+    protocol::{
+        error::{Fault, FaultKind},
+        message::{Prepare, ResponseBody},
+        recovery::{Committed, RESTART_DRAIN_MS_MAX, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
+    },
+    topology::Rolling,
+};
+
+use super::{
+    event::{Effect, Record, SessionId},
+    machine::{Node, Open, Running},
+};
+
+impl Node {
+    /// The last topology that this node committed, or was told of as a member.
+    pub fn committed(&self) -> Option<&Committed> {
+        self.committed.as_ref()
+    }
+
+    /// The latest rolling restart.
+    pub fn rolling(&self) -> Option<&Rolling> {
+        self.rolling.as_ref()
+    }
+
+    /// Whether an operator said that missing members do not come back.
+    pub fn takes_over(&self) -> bool {
+        self.takes_over
+    }
+
+    /// Whether this node has accepted a topology that follows the one that it holds: that vote comes to its end first.
+    pub fn has_accepted(&self) -> bool {
+        let votes = self.voter.votes.as_ref().filter(|votes| Some(&votes.base) == self.committed.as_ref());
+        votes.is_some_and(|votes| votes.accepted.is_some())
+    }
+
+    /// A prepare of the epoch that the node is at: the topology that was committed is brought up again, nothing new is promised.
+    pub(super) fn check_again(&self, prepare: &Prepare) -> Result<(), FaultKind> {
+        let (epoch, by) = (self.epoch, self.latest_by.clone());
+        let name = (prepare.epoch, prepare.topology.hash());
+        match self.committed.as_ref().map(Committed::name) {
+            Some(own) if own == name => {}
+            Some((held, hash)) if held == prepare.epoch => {
+                let reason = format!("it holds topology {hash} of epoch {held}, this is {}", name.1);
+                return Err(FaultKind::TopologyInvalid { reason });
+            }
+            _ if prepare.epoch < self.epoch => return Err(FaultKind::Superseded { epoch, by }),
+            _ => {}
+        }
+        if self.has_accepted() {
+            let reason = "it has accepted another topology, which comes first".into();
+            return Err(FaultKind::TopologyInvalid { reason });
+        }
+        let is_it = |running: &Running| (running.assignment.epoch, running.assignment.hash) == name;
+        let serves = self.running.as_ref().is_some_and(|running| running.fault.is_none() && is_it(running));
+        if serves && prepare.topology.layout.groups.is_empty() {
+            return Err(FaultKind::TopologyInvalid { reason: "it serves this topology already".into() });
+        }
+        Ok(())
+    }
+
+    /// Whether the topology of this name is the one that the node holds.
+    pub(super) fn holds(&self, epoch: Epoch, hash: TopologyHash) -> bool {
+        self.committed.as_ref().is_some_and(|committed| committed.name() == (epoch, hash))
+    }
+
+    /// Whether this is what the node holds: then its disk knows already.
+    pub(super) fn is_kept(&self, open: &Open) -> bool {
+        self.holds(open.assignment.epoch, open.assignment.hash)
+    }
+
+    /// The open assignment is committed: it is what comes back from now on.
+    pub(super) fn keep_committed(&mut self) -> Vec<Effect> {
+        let Some(open) = &self.open else { return Vec::new() };
+        self.takes_over = false;
+        if self.is_kept(open) {
+            return Vec::new();
+        }
+        let committed = Committed { epoch: open.assignment.epoch, topology: open.assignment.topology.clone() };
+        self.committed = Some(committed.clone());
+        vec![Effect::Write { records: vec![Record::Committed(Some(committed))], then: None }]
+    }
+
+    pub(super) fn recovery(&mut self, (session, id): (SessionId, RequestId), ask: RecoveryAsk) -> Vec<Effect> {
+        let done = |answer| (session, id, ResponseBody::Recovery(answer));
+        match ask {
+            RecoveryAsk::Standing(caller) => vec![Effect::Standing { session, id, caller }],
+            RecoveryAsk::Learn(committed) => {
+                if let Err(error) = committed.topology.check() {
+                    return self.refuse(session, id, FaultKind::TopologyInvalid { reason: error.to_string() });
+                }
+                let (mut effects, records) = self.learn(*committed);
+                effects.push(Effect::Write { records, then: Some(done(RecoveryAnswer::Learned)) });
+                effects
+            }
+            RecoveryAsk::Vote(vote) => {
+                if let Err(error) = vote.next.iter().chain([&vote.base]).try_for_each(|one| one.topology.check()) {
+                    return self.refuse(session, id, FaultKind::TopologyInvalid { reason: error.to_string() });
+                }
+                let (mut effects, records, ruling) = self.vote(&vote);
+                effects.push(Effect::Write { records, then: Some(done(RecoveryAnswer::Ruling(ruling))) });
+                effects
+            }
+            RecoveryAsk::TakeOver => {
+                let Some(committed) = &self.committed else {
+                    return self.refuse(session, id, FaultKind::NotServing { state: self.state().name().into() });
+                };
+                tracing::warn!(epoch = %committed.epoch, "an operator lets the rest go on without the missing members");
+                self.takes_over = true;
+                let (session, id, body) = done(RecoveryAnswer::Learned);
+                vec![Effect::Respond { session, id, body }]
+            }
+            RecoveryAsk::Rolling(rolling) => {
+                if let Err(reason) = rolling.check() {
+                    return self.refuse(session, id, FaultKind::Malformed { reason });
+                }
+                let is_later = Rolling::merge(&mut self.rolling, &rolling);
+                let records = if is_later { vec![Record::Rolling(rolling)] } else { Vec::new() };
+                vec![Effect::Write { records, then: Some(done(RecoveryAnswer::Learned)) }]
+            }
+            RecoveryAsk::Restart { drain_ms } => {
+                let effects = self.restart(session, id);
+                if self.draining.is_some() {
+                    self.drain_for = Some(Duration::from_millis(drain_ms.min(RESTART_DRAIN_MS_MAX).into()));
+                }
+                effects
+            }
+        }
+    }
+
+    /// A later topology counts. What runs of an older one ends; whoever is no member lets go of it.
+    fn learn(&mut self, committed: Committed) -> (Vec<Effect>, Vec<Record>) {
+        let mut records = Vec::new();
+        if self.committed.as_ref().is_some_and(|own| own.epoch >= committed.epoch) {
+            return (Vec::new(), records);
+        }
+        let (epoch, hash) = committed.name();
+        let mut effects = Vec::new();
+        if let Some(running) = self.running.as_mut().filter(|running| running.assignment.epoch < epoch) {
+            let kind = FaultKind::Superseded { epoch, by: "a vote of its members".into() };
+            let fault = Fault::new(&self.name, kind);
+            effects = running.requests.fail_all(&fault);
+            effects.push(Effect::StopEngine(running.assignment.epoch));
+            self.running = None;
+        }
+        if self.open.as_ref().is_some_and(|open| open.assignment.epoch < epoch) {
+            effects.extend(self.give_up());
+        }
+        if epoch > self.epoch {
+            (self.epoch, self.latest_by) = (epoch, "a vote of its members".into());
+            records.push(Record::Promise(epoch, hash));
+        }
+        let is_member = committed.topology.members.iter().any(|member| member.name == self.name);
+        // Without a record there is nothing to let go of.
+        if is_member || self.committed.is_some() {
+            self.committed = is_member.then_some(committed);
+            records.push(Record::Committed(self.committed.clone()));
+        }
+        self.takes_over = false;
+        (effects, records)
+    }
+
+    fn vote(&mut self, vote: &Vote) -> (Vec<Effect>, Vec<Record>, Ruling) {
+        let abstain = |reason: &str| (Vec::new(), Vec::new(), Ruling::Abstains(reason.into()));
+        let is_member = vote.base.topology.members.iter().any(|member| member.name == self.name);
+        if is_member && vote.witness != self.witness {
+            return abstain("its configuration names another witness");
+        }
+        if let Some(own) = self.committed.as_ref().filter(|own| is_member && own.epoch > vote.base.epoch) {
+            return (Vec::new(), Vec::new(), Ruling::Behind(Box::new(own.clone())));
+        }
+        if self.open.as_ref().is_some_and(|open| open.assignment.epoch > vote.base.epoch) {
+            return abstain("it prepares another assignment");
+        }
+        let (effects, mut records) = if is_member { self.learn(vote.base.clone()) } else { Default::default() };
+        if is_member && self.committed.as_ref() != Some(&vote.base) {
+            return abstain("it holds another topology of this epoch");
+        }
+        let (ruling, is_new) = self.voter.rule(vote, self.epoch);
+        if let Some(votes) = self.voter.votes.clone().filter(|_| is_new) {
+            records.push(Record::Votes(votes));
+        }
+        if let (Ruling::Accepted, Some(next)) = (&ruling, &vote.next)
+            && next.epoch > self.epoch
+            && is_member
+        {
+            // No assignment of this epoch is prepared here any more.
+            self.epoch = next.epoch;
+            records.push(Record::Promise(next.epoch, next.topology.hash()));
+        }
+        (effects, records, ruling)
+    }
+}

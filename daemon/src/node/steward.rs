@@ -1,0 +1,179 @@
+//! Decides what a node does when its topology does not run: waits for a member, brings the topology up again, or proposes another one
+//! on those that are left. Pure: sees only what the members said a moment ago.
+use std::time::Duration;
+
+use shared::{
+    ids::MemberIndex,
+    protocol::recovery::{Committed, Standing},
+    telemetry::NodeState,
+    topology::{Exclusions, Role},
+};
+
+use super::quorum::majority;
+
+/// What was heard of a member.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// What it said; `None`: it does not answer.
+    pub standing: Option<Standing>,
+    /// Where it answered.
+    pub address: String,
+    /// Since when it does not answer.
+    pub lost: Duration,
+}
+
+impl View {
+    fn state(&self) -> Option<NodeState> {
+        self.standing.as_ref().map(|standing| standing.state)
+    }
+
+    fn serves(&self) -> bool {
+        matches!(self.state(), Some(NodeState::Ready | NodeState::Serving))
+    }
+
+    fn is_free(&self) -> bool {
+        matches!(self.state(), Some(NodeState::Idle | NodeState::Faulted))
+    }
+}
+
+/// How patient it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// A member that is away for longer is taken out; `None`: never.
+    pub exclude_after: Option<Duration>,
+    /// Whether the witness of a topology of two nodes answers; `None`: there is none.
+    pub witness: Option<bool>,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// Nothing is wrong, or nothing can be done here.
+    Rest,
+    /// Somebody else has to act, or to come back.
+    Wait(String),
+    /// A later topology was committed.
+    Learn(Committed),
+    /// Bring the topology up again on these members.
+    Bring(Vec<MemberIndex>),
+    /// Propose a topology of these members, at the addresses where they answer; the others are lost.
+    Propose {
+        /// Those that stay.
+        stay: Vec<MemberIndex>,
+        /// Those that go, each with the reason.
+        lost: Vec<(MemberIndex, String)>,
+        /// Votes of members that are away, for which an operator answers.
+        granted: usize,
+    },
+}
+
+/// Decides for member `own` of what was committed; `views` are all members in their order.
+pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules) -> Decision {
+    let standings = || views.iter().filter_map(|view| view.standing.as_ref());
+    let committed = standings().filter_map(|standing| standing.committed.as_ref());
+    if let Some(later) = committed.max_by_key(|one| one.epoch).filter(|later| later.epoch > base.epoch) {
+        return Decision::Learn(later.clone());
+    }
+    let mut exclusions = Exclusions::default();
+    for standing in standings() {
+        exclusions.merge(&standing.exclusions);
+    }
+    let out = |index: usize| exclusions.of(&base.topology.members[index].name, &base.topology.members[index].address);
+    if !views.get(own.index()).is_some_and(View::is_free) || out(own.index()).is_some() {
+        return Decision::Rest;
+    }
+    let layout = base.topology.layout;
+    let is_whole = layout.role(0) != Role::Both;
+    let unit = if is_whole { 0..views.len() } else { layout.members(layout.replica_of(own)) };
+    let taken_over = standings().any(|standing| standing.takes_over);
+    let reason = |index: usize| {
+        let view = &views[index];
+        if let Some(entry) = out(index) {
+            return Some(entry.reason.clone().unwrap_or_default());
+        }
+        let overdue = view.standing.is_none()
+            && (taken_over || rules.exclude_after.is_some_and(|patience| view.lost >= patience));
+        overdue.then(|| format!("did not answer for {} s", view.lost.as_secs()))
+    };
+    let missing = |index: &usize| views[*index].standing.is_none() || out(*index).is_some();
+    let name = |index: usize| base.topology.members[index].name.as_str();
+    let is_accepted = standings().any(|standing| standing.accepted);
+    if !unit.clone().any(|index| missing(&index)) && !is_accepted {
+        return bring(own, base, views, unit);
+    }
+    if let Some(patient) = unit.clone().find(|index| missing(index) && reason(*index).is_none()) {
+        return Decision::Wait(format!("waits for {}", name(patient)));
+    }
+    // Whoever is away and not overdue may be about to come back: nobody is taken out beside it.
+    if let Some(patient) = (0..views.len()).find(|index| missing(index) && reason(*index).is_none()) {
+        return Decision::Wait(format!("waits for {}", name(patient)));
+    }
+    if views.iter().any(View::serves) {
+        return Decision::Wait("its replica is broken, others serve; include or assign when it is repaired".into());
+    }
+    propose(own, base, views, (rules, taken_over), &reason)
+}
+
+fn bring(own: MemberIndex, base: &Committed, views: &[View], unit: std::ops::Range<usize>) -> Decision {
+    let name = |index: usize| base.topology.members[index].name.as_str();
+    let is_whole = unit.len() == views.len();
+    let is_ready = |index: usize| {
+        views[index].is_free()
+            || (is_whole && unit.len() > 1 && views[index].serves() && base.topology.layout.role(0) != Role::Both)
+    };
+    if let Some(busy) = unit.clone().find(|index| !is_ready(*index)) {
+        let state = views[busy].state().map_or("away", NodeState::name);
+        return Decision::Wait(format!("{} is {state}", name(busy)));
+    }
+    let holds = |index: &usize| views[*index].standing.as_ref().is_some_and(|one| one.committed.as_ref() == Some(base));
+    match unit.clone().find(holds) {
+        Some(leader) if leader == own.index() => {}
+        Some(leader) => return Decision::Wait(format!("{} brings the topology up", name(leader))),
+        None => return Decision::Rest,
+    }
+    let member = |index: usize| MemberIndex(index as u16);
+    let has_moved = |index: &usize| views[*index].address != base.topology.members[*index].address;
+    if unit.clone().any(|index| has_moved(&index)) {
+        // Addresses are part of the topology: another one is voted for.
+        if views.iter().any(|view| view.standing.is_none()) {
+            return Decision::Wait("members have new addresses; waits for all of them".into());
+        }
+        let stay = (0..views.len()).map(member).collect();
+        return Decision::Propose { stay, lost: Vec::new(), granted: 0 };
+    }
+    Decision::Bring(unit.map(member).collect())
+}
+
+fn propose(
+    own: MemberIndex,
+    base: &Committed,
+    views: &[View],
+    (rules, taken_over): (&Rules, bool),
+    reason: &dyn Fn(usize) -> Option<String>,
+) -> Decision {
+    let lost: Vec<(MemberIndex, String)> =
+        (0..views.len()).filter_map(|index| Some((MemberIndex(index as u16), reason(index)?))).collect();
+    let stay: Vec<MemberIndex> = (0..views.len() as u16)
+        .map(MemberIndex)
+        .filter(|member| !lost.iter().any(|(gone, _)| gone == member))
+        .collect();
+    let answers = views.iter().filter(|view| view.standing.is_some()).count();
+    let (mut votes, mut voters) = (answers, views.len());
+    if let (2, Some(answers)) = (views.len(), rules.witness) {
+        (votes, voters) = (votes + usize::from(answers), voters + 1);
+    }
+    let granted = if taken_over { voters - votes } else { 0 };
+    if votes + granted < majority(voters) {
+        let help = "console topology take-over, once it is sure that the others do not serve";
+        return Decision::Wait(format!("sees {votes} of {voters} votes, no majority: {help}"));
+    }
+    let leads = |member: &&MemberIndex| {
+        let view = &views[member.index()];
+        view.is_free() && view.standing.as_ref().is_some_and(|one| one.committed.as_ref() == Some(base))
+    };
+    match stay.iter().find(leads) {
+        Some(leader) if *leader == own => Decision::Propose { stay, lost, granted },
+        Some(leader) => Decision::Wait(format!("{} takes over", base.topology.members[leader.index()].name)),
+        None => Decision::Rest,
+    }
+}

@@ -1,0 +1,165 @@
+//! Topologies that come back by themselves: after all nodes died, after one did, on those that are left, on full and broken disks.
+use std::fs;
+
+use harness::{
+    http::{Stream, beside, get, stream, text_of},
+    programs::{Cluster, DEEP, deep_models, demo_models, wait_until},
+};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+/// Nodes bring their topology up again; a lost one is noticed soon.
+const RECOVER: &str = "recover = true\nsilent_ms = 30000\nstall_ms = 60000\n";
+const PROMPT: &[&str] = &["--prompt", "ROMEO:", "--max-tokens", "6", "--temperature", "0"];
+
+fn state(cluster: &Cluster, index: usize) -> (String, u64) {
+    let status = cluster.status(index);
+    (status["state"].as_str().unwrap_or_default().into(), status["epoch"].as_u64().unwrap_or_default())
+}
+
+fn serves(cluster: &Cluster, nodes: &[usize], epoch: u64) {
+    for index in nodes {
+        wait_until(&format!("pi{} serves epoch {epoch}", index + 1), || {
+            state(cluster, *index) == ("ready".into(), epoch)
+        });
+    }
+}
+
+fn kill(cluster: &mut Cluster, index: usize) {
+    cluster.signal(index, Signal::SIGKILL);
+    cluster.wait(index);
+}
+
+/// A stream over a gateway, and its events.
+fn begin(address: &str, max_tokens: u32) -> (Stream, Vec<Value>) {
+    let body = json!({"prompt": "abab", "max_tokens": max_tokens, "temperature": 0.9, "seed": 5, "stream": true});
+    let mut answer = stream(address, "/v1/completions", &body);
+    assert_eq!(answer.status, 200);
+    let first = answer.event().expect("tokens come");
+    (answer, vec![serde_json::from_str(&first).expect("JSON")])
+}
+
+fn rest((answer, mut events): (Stream, Vec<Value>)) -> String {
+    events.extend(answer.events());
+    text_of(&events, 0)
+}
+
+#[test]
+fn four_nodes_killed_at_once_and_started_in_any_order_serve_again_without_a_console() {
+    let mut cluster = Cluster::with(4, &demo_models(), RECOVER);
+    let before = cluster.generate(4, PROMPT).completion()["token_ids"].clone();
+    let written = || {
+        let of =
+            |index: usize| fs::metadata(cluster.state(index).join("topology.toml")).and_then(|file| file.modified());
+        (0..4).map(|index| of(index).expect("it was written")).collect::<Vec<_>>()
+    };
+    let first = written();
+    for order in [[2, 0, 3, 1], [1, 3, 2, 0]] {
+        (0..4).for_each(|index| cluster.signal(index, Signal::SIGKILL));
+        (0..4).for_each(|index| assert_eq!(cluster.wait(index), None));
+        order.into_iter().for_each(|index| cluster.start(index));
+        serves(&cluster, &[0, 1, 2, 3], 1);
+    }
+    let after = cluster.generate(4, PROMPT).completion();
+    assert_eq!((&after["token_ids"], after["epoch"].as_u64()), (&before, Some(1)), "the same, nothing was assigned");
+    let of = |index: usize| fs::metadata(cluster.state(index).join("topology.toml")).and_then(|file| file.modified());
+    let last: Vec<_> = (0..4).map(|index| of(index).expect("it is there")).collect();
+    assert_eq!(first, last, "what did not change is not written");
+}
+
+#[test]
+fn each_node_killed_in_turn_comes_back_and_the_stream_goes_on_with_the_same_text() {
+    let models = deep_models();
+    let mut cluster = Cluster::with(4, models.path(), RECOVER);
+    let gateway = Cluster::with(
+        1,
+        models.path(),
+        &format!("peers = [\"{}\", \"{}\"]\n", cluster.addresses[0], cluster.addresses[1]),
+    );
+    let run = ["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--topology", "tp3"];
+    cluster.generate(3, &run).completion();
+    let address = beside(&gateway.addresses[0]);
+    wait_until("the gateway knows who serves", || get(&address, "/health").status == 200);
+    let expected = rest(begin(&address, 150));
+    for victim in 0..3 {
+        let running = begin(&address, 150);
+        kill(&mut cluster, victim);
+        cluster.start(victim);
+        assert_eq!(rest(running), expected, "pi{} was killed", victim + 1);
+        serves(&cluster, &[0, 1, 2], 1);
+    }
+    assert_eq!(state(&cluster, 3).0, "idle", "it has no part in it");
+}
+
+#[test]
+fn a_node_that_stays_away_is_taken_out_the_rest_goes_on_and_it_lets_go_when_it_is_back() {
+    let models = deep_models();
+    for victim in [2, 0] {
+        let mut cluster = Cluster::with(3, models.path(), &format!("{RECOVER}exclude_after_ms = 1500\n"));
+        let run = ["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--context", "1024"];
+        cluster.generate(3, &run).completion();
+        let address = beside(&cluster.addresses[1]);
+        wait_until("the gateway knows who serves", || get(&address, "/health").status == 200);
+        let running = begin(&address, 200);
+        kill(&mut cluster, victim);
+        let rest_of: Vec<usize> = (0..3).filter(|index| *index != victim).collect();
+        let text = rest(running);
+        assert!(text.len() > 100, "the answer goes on on the rest: {text:?}");
+        serves(&cluster, &rest_of, 2);
+        let status = cluster.status(rest_of[0]);
+        assert_eq!(status["topology"]["layout"], "tp2");
+        let reason = status["exclusions"][0]["reason"].as_str().unwrap_or_default().to_owned();
+        assert!(reason.contains("did not answer"), "{status}");
+        cluster.start(victim);
+        wait_until("it hears that the others went on", || !cluster.state(victim).join("topology.toml").exists());
+        assert_eq!(state(&cluster, victim).0, "idle");
+        serves(&cluster, &rest_of, 2);
+    }
+}
+
+#[test]
+fn of_two_nodes_the_one_that_is_left_goes_on_with_the_witness_or_with_an_operator_and_not_alone() {
+    let settings = format!("{RECOVER}exclude_after_ms = 500\n");
+    let mut cluster = Cluster::with(2, &demo_models(), &settings);
+    cluster.generate(2, PROMPT).completion();
+    kill(&mut cluster, 0);
+    wait_until("it sees that it is alone", || cluster.log(1).contains("1 of 2 votes"));
+    assert_ne!(state(&cluster, 1).0, "ready");
+    let ended = cluster.console(&["topology", "take-over", "--nodes", &cluster.addresses[1], "--yes", "--json"]);
+    assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
+    serves(&cluster, &[1], 2);
+    let witness = Cluster::with(1, &demo_models(), "");
+    let mut pair = Cluster::with(2, &demo_models(), &format!("{settings}witness = \"{}\"\n", witness.addresses[0]));
+    pair.generate(2, PROMPT).completion();
+    kill(&mut pair, 1);
+    serves(&pair, &[0], 2);
+}
+
+#[test]
+fn broken_and_unwritable_state_is_survived_by_name() {
+    let mut cluster = Cluster::with(3, &demo_models(), RECOVER);
+    cluster.generate(3, PROMPT).completion();
+    (0..3).for_each(|index| kill(&mut cluster, index));
+    let text = fs::read(cluster.state(0).join("topology.toml")).expect("it was written");
+    fs::write(cluster.state(0).join("topology.toml"), &text[..text.len() / 2]).expect("it can be cut");
+    fs::write(cluster.state(1).join("epoch.toml"), [0xff, 0x00]).expect("it can be broken");
+    // As on a full disk: nothing can be written where a folder is in the way.
+    fs::create_dir(cluster.state(2).join("topology.toml.new")).expect("a folder can be made");
+    (0..3).for_each(|index| cluster.start(index));
+    serves(&cluster, &[0, 1, 2], 1);
+    assert!(cluster.log(0).contains("topology.toml in the state folder was damaged"), "{}", cluster.log(0));
+    assert!(cluster.log(1).contains("epoch.toml in the state folder was damaged"), "{}", cluster.log(1));
+    // A topology that cannot be kept is served all the same, and the log says what that means.
+    cluster.generate(3, &[PROMPT, &["--context", "128"]].concat()).completion();
+    wait_until("it says so", || cluster.log(2).contains("knows less than it does now"));
+}
+
+#[test]
+fn two_nodes_that_changed_addresses_are_voted_in_where_they_answer() {
+    let mut cluster = Cluster::with(3, &demo_models(), RECOVER);
+    cluster.generate(3, PROMPT).completion();
+    (0..3).for_each(|index| kill(&mut cluster, index));
+    cluster.addresses.swap(1, 2);
+    (0..3).for_each(|index| cluster.start(index));
+    serves(&cluster, &[0, 1, 2], 2);
+}
