@@ -44,6 +44,8 @@ mod ranks;
 mod recovery;
 // Logits against reference outputs.
 mod reference;
+// Rolling restarts that nodes drive, nodes that join, consoles that are stopped.
+mod rolling;
 // The runbook's commands.
 mod runbook;
 // Requests on one engine: resumed, beside each other, from what was computed before.

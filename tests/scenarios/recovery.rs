@@ -3,7 +3,7 @@ use std::fs;
 
 use harness::{
     http::{Stream, beside, get, stream, text_of},
-    programs::{Cluster, DEEP, deep_models, demo_models, wait_until},
+    programs::{Cluster, demo_models, wait_until},
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -69,20 +69,19 @@ fn four_nodes_killed_at_once_and_started_in_any_order_serve_again_without_a_cons
 
 #[test]
 fn each_node_killed_in_turn_comes_back_and_the_stream_goes_on_with_the_same_text() {
-    let models = deep_models();
-    let mut cluster = Cluster::with(4, models.path(), RECOVER);
+    let mut cluster = Cluster::with(4, &demo_models(), RECOVER);
     let gateway = Cluster::with(
         1,
-        models.path(),
+        &demo_models(),
         &format!("peers = [\"{}\", \"{}\"]\n", cluster.addresses[0], cluster.addresses[1]),
     );
-    let run = ["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--topology", "tp3"];
+    let run = ["--prompt", "ab", "--max-tokens", "1", "--topology", "tp3"];
     cluster.generate(3, &run).completion();
     let address = beside(&gateway.addresses[0]);
     wait_until("the gateway knows who serves", || get(&address, "/health").status == 200);
-    let expected = rest(begin(&address, 150));
+    let expected = rest(begin(&address, 400));
     for victim in 0..3 {
-        let running = begin(&address, 150);
+        let running = begin(&address, 400);
         kill(&mut cluster, victim);
         cluster.start(victim);
         assert_eq!(rest(running), expected, "pi{} was killed", victim + 1);
@@ -93,14 +92,13 @@ fn each_node_killed_in_turn_comes_back_and_the_stream_goes_on_with_the_same_text
 
 #[test]
 fn a_node_that_stays_away_is_taken_out_the_rest_goes_on_and_it_lets_go_when_it_is_back() {
-    let models = deep_models();
     for victim in [2, 0] {
-        let mut cluster = Cluster::with(3, models.path(), &format!("{RECOVER}exclude_after_ms = 1500\n"));
-        let run = ["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--context", "1024"];
+        let mut cluster = Cluster::with(3, &demo_models(), &format!("{RECOVER}exclude_after_ms = 1500\n"));
+        let run = ["--prompt", "ab", "--max-tokens", "1"];
         cluster.generate(3, &run).completion();
         let address = beside(&cluster.addresses[1]);
         wait_until("the gateway knows who serves", || get(&address, "/health").status == 200);
-        let running = begin(&address, 200);
+        let running = begin(&address, 400);
         kill(&mut cluster, victim);
         let rest_of: Vec<usize> = (0..3).filter(|index| *index != victim).collect();
         let text = rest(running);

@@ -27,7 +27,7 @@ fn every_command_for_a_console_runs_as_written() {
     let known = text.lines().filter(|line| matches!(*line, "```sh on-console" | "```sh on-node")).count();
     assert_eq!(fences, known, "a block of commands says where it runs");
 
-    let cluster = Cluster::supervised(4, &demo_models(), "");
+    let cluster = Cluster::supervised(4, &demo_models(), "recover = true\n");
     let path = std::env::var("PATH").unwrap_or_default();
     for command in on_console {
         let mut shell = Command::new("sh");

@@ -10,6 +10,8 @@ pub mod quorum;
 #[cfg(test)]
 mod quorum_tests;
 mod recovery;
+#[cfg(test)]
+mod recovery_tests;
 mod requests;
 mod serving;
 pub mod steward;

@@ -150,7 +150,7 @@ fn two_consoles_cannot_prepare_at_once_and_the_loser_hears_from_whom() {
     let mut node = running();
     let effects = prepare(&mut node, OTHER, 3, 5);
     assert!(matches!(failure(&effects), Some(FaultKind::EpochMoved { expected: Epoch(3), actual: Epoch(4) })));
-    let effects = prepare(&mut node, OTHER, 4, 4);
+    let effects = prepare(&mut node, OTHER, 4, 3);
     assert!(matches!(failure(&effects), Some(FaultKind::Superseded { epoch: Epoch(4), by }) if by == "console 1"));
     let hash = topology(2).hash();
     let effects = ask(&mut node, OTHER, 9, RequestBody::Commit { epoch: Epoch(3), hash });

@@ -149,9 +149,8 @@ impl Driver {
     }
 
     fn check_link(&self, between: &Between, identity: &Identity) -> Result<Sender<Arrival>, FaultKind> {
-        let not_prepared = FaultKind::NotPrepared { epoch: between.epoch };
         let open = self.open.as_ref().filter(|_| self.node.expects_links(between.epoch, between.hash));
-        let open = open.ok_or(not_prepared)?;
+        let open = open.ok_or_else(|| self.unexpected(between))?;
         if identity.numeric != NUMERIC_VERSION {
             return Err(FaultKind::NumericVersion { theirs: identity.numeric, own: NUMERIC_VERSION });
         }
@@ -166,6 +165,20 @@ impl Driver {
             return Err(FaultKind::LinksFailed { reason });
         }
         Ok(open.arrivals.clone())
+    }
+
+    /// Why links are not for what this node prepares: which of epoch and topology differs.
+    fn unexpected(&self, between: &Between) -> FaultKind {
+        let (epoch, hash) = (between.epoch, between.hash);
+        match self.node.topology() {
+            Some((_, own, _)) if own != hash || self.node.epoch() != epoch => FaultKind::LinksFailed {
+                reason: format!(
+                    "they are for epoch {epoch} and topology {hash}, this node is at epoch {} and topology {own}",
+                    self.node.epoch()
+                ),
+            },
+            _ => FaultKind::NotPrepared { epoch },
+        }
     }
 
     pub(super) fn connect(&mut self, epoch: Epoch) {

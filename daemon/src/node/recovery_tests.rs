@@ -1,0 +1,268 @@
+//! The node while its topology comes back: what it prepares again, what it learns, and two consoles that fight over it.
+use std::{collections::BTreeMap, time::Duration};
+
+use shared::{
+    ids::{Epoch, MemberIndex, TopologyHash},
+    protocol::{
+        error::FaultKind,
+        message::{Prepare, RequestBody, ResponseBody},
+        recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
+    },
+    telemetry::NodeState,
+    topology::Topology,
+    units::Bytes,
+};
+
+use super::{
+    event::{Effect, Event, Record, SessionId},
+    machine::{Beginning, Node, Patience},
+    tests::{CONSOLE, OTHER, ask, failure, running, topology},
+};
+
+fn again(node: &mut Node, session: SessionId, epoch: u64, topology: Topology) -> Vec<Effect> {
+    let prepare = Prepare { seen: Epoch(epoch), epoch: Epoch(epoch), topology, member: MemberIndex(0) };
+    ask(node, session, 1, RequestBody::Prepare(Box::new(prepare)))
+}
+
+fn of(name: &str, committed: Option<Committed>) -> Node {
+    let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
+    let epoch = committed.as_ref().map_or(Epoch(0), |committed| committed.epoch);
+    Node::new(Beginning { name: name.into(), epoch, committed, ..Beginning::default() }, patience)
+}
+
+fn base(epoch: u64) -> Committed {
+    Committed { epoch: Epoch(epoch), topology: topology(2) }
+}
+
+fn recover(node: &mut Node, question: RecoveryAsk) -> Vec<Effect> {
+    ask(node, OTHER, 50, RequestBody::Recovery(Box::new(question)))
+}
+
+#[test]
+fn what_was_committed_is_prepared_again_without_a_write_and_a_console_goes_before_it() {
+    let mut node = of("pi1", Some(base(4)));
+    assert!(matches!(again(&mut node, CONSOLE, 4, topology(2))[..], [Effect::Load(_)]));
+    let hash = topology(2).hash();
+    let effects = node.handle(Event::Loaded(Epoch(4), Ok(Bytes(5))));
+    assert!(matches!(effects[..], [Effect::Respond { body: ResponseBody::Prepared, .. }]), "{effects:?}");
+    let effects = ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(4), hash });
+    assert_eq!(effects, [Effect::Connect(Epoch(4))], "nothing new is to be kept");
+    node.handle(Event::Connected(Epoch(4), Ok(())));
+    assert_eq!(node.state(), NodeState::Ready);
+    assert!(matches!(failure(&again(&mut node, OTHER, 4, topology(2))), Some(FaultKind::TopologyInvalid { .. })));
+
+    let mut node = of("pi1", Some(base(4)));
+    again(&mut node, CONSOLE, 4, topology(2));
+    assert!(matches!(failure(&again(&mut node, OTHER, 4, topology(2))), Some(FaultKind::PrepareOpen { .. })));
+    let effects = super::tests::prepare(&mut node, OTHER, 4, 5);
+    assert!(matches!(failure(&effects), Some(FaultKind::Superseded { epoch: Epoch(5), .. })), "{effects:?}");
+    assert!(matches!(effects[..], [_, Effect::Discard(Epoch(4)), Effect::Load(_)]), "{effects:?}");
+}
+
+#[test]
+fn another_topology_of_the_same_epoch_or_an_older_one_does_not_come_back() {
+    let mut node = of("pi1", Some(base(4)));
+    let other = Topology { slots: 1, ..topology(2) };
+    assert!(matches!(failure(&again(&mut node, CONSOLE, 4, other)), Some(FaultKind::TopologyInvalid { .. })));
+    assert!(matches!(failure(&again(&mut node, CONSOLE, 3, topology(2))), Some(FaultKind::Superseded { .. })));
+    // One whose record was lost is told by the others, and keeps it.
+    let mut lost = of("pi1", None);
+    assert!(matches!(again(&mut lost, CONSOLE, 4, topology(2))[..], [Effect::Load(_)]));
+    assert!(matches!(lost.handle(Event::Loaded(Epoch(4), Ok(Bytes(5))))[..], [Effect::Persist(Epoch(4), _)]));
+}
+
+#[test]
+fn a_later_topology_ends_the_older_one_and_whoever_is_no_member_lets_go() {
+    let mut node = running();
+    let later = Committed { epoch: Epoch(9), topology: Topology { slots: 1, ..topology(2) } };
+    let effects = recover(&mut node, RecoveryAsk::Learn(Box::new(later.clone())));
+    assert_eq!(effects[0], Effect::StopEngine(Epoch(4)));
+    assert_eq!((node.state(), node.epoch(), node.committed()), (NodeState::Idle, Epoch(9), Some(&later)));
+    let older = recover(&mut node, RecoveryAsk::Learn(Box::new(base(5))));
+    assert!(matches!(&older[..], [Effect::Write { records, .. }] if records.is_empty()), "{older:?}");
+    let mut without = Committed { epoch: Epoch(10), topology: topology(2) };
+    without.topology.members[0].name = "pi9".into();
+    let effects = recover(&mut node, RecoveryAsk::Learn(Box::new(without)));
+    let Some(Effect::Write { records, .. }) = effects.last() else { panic!("{effects:?}") };
+    assert!(records.contains(&Record::Committed(None)) && node.committed().is_none(), "{records:?}");
+}
+
+#[test]
+fn a_vote_is_kept_before_it_is_told_and_shuts_the_epoch_for_assignments() {
+    let mut node = of("pi1", Some(base(4)));
+    let next = Committed { epoch: Epoch(5), topology: Topology { slots: 1, ..topology(2) } };
+    let vote = |next| Vote { base: base(4), witness: None, ballot: Ballot { round: 1, member: 1 }, next };
+    let effects = recover(&mut node, RecoveryAsk::Vote(Box::new(vote(Some(next)))));
+    let [Effect::Write { records, then: Some((_, _, body)) }] = &effects[..] else { panic!("{effects:?}") };
+    assert!(matches!(records[..], [Record::Votes(_), Record::Promise(Epoch(5), _)]), "{records:?}");
+    assert_eq!(*body, ResponseBody::Recovery(RecoveryAnswer::Ruling(Ruling::Accepted)));
+    assert!(failure(&super::tests::prepare(&mut node, CONSOLE, 4, 5)).is_some(), "its epoch is 5 now");
+    assert!(failure(&again(&mut node, CONSOLE, 4, topology(2))).is_some(), "the vote comes first");
+    let other = Vote { witness: Some("127.0.0.1:1".into()), ..vote(None) };
+    let effects = recover(&mut node, RecoveryAsk::Vote(Box::new(other)));
+    let told = format!("{effects:?}");
+    assert!(told.contains("another witness"), "{told}");
+}
+
+/// A console that assigns its own topology, slowly.
+struct Console {
+    session: SessionId,
+    topology: Topology,
+    epoch: Epoch,
+    /// Answers that it waits for before it commits; `None`: it has nothing under way.
+    waits: Option<usize>,
+    prepared: usize,
+    paused: u32,
+}
+
+struct Fight {
+    random: u64,
+    nodes: Vec<Node>,
+    consoles: Vec<Console>,
+    events: Vec<(usize, Event)>,
+    now: Duration,
+    committed: BTreeMap<Epoch, TopologyHash>,
+    switches: u32,
+    refused: u32,
+}
+
+impl Fight {
+    fn new(seed: u64) -> Self {
+        let console = |which: u16| Console {
+            session: SessionId(u64::from(which) + 1),
+            topology: Topology { slots: which + 1, ..topology(3) },
+            epoch: Epoch(0),
+            waits: None,
+            prepared: 0,
+            paused: 0,
+        };
+        Self {
+            random: seed.wrapping_mul(2_654_435_761).wrapping_add(1),
+            nodes: (1..=3).map(|index| of(&format!("pi{index}"), None)).collect(),
+            consoles: vec![console(0), console(1)],
+            events: Vec::new(),
+            now: Duration::ZERO,
+            committed: BTreeMap::new(),
+            switches: 0,
+            refused: 0,
+        }
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) as usize % bound
+    }
+
+    fn send(&mut self, which: usize, node: usize, body: RequestBody) -> Vec<Effect> {
+        let effects = ask(&mut self.nodes[node], self.consoles[which].session, self.now.as_millis() as u64, body);
+        self.perform(node, effects.clone());
+        effects
+    }
+
+    fn perform(&mut self, node: usize, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Load(prepare) => self.events.push((node, Event::Loaded(prepare.epoch, Ok(Bytes(1))))),
+                Effect::Persist(epoch, _) => self.events.push((node, Event::Persisted(epoch, Ok(())))),
+                Effect::Connect(epoch) => self.events.push((node, Event::Connected(epoch, Ok(())))),
+                Effect::Respond { session, body, .. } => {
+                    let console =
+                        self.consoles.iter_mut().find(|console| console.session == session).expect("one of two");
+                    match body {
+                        ResponseBody::Prepared => console.prepared += 1,
+                        // It gives up; what is open on other nodes it aborts.
+                        ResponseBody::Failed(_) => console.waits = None,
+                        _ => {}
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn turn(&mut self, which: usize) {
+        let count = self.nodes.len();
+        if self.consoles[which].paused > 0 {
+            self.consoles[which].paused -= 1;
+            return;
+        }
+        let (epoch, hash) = (self.consoles[which].epoch, self.consoles[which].topology.hash());
+        match self.consoles[which].waits {
+            None => {
+                (0..count).for_each(|node| drop(self.send(which, node, RequestBody::Abort { epoch, hash })));
+                let seen: Vec<Epoch> = self.nodes.iter().map(Node::epoch).collect();
+                let epoch = seen.iter().max().copied().unwrap_or_default().next();
+                let console = &mut self.consoles[which];
+                (console.epoch, console.waits, console.prepared) = (epoch, Some(count), 0);
+                // It may be stopped between reading and preparing, too.
+                for (node, seen) in seen.into_iter().enumerate() {
+                    let topology = self.consoles[which].topology.clone();
+                    let prepare = Prepare { seen, epoch, topology, member: MemberIndex(node as u16) };
+                    self.send(which, node, RequestBody::Prepare(Box::new(prepare)));
+                }
+            }
+            Some(waits) if self.consoles[which].prepared >= waits => {
+                if self.below(2) == 0 {
+                    // SIGSTOP: the other one assigns meanwhile, or the leases end.
+                    self.consoles[which].paused = self.below(40) as u32;
+                }
+                self.consoles[which].prepared = usize::MAX;
+            }
+            Some(_) => {}
+        }
+        if self.consoles[which].prepared == usize::MAX && self.consoles[which].paused == 0 {
+            (0..count).for_each(|node| self.commit(which, node, epoch, hash));
+            self.consoles[which].waits = None;
+        }
+    }
+
+    fn commit(&mut self, which: usize, node: usize, epoch: Epoch, hash: TopologyHash) {
+        let before = self.nodes[node].committed().map(|committed| committed.epoch);
+        let effects = self.send(which, node, RequestBody::Commit { epoch, hash });
+        if !effects.contains(&Effect::Connect(epoch)) {
+            self.refused += 1;
+            return;
+        }
+        self.switches += 1;
+        assert!(
+            before.is_none_or(|before| before < epoch),
+            "a stale commit of epoch {epoch} was accepted after {before:?}"
+        );
+        assert_eq!(self.nodes[node].epoch(), epoch, "a later epoch was promised");
+        assert_eq!(*self.committed.entry(epoch).or_insert(hash), hash, "two topologies have epoch {epoch}");
+    }
+
+    fn run(&mut self, turns: u32) {
+        for _ in 0..turns {
+            match self.below(6) {
+                choice @ (0 | 1) => self.turn(choice),
+                2 => {
+                    self.now += Duration::from_secs(self.below(25) as u64);
+                    for node in 0..self.nodes.len() {
+                        let effects = self.nodes[node].handle(Event::Tick { now: self.now });
+                        self.perform(node, effects);
+                    }
+                }
+                _ if !self.events.is_empty() => {
+                    let which = self.below(self.events.len());
+                    let (node, event) = self.events.remove(which);
+                    let effects = self.nodes[node].handle(event);
+                    self.perform(node, effects);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn of_two_consoles_that_fight_and_pause_none_has_a_stale_command_accepted_in_1000_runs() {
+    let (mut switches, mut refused) = (0, 0);
+    for seed in 0..1000 {
+        let mut fight = Fight::new(seed);
+        fight.run(300);
+        (switches, refused) = (switches + fight.switches, refused + fight.refused);
+    }
+    println!("{switches} commits accepted, {refused} refused");
+    assert!(switches > 1000 && refused > 1000, "{switches} accepted, {refused} refused: they do not fight");
+}

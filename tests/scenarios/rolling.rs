@@ -1,0 +1,154 @@
+//! Rolling restarts that nodes drive themselves, nodes that join and leave, consoles that are stopped in the middle of an assignment.
+use std::time::Duration;
+
+use harness::{
+    http::{beside, get, stream, text_of},
+    programs::{Cluster, Ended, demo_models, finish, spawn_console, wait_until},
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+
+const RECOVER: &str = "recover = true\nsilent_ms = 30000\nstall_ms = 60000\n";
+const PROMPT: &[&str] = &["--prompt", "ROMEO:", "--max-tokens", "4", "--temperature", "0"];
+
+fn operate(cluster: &Cluster, command: &[&str]) -> Ended {
+    let nodes = cluster.nodes();
+    let mut arguments = command.to_vec();
+    arguments.extend(["--nodes", &nodes, "--json"]);
+    cluster.console(&arguments)
+}
+
+fn good(ended: Ended) -> Value {
+    assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
+    ended.json()
+}
+
+#[test]
+fn a_rolling_restart_goes_on_when_its_console_is_gone_and_streams_go_on_with_the_same_text() {
+    let cluster = Cluster::supervised(3, &demo_models(), RECOVER);
+    let front = Cluster::with(1, &demo_models(), &format!("{RECOVER}peers = [\"{}\"]\n", cluster.addresses[0]));
+    let run = ["--prompt", "ab", "--max-tokens", "1"];
+    cluster.generate(3, &run).completion();
+    let address = beside(&front.addresses[0]);
+    wait_until("the gateway knows who serves", || get(&address, "/health").status == 200);
+    let body = json!({"prompt": "abab", "max_tokens": 400, "temperature": 0.9, "seed": 5, "stream": true});
+    let whole = || text_of(&stream(&address, "/v1/completions", &body).events(), 0);
+    let expected = whole();
+    let pids: Vec<_> = (0..3).map(|index| cluster.pid(index)).collect();
+    let running = stream(&address, "/v1/completions", &body);
+    good(operate(&cluster, &["restart", "--rolling", "--all", "--drain-ms", "100", "--yes", "--detach"]));
+    assert_eq!(text_of(&running.events(), 0), expected);
+    let done = good(operate(&cluster, &["restart", "--watch"]));
+    assert_eq!((done["phase"].as_str(), done["done"].as_u64()), (Some("done"), Some(3)));
+    (0..3).for_each(|index| assert_ne!(cluster.pid(index), pids[index], "pi{} is another process", index + 1));
+    assert_eq!(cluster.status(0)["epoch"].as_u64(), Some(1), "nothing was assigned");
+    assert_eq!(whole(), expected);
+}
+
+#[test]
+fn a_rolling_restart_pauses_by_itself_at_trouble_and_another_console_ends_it() {
+    let mut cluster = Cluster::supervised(3, &demo_models(), RECOVER);
+    cluster.generate(3, PROMPT).completion();
+    // Nothing would start pi2 again.
+    cluster.signal(1, Signal::SIGTERM);
+    assert_eq!(cluster.wait(1), Some(0));
+    cluster.start_with_arguments(1, &[]);
+    wait_until("all serve", || (0..3).all(|index| cluster.status(index)["state"] == "ready"));
+    let third = cluster.pid(2);
+    let ended = operate(&cluster, &["restart", "--rolling", "--yes"]);
+    let paused = ended.json();
+    assert_eq!(
+        (ended.code, paused["phase"].as_str(), paused["done"].as_u64()),
+        (Some(1), Some("paused"), Some(1)),
+        "{paused}"
+    );
+    assert!(paused["reason"].as_str().is_some_and(|reason| reason.contains("pi2")), "{paused}");
+    assert_eq!(cluster.pid(2), third, "those behind it are left alone");
+    assert_eq!(good(operate(&cluster, &["restart", "--abort"]))["phase"], "aborted");
+    assert_eq!(operate(&cluster, &["restart", "--resume"]).code, Some(4), "it is over");
+    operate(&cluster, &["restart", "pi1", "--rolling", "--yes"]).assert_error(2, "usage", &["two"]);
+}
+
+#[test]
+fn a_node_joins_and_leaves_what_serves_and_a_running_answer_goes_on() {
+    let cluster = Cluster::with(4, &demo_models(), RECOVER);
+    let run = ["--prompt", "ab", "--max-tokens", "1"];
+    cluster.generate(3, &run).completion();
+    let address = beside(&cluster.addresses[0]);
+    wait_until("the gateway knows who serves", || get(&address, "/health").status == 200);
+    let three = cluster.addresses[..3].join(",");
+    let stop = cluster.console(&["ok-to-stop", "pi2", "--nodes", &three, "--json"]);
+    let outlook = good(stop);
+    assert_eq!((outlook["ok"].as_bool(), outlook["topology"].as_str()), (Some(true), Some("tp2")), "{outlook}");
+    let body = json!({"prompt": "abab", "max_tokens": 400, "temperature": 0.9, "seed": 5, "stream": true});
+    let mut running = stream(&address, "/v1/completions", &body);
+    assert!(running.event().is_some(), "tokens come");
+    let joined = cluster.console(&["node", "add", &cluster.addresses[3], "--nodes", &three, "--yes", "--json"]);
+    assert_eq!(good(joined)["topology"], "tp4");
+    let events = running.events();
+    let end = events.last().expect("it comes to its end");
+    assert!(end["timings"]["trace"]["resumed"].as_u64() > Some(0), "it went on after the switch: {end}");
+    assert_eq!(good(operate(&cluster, &["node", "remove", "pi2", "--yes"]))["topology"], "tp3");
+    assert_eq!(cluster.status(0)["topology"]["layout"], "tp3");
+    let last = operate(&cluster, &["node", "drain", "pi3", "--reason", "fan", "--yes"]);
+    assert_eq!(good(last)["state"], "drained");
+}
+
+#[test]
+fn a_console_that_is_stopped_in_the_middle_of_an_assignment_changes_nothing_when_it_goes_on() {
+    let cluster = Cluster::with(2, &demo_models(), "");
+    let nodes = cluster.nodes();
+    let (mut lost, mut seed) = (0, 7_u64);
+    for run in 0..20 {
+        let one = (64 + run).to_string();
+        let first = spawn_console(&[
+            "generate",
+            "--nodes",
+            &nodes,
+            "--model",
+            "bard-q8_0.gguf",
+            "--context",
+            &one,
+            "--prompt",
+            "a",
+            "--max-tokens",
+            "1",
+            "--json",
+        ]);
+        let pid = Pid::from_raw(first.id().cast_signed());
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        std::thread::park_timeout(Duration::from_millis(5 + (seed >> 40) % 60));
+        let _ = kill(pid, Signal::SIGSTOP);
+        let second = (128 + run).to_string();
+        let mut assigned = None;
+        // While the first one's sessions are open, what it prepared is open, too: its lease is what the second waits for.
+        for _ in 0..3 {
+            let ended = cluster.generate(2, &["--context", &second, "--prompt", "a", "--max-tokens", "1"]);
+            if ended.code == Some(0) {
+                assigned = ended.json()["epoch"].as_u64();
+                break;
+            }
+        }
+        let _ = kill(pid, Signal::SIGCONT);
+        let ended = finish(first);
+        let own = if ended.code == Some(0) { ended.json()["epoch"].as_u64() } else { None };
+        lost += usize::from(own.is_none());
+        if let (Some(own), Some(assigned)) = (own, assigned) {
+            assert_ne!(own, assigned, "one epoch, two assignments");
+        }
+        let at = |index: usize| {
+            let status = cluster.status(index);
+            (status["epoch"].clone(), status["topology"]["hash"].clone(), status["topology"]["layout"].clone())
+        };
+        wait_until("both nodes agree", || at(0) == at(1));
+        let latest = at(0).0.as_u64();
+        assert!(
+            latest >= assigned.max(own),
+            "a stale assignment came after a later one: {latest:?} {assigned:?} {own:?}"
+        );
+    }
+    println!("{lost} of 20 stopped consoles heard that they were outdone");
+}

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""Four nodes with four fifths of their places taken, a fifth one without a shard in front of them: a rolling restart of all, then kill -9
+of each in turn. Prints errors, wrong texts, the longest pause of a stream and the seconds of each node; fails on any error or wrong text.
+
+    cargo build --release --locked --workspace && tests/serve/rolling.py [--topology tp4|dp2-tp2] [--tokens 400] [--no-kill] [--no-restart]
+"""
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+import bramble
+import client
+
+MODEL = "bard-q8_0.gguf"
+MODELS = os.path.join(bramble.ROOT, "packaging", "demo")
+SETTINGS = "packed_shards = true\nthreads = 1\nexclude_after_ms = 0\n"
+SLOTS = 4
+# As in the unit: RestartSec.
+RESTART_SECONDS = 1.0
+DIFFERENT = 12
+
+
+class Supervisor(threading.Thread):
+    """Starts daemons again that ended, as systemd does."""
+
+    def __init__(self, daemons):
+        super().__init__(daemon=True)
+        self.daemons, self.ended = daemons, threading.Event()
+        # Runs of each.
+        self.starts = {daemon.name: 0 for daemon in daemons}
+
+    def run(self):
+        while not self.ended.wait(0.02):
+            for daemon in self.daemons:
+                if daemon.process and daemon.process.poll() is not None:
+                    if self.ended.wait(RESTART_SECONDS):
+                        return
+                    daemon.process.stdin.close()
+                    daemon.start()
+                    self.starts[daemon.name] += 1
+
+
+class Load:
+    """So many streams at any time, each with the text that it must have."""
+
+    def __init__(self, host, streams, tokens):
+        self.host, self.streams, self.tokens = host, streams, tokens
+        self.texts, self.errors, self.pauses, self.first_tokens = {}, [], [], []
+        self.done, self.stop = 0, asyncio.Event()
+
+    def ask(self, index):
+        prompt = f"{bramble.PROMPTS[index % len(bramble.PROMPTS)]} {index % DIFFERENT}"
+        return client.complete(self.host, prompt, self.tokens, model=MODEL, temperature=0.7, seed=index % DIFFERENT)
+
+    async def expect(self):
+        """The texts of an undisturbed cluster."""
+        for begin in range(0, DIFFERENT, self.streams):
+            part = range(begin, min(begin + self.streams, DIFFERENT))
+            for index, answer in zip(part, await asyncio.gather(*(self.ask(index) for index in part))):
+                if not answer.whole or answer.error:
+                    sys.exit(f"request {index} of an undisturbed cluster: status {answer.status}, {answer.error or answer.body}")
+                self.texts[index] = answer.text
+
+    async def one(self, index):
+        answer = await self.ask(index)
+        begin = f"request {index}: status {answer.status}"
+        if not answer.whole or answer.error:
+            self.errors.append(f"{begin}, {answer.error or answer.body[:200]} after {len(answer.text)} bytes")
+        elif answer.text != self.texts[index % DIFFERENT]:
+            self.errors.append(f"{begin}, another text: {answer.text!r} instead of {self.texts[index % DIFFERENT]!r}")
+        self.pauses.append(max((later - now for now, later in zip(answer.tokens, answer.tokens[1:])), default=0))
+        self.first_tokens.append(answer.first_token or 0)
+        self.done += 1
+
+    async def lane(self, lane):
+        index = lane
+        while not self.stop.is_set():
+            await self.one(index)
+            index += self.streams
+
+    def report(self, what, seconds):
+        pause, first = max(self.pauses, default=0), max(self.first_tokens, default=0)
+        print(
+            f"{what}: {seconds:.1f} s, {self.done} answers, {len(self.errors)} wrong or failed, longest pause {pause:.2f} s, longest wait for a first token {first:.2f} s",
+            flush=True,
+        )
+        failed, self.errors, self.pauses, self.first_tokens, self.done = self.errors, [], [], [], 0
+        return [f"{what}: {line}" for line in failed]
+
+
+def is_serving(daemons):
+    nodes = bramble.console("status", "--nodes", ",".join(daemon.address for daemon in daemons))["nodes"]
+    return all(node.get("state") in ("ready", "serving") for node in nodes)
+
+
+async def until_serving(daemons, patience=60):
+    """Seconds until all serve."""
+    begin = time.monotonic()
+    while time.monotonic() < begin + patience:
+        try:
+            if await asyncio.to_thread(is_serving, daemons):
+                return time.monotonic() - begin
+        except bramble.Failed:
+            pass
+        await asyncio.sleep(0.2)
+    sys.exit(f"not all nodes serve after {patience} s")
+
+
+async def rolling(daemons, arguments):
+    """A rolling restart that the nodes drive; each node's seconds as this console sees them."""
+    nodes = ",".join(daemon.address for daemon in daemons)
+    command = [bramble.program("console"), "restart", "--rolling", "--all", "--nodes", nodes, "--drain-ms", str(arguments.drain), "--yes", "--json"]
+    watching = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    begin, times = time.monotonic(), []
+    async for line in watching.stderr:
+        text = line.decode().strip()
+        if "is next" in text:
+            times.append(time.monotonic())
+    out = (await watching.stdout.read()).decode()
+    code = await watching.wait()
+    times.append(time.monotonic())
+    print("rolling restart, seconds of each node: " + ", ".join(f"{later - now:.1f}" for now, later in zip([begin, *times], times)))
+    return [] if code == 0 else [f"the rolling restart ended with {code}: {out}"]
+
+
+async def run(daemons, gateway, supervisor, arguments):
+    replicas = 2 if arguments.topology.startswith("dp2") else 1
+    load = Load(client.place(gateway), max(1, round(0.8 * SLOTS * replicas)), arguments.tokens)
+    await load.expect()
+    lanes = [asyncio.create_task(load.lane(lane)) for lane in range(load.streams)]
+    failed = []
+    if not arguments.no_restart:
+        await asyncio.sleep(2)
+        begin = time.monotonic()
+        failed += await rolling(daemons, arguments)
+        await until_serving(daemons)
+        await asyncio.sleep(2)
+        failed += load.report("rolling restart of all", time.monotonic() - begin)
+        missing = [name for name, starts in supervisor.starts.items() if starts != 1]
+        failed += [f"{name} was started {supervisor.starts[name]} times instead of once" for name in missing]
+    for victim in [] if arguments.no_kill else daemons:
+        begin = time.monotonic()
+        victim.process.send_signal(signal.SIGKILL)
+        await asyncio.sleep(0.5)
+        seconds = await until_serving(daemons)
+        await asyncio.sleep(3)
+        print(f"{victim.name} killed, all serve again after {seconds + 0.5:.1f} s")
+        failed += load.report(f"{victim.name} killed", time.monotonic() - begin)
+    load.stop.set()
+    await asyncio.gather(*lanes)
+    failed += load.report("afterwards", 0)
+    return failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topology", default="tp4")
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--drain", type=int, default=1000, help="milliseconds that a node drains")
+    parser.add_argument("--no-kill", action="store_true")
+    parser.add_argument("--no-restart", action="store_true")
+    parser.add_argument("--programs", help="folder of brambled and console [default: target/release]")
+    arguments = parser.parse_args()
+    if arguments.programs:
+        bramble.RELEASE = os.path.abspath(arguments.programs)
+    with bramble.Cluster(MODELS) as cluster:
+        addresses = bramble.loopback(5)
+        daemons = [cluster.add(f"pi{index + 1}", address, settings=SETTINGS, more=["--supervised"]) for index, address in enumerate(addresses[:4])]
+        peers = "peers = [" + ", ".join(f'"{daemon.address}"' for daemon in daemons) + "]\n"
+        gateway = cluster.add("front", addresses[4], settings=SETTINGS + peers)
+        bramble.generate(daemons, MODEL, "ROMEO:", 2, "--topology", arguments.topology)
+        supervisor = Supervisor(daemons)
+        supervisor.start()
+        try:
+            failed = asyncio.run(run(daemons, gateway, supervisor, arguments))
+        finally:
+            supervisor.ended.set()
+            supervisor.join()
+    for line in failed[:20]:
+        print(line, file=sys.stderr)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    bramble.command(main)
