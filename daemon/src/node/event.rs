@@ -9,7 +9,7 @@ use shared::{
         error::{Fault, Loss},
         message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent, ToolFormat},
     },
-    telemetry::{BenchFound, BenchProgress, LinkBench, LoadProgress},
+    telemetry::{BenchFound, BenchProgress, KvUse, LinkBench, LoadProgress},
     topology::Exclusions,
     units::Bytes,
 };
@@ -99,6 +99,8 @@ pub enum Progress {
     Token(RequestKey, TokenEvent),
     /// A request ended.
     Finished(RequestKey, Box<Finished>),
+    /// Other KV blocks are in use than before.
+    Kv(KvUse),
     /// All-reduces were timed.
     LinksBenched(RequestKey, LinkBench),
     /// Something for the head of another group.
