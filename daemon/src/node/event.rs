@@ -10,7 +10,7 @@ use shared::{
         message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent, ToolFormat},
         recovery::Committed,
     },
-    telemetry::{BenchFound, BenchProgress, LinkBench, LoadProgress},
+    telemetry::{BenchFound, BenchProgress, KvUse, LinkBench, LoadProgress},
     topology::{Exclusions, Rolling},
     units::Bytes,
 };
@@ -101,6 +101,8 @@ pub enum Progress {
     Token(RequestKey, TokenEvent),
     /// A request ended.
     Finished(RequestKey, Box<Finished>),
+    /// Other KV blocks are in use than before.
+    Kv(KvUse),
     /// All-reduces were timed.
     LinksBenched(RequestKey, LinkBench),
     /// Something for the head of another group.

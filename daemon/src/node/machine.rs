@@ -8,7 +8,7 @@ use shared::{
         message::{REPORT_INTERVAL_MS_MIN, Request, RequestBody, ResponseBody},
         recovery::Committed,
     },
-    telemetry::{LoadProgress, NodeState},
+    telemetry::{KvUse, LoadProgress, NodeState},
     topology::{Exclusions, Member, Place, Rolling, Topology},
     units::Bytes,
 };
@@ -85,6 +85,8 @@ pub(super) struct Running {
     pub(super) fault: Option<Fault>,
     /// Another rank wants to leave: it takes no new work.
     pub(super) peer_drains: Option<Rank>,
+    /// KV blocks in use, as this head's engine said last.
+    pub(super) kv: Option<KvUse>,
 }
 
 /// One node.
@@ -229,6 +231,11 @@ impl Node {
     /// Tokens sampled since start.
     pub fn tokens(&self) -> u64 {
         self.tokens
+    }
+
+    /// KV blocks of the running topology, if this is a head.
+    pub fn kv(&self) -> Option<KvUse> {
+        self.running.as_ref().and_then(|running| running.kv)
     }
 
     /// Nodes that are out, or were.

@@ -114,9 +114,11 @@ mod tests {
         let last = steps[2].begun(6).advanced();
         assert_eq!((last.phase.clone(), last.done, last.target(), last.is_running()), (Phase::Done, 2, None, false));
         assert_eq!(steps[2].target().map(|(name, _)| name.as_str()), Some("pi2"));
-        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+        for order in [[0_usize, 1, 2], [2, 1, 0], [1, 2, 0]] {
             let mut own = None;
-            order.iter().for_each(|step: &usize| drop(Rolling::merge(&mut own, &steps[*step])));
+            for step in order {
+                Rolling::merge(&mut own, &steps[step]);
+            }
             assert_eq!(own.as_ref(), Some(&steps[2]));
             assert!(Rolling::merge(&mut own, &last) && !Rolling::merge(&mut own, &last));
         }
