@@ -122,6 +122,17 @@ pub struct Recovery {
     pub witness: Option<String>,
 }
 
+impl Recovery {
+    fn check(enabled: Option<bool>, exclude_after: Option<Duration>, witness: Option<String>) -> anyhow::Result<Self> {
+        ensure!(
+            witness.as_ref().is_none_or(|text| text.parse::<SocketAddr>().is_ok()),
+            "witness {:?} is not ADDRESS:PORT; for example 192.168.1.20:9999",
+            witness.unwrap_or_default()
+        );
+        Ok(Self { enabled: enabled.unwrap_or(true), exclude_after, witness })
+    }
+}
+
 /// Checked settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -224,19 +235,12 @@ impl Config {
             silent: liveness.silent,
             recovers: file.recover.unwrap_or(true),
         };
-        let witness = file.witness;
-        ensure!(
-            witness.as_ref().is_none_or(|text| text.parse::<SocketAddr>().is_ok()),
-            "witness {:?} is not ADDRESS:PORT; for example 192.168.1.20:9999",
-            witness.unwrap_or_default()
-        );
         let exclude_after = match file.exclude_after_ms {
             Some(0) => None,
             value => Some(milliseconds("exclude_after_ms", value, 60_000, 100)?),
         };
-        let recovery = Recovery { enabled: file.recover.unwrap_or(true), exclude_after, witness };
         Ok(Self {
-            recovery,
+            recovery: Recovery::check(file.recover, exclude_after, file.witness)?,
             http: http.check(listen)?,
             listen,
             name,

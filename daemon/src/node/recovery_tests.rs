@@ -237,7 +237,8 @@ impl Fight {
             match self.below(6) {
                 choice @ (0 | 1) => self.turn(choice),
                 2 => {
-                    self.now += Duration::from_secs(self.below(25) as u64);
+                    let passed = self.below(25) as u64;
+                    self.now += Duration::from_secs(passed);
                     for node in 0..self.nodes.len() {
                         let effects = self.nodes[node].handle(Event::Tick { now: self.now });
                         self.perform(node, effects);
