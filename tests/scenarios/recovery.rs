@@ -126,8 +126,9 @@ fn of_two_nodes_the_one_that_is_left_goes_on_with_the_witness_or_with_an_operato
     let ended = cluster.console(&["topology", "take-over", "--nodes", &cluster.addresses[1], "--yes", "--json"]);
     assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
     serves(&cluster, &[1], 2);
-    let witness = Cluster::with(1, &demo_models(), "");
-    let mut pair = Cluster::with(2, &demo_models(), &format!("{settings}witness = \"{}\"\n", witness.addresses[0]));
+    // Its third node is named like neither of the two.
+    let witness = Cluster::with(3, &demo_models(), "");
+    let mut pair = Cluster::with(2, &demo_models(), &format!("{settings}witness = \"{}\"\n", witness.addresses[2]));
     pair.generate(2, PROMPT).completion();
     kill(&mut pair, 1);
     serves(&pair, &[0], 2);

@@ -76,8 +76,9 @@ pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
     if flags.resume {
         in_phase(&cluster, Phase::Runs).await?;
     } else if flags.rolling {
-        begin(&options, &cluster, &mut interrupts).await?;
+        let begun = begin(&options, &cluster, &mut interrupts).await?;
         if flags.detach {
+            tell(&begun, options.json, None);
             return Ok(0);
         }
     }
@@ -85,7 +86,7 @@ pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
     interrupts.end(watch(&addresses, options.json)).await
 }
 
-async fn begin(options: &options::Restart, cluster: &Cluster, interrupts: &mut Interrupts) -> Result<(), Failure> {
+async fn begin(options: &options::Restart, cluster: &Cluster, interrupts: &mut Interrupts) -> Result<Rolling, Failure> {
     check(options.yes)?;
     let which = super::restart::which(cluster, &options.only)?;
     if which.len() < 2 {
@@ -116,8 +117,7 @@ async fn begin(options: &options::Restart, cluster: &Cluster, interrupts: &mut I
         }
         None => Ok(wanted),
     });
-    interrupts.end(async { Ok::<_, Failure>(begun.await?) }).await?;
-    Ok(())
+    interrupts.end(async { Ok::<_, Failure>(begun.await?) }).await
 }
 
 /// Tells each step until it ends or pauses.

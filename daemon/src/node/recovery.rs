@@ -151,11 +151,12 @@ impl Node {
         if self.open.as_ref().is_some_and(|open| open.assignment.epoch < epoch) {
             effects.extend(self.give_up());
         }
-        if epoch > self.epoch {
+        let is_member = committed.topology.members.iter().any(|member| member.name == self.name);
+        // Whoever is no member keeps its epoch: a console that takes it in has read it a moment ago.
+        if epoch > self.epoch && is_member {
             (self.epoch, self.latest_by) = (epoch, "a vote of its members".into());
             records.push(Record::Promise(epoch, hash));
         }
-        let is_member = committed.topology.members.iter().any(|member| member.name == self.name);
         // Without a record there is nothing to let go of.
         if is_member || self.committed.is_some() {
             self.committed = is_member.then_some(committed);

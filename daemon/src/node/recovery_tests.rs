@@ -112,6 +112,10 @@ struct Console {
     /// Answers that it waits for before it commits; `None`: it has nothing under way.
     waits: Option<usize>,
     prepared: usize,
+    /// All have prepared.
+    commits: bool,
+    /// Answers to earlier attempts are not taken for those to this one.
+    attempt: u64,
     paused: u32,
 }
 
@@ -134,6 +138,8 @@ impl Fight {
             epoch: Epoch(0),
             waits: None,
             prepared: 0,
+            commits: false,
+            attempt: 0,
             paused: 0,
         };
         Self {
@@ -154,7 +160,7 @@ impl Fight {
     }
 
     fn send(&mut self, which: usize, node: usize, body: RequestBody) -> Vec<Effect> {
-        let effects = ask(&mut self.nodes[node], self.consoles[which].session, self.now.as_millis() as u64, body);
+        let effects = ask(&mut self.nodes[node], self.consoles[which].session, self.consoles[which].attempt, body);
         self.perform(node, effects.clone());
         effects
     }
@@ -165,13 +171,13 @@ impl Fight {
                 Effect::Load(prepare) => self.events.push((node, Event::Loaded(prepare.epoch, Ok(Bytes(1))))),
                 Effect::Persist(epoch, _) => self.events.push((node, Event::Persisted(epoch, Ok(())))),
                 Effect::Connect(epoch) => self.events.push((node, Event::Connected(epoch, Ok(())))),
-                Effect::Respond { session, body, .. } => {
+                Effect::Respond { session, id, body } => {
                     let console =
                         self.consoles.iter_mut().find(|console| console.session == session).expect("one of two");
                     match body {
-                        ResponseBody::Prepared => console.prepared += 1,
+                        ResponseBody::Prepared if id.0 == console.attempt => console.prepared += 1,
                         // It gives up; what is open on other nodes it aborts.
-                        ResponseBody::Failed(_) => console.waits = None,
+                        ResponseBody::Failed(_) if id.0 == console.attempt => console.waits = None,
                         _ => {}
                     }
                 }
@@ -193,7 +199,8 @@ impl Fight {
                 let seen: Vec<Epoch> = self.nodes.iter().map(Node::epoch).collect();
                 let epoch = seen.iter().max().copied().unwrap_or_default().next();
                 let console = &mut self.consoles[which];
-                (console.epoch, console.waits, console.prepared) = (epoch, Some(count), 0);
+                (console.epoch, console.waits, console.prepared, console.commits) = (epoch, Some(count), 0, false);
+                console.attempt += 1;
                 // It may be stopped between reading and preparing, too.
                 for (node, seen) in seen.into_iter().enumerate() {
                     let topology = self.consoles[which].topology.clone();
@@ -206,13 +213,13 @@ impl Fight {
                     // SIGSTOP: the other one assigns meanwhile, or the leases end.
                     self.consoles[which].paused = self.below(40) as u32;
                 }
-                self.consoles[which].prepared = usize::MAX;
+                self.consoles[which].commits = true;
             }
             Some(_) => {}
         }
-        if self.consoles[which].prepared == usize::MAX && self.consoles[which].paused == 0 {
+        if self.consoles[which].commits && self.consoles[which].paused == 0 {
             (0..count).for_each(|node| self.commit(which, node, epoch, hash));
-            self.consoles[which].waits = None;
+            (self.consoles[which].waits, self.consoles[which].commits) = (None, false);
         }
     }
 

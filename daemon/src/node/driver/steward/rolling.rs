@@ -103,7 +103,9 @@ async fn spread(steward: &Steward, peers: &mut Peers, rolling: &Rolling, address
 
 /// Whether all members of the topology serve it; who does not.
 fn is_well(own: &Standing, answers: &BTreeMap<String, Standing>) -> Result<(), String> {
-    let Some(committed) = &own.committed else { return Ok(()) };
+    // Whoever drives need not be a member itself.
+    let all = answers.values().chain([own]).filter_map(|standing| standing.committed.as_ref());
+    let Some(committed) = all.max_by_key(|committed| committed.epoch) else { return Ok(()) };
     for member in &committed.topology.members {
         let mut named = answers.values().filter(|standing| standing.name == member.name);
         match named.next().map(|standing| standing.state) {
