@@ -54,8 +54,9 @@ class Load:
         self.done, self.stop = 0, asyncio.Event()
 
     def ask(self, index):
-        prompt = f"{bramble.PROMPTS[index % len(bramble.PROMPTS)]} {index % DIFFERENT}"
-        return client.complete(self.host, prompt, self.tokens, model=MODEL, temperature=0.7, seed=index % DIFFERENT)
+        which = index % DIFFERENT
+        prompt = f"{bramble.PROMPTS[which % len(bramble.PROMPTS)]} {which}"
+        return client.complete(self.host, prompt, self.tokens, model=MODEL, temperature=0.7, seed=which)
 
     async def expect(self):
         """The texts of an undisturbed cluster."""
