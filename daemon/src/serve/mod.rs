@@ -65,6 +65,10 @@ struct Host {
 impl Host {
     /// Says that a connection was refused, unless too many were just now.
     fn tell_refused(&self, peer: SocketAddr, why: &str) {
+        // This node's own gateway knocks again and again until there is a key.
+        if !peer.ip().is_loopback() && peer.ip() == self.config.listen.ip() {
+            return tracing::debug!(%peer, "connection refused: {why}");
+        }
         let mut quiet = self.quiet.lock().unwrap_or_else(PoisonError::into_inner);
         match quiet.may_tell(self.started.elapsed()) {
             Some(0) => tracing::info!(%peer, "connection refused: {why}"),
