@@ -35,8 +35,8 @@ pub struct Admitted {
     pub max_tokens: usize,
     /// How tokens are drawn.
     pub sampling: SamplingParameters,
-    /// Whether tokens may be drafted.
-    pub may_draft: bool,
+    /// Most tokens that may be drafted at once.
+    pub drafts_max: usize,
     /// What the answer must look like.
     pub grammar: Option<Constraint>,
 }
@@ -80,7 +80,7 @@ struct Running {
     number: u64,
     /// Most tokens, prompt included.
     length: usize,
-    may_draft: bool,
+    drafts_max: usize,
     /// What was entered behind the latest token, where it was found, and how many of it were drawn so far.
     drafts: Drafts,
     found: Match,
@@ -104,10 +104,8 @@ impl Running {
     /// Drafts what may follow the latest token, at most `most` tokens, in a step that carries `rows` answers' tokens without them.
     fn draft(&mut self, most: usize, rows: usize, costs: &Costs) {
         // What is drawn after the last draft must fit, too.
-        let most = most.min(self.length.saturating_sub(self.tokens.len() + 1));
-        let Some(found) = Some(most).filter(|most| self.may_draft && *most > 0).and_then(|_| find(&self.tokens)) else {
-            return;
-        };
+        let most = most.min(self.length.saturating_sub(self.tokens.len() + 1)).min(self.drafts_max);
+        let Some(found) = Some(most).filter(|most| *most > 0).and_then(|_| find(&self.tokens)) else { return };
         let count = self.acceptance.count(found, most, rows, costs);
         (self.found, self.accepted) = (found, 0);
         for index in found.next..found.next + count {
@@ -355,7 +353,7 @@ impl Scheduler {
             let mut tokens = Vec::with_capacity(length);
             tokens.extend_from_slice(&request.prompt);
             let (prompt_length, acceptance) = (tokens.len(), self.acceptance.begin());
-            let Admitted { key, prompt, sampling, may_draft, grammar, .. } = request;
+            let Admitted { key, prompt, sampling, drafts_max, grammar, .. } = request;
             let (fed, computed) = if let Some(place) = self.elsewhere.iter().position(|known| *known == key) {
                 self.elsewhere.swap_remove(place);
                 // A block that is begun comes whole, or is computed whole.
@@ -379,7 +377,7 @@ impl Scheduler {
                 table,
                 number: self.opened,
                 length,
-                may_draft,
+                drafts_max,
                 drafts: Drafts::new(),
                 found: Match { next: 0, length: 1 },
                 accepted: 0,
