@@ -104,14 +104,16 @@ fn nodes_with_different_keys_do_not_link_and_say_why() {
 #[test]
 fn a_viewer_reads_and_may_not_act() {
     let keys = Keys::new();
-    let cluster = keys.cluster(1, "");
+    let cluster = Cluster::supervised(1, &demo_models(), &keys.settings(""));
     let (viewer, operator) = (keys.role("viewer"), keys.role("operator"));
     let status = console(&["status", "--nodes", &cluster.addresses[0], "--json", "--key", &viewer]);
     assert_eq!((status.code, &status.json()["nodes"][0]["state"]), (Some(0), &"idle".into()), "{}", status.err);
     with_key(&cluster, 1, &viewer).assert_error(4, "role_refused", &["pi1", "viewer", "prepare"]);
-    let out =
-        ["exclude", "pi1", "--reason", "x", "--nodes", &cluster.addresses[0], "--yes", "--json", "--key", &viewer];
-    console(&out).assert_error(4, "role_refused", &["exclude"]);
+    console(&["restart", "--nodes", &cluster.addresses[0], "--yes", "--json", "--key", &viewer]).assert_error(
+        4,
+        "role_refused",
+        &["restart"],
+    );
     assert!(cluster.log(0).contains("audit: viewer") && cluster.log(0).contains("prepare: refused"));
     with_key(&cluster, 1, &operator).completion();
     wait_until("commands are in the audit log", || {

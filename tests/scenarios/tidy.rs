@@ -48,7 +48,11 @@ const RULES: &[Rule] = &[
     },
     Rule {
         room: "shared/src",
-        except: &["shared/src/protocol/connection.rs", "shared/src/protocol/session.rs"],
+        except: &[
+            "shared/src/protocol/connection.rs",
+            "shared/src/protocol/connection_tests.rs",
+            "shared/src/protocol/session.rs",
+        ],
         words: &["tokio", "std::thread", "Instant::now"],
     },
     Rule { room: "shared/src", except: &[], words: &["daemon::", "console::"] },

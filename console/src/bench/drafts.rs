@@ -136,6 +136,9 @@ mod tests {
         assert!(slow.is_slower());
         let lines = table(&[fast, slow]);
         assert!(lines[1].ends_with('9') && lines[2].ends_with("slower"), "{lines:?}");
-        assert_eq!(lines[3], "a repetitive text is 2.00 times as fast (goal 1.9), the worst of the others 0.91 (goal 0.95)");
+        assert_eq!(
+            lines[3],
+            "a repetitive text is 2.00 times as fast (goal 1.9), the worst of the others 0.91 (goal 0.95)"
+        );
     }
 }

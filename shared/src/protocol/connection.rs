@@ -454,3 +454,7 @@ impl MessageWriter {
         self.half.write_all(&bytes).await.map_err(|error| broke(&error))
     }
 }
+
+#[cfg(test)]
+#[path = "connection_tests.rs"]
+mod tests;

@@ -183,7 +183,11 @@ pub fn read(path: &Path) -> Result<Vec<Held>, KeyFileError> {
 /// As [`read`].
 pub fn read_if_there(path: &Path) -> Result<Vec<Held>, KeyFileError> {
     match read(path) {
-        Err(KeyFileError::Unreadable { error, .. }) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(KeyFileError::Unreadable { error, .. })
+            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+        {
+            Ok(Vec::new())
+        }
         result => result,
     }
 }
