@@ -99,6 +99,7 @@ pub(crate) fn idle_report(name: &str) -> NodeReport {
         layers: Vec::new(),
         lateness: Vec::new(),
         collectives: None,
+        kv: None,
         exclusions: Exclusions::default(),
     }
 }

@@ -213,6 +213,9 @@ impl<'a> Head<'a> {
     }
 
     fn set_busy(&mut self) {
+        if let Some(kv) = self.scheduler.kv_changed() {
+            (self.sink)(Progress::Kv(kv));
+        }
         let busy = self.has_work();
         if let Some(links) = self.stepper.group.links() {
             links.abort().set_busy(busy);

@@ -7,6 +7,6 @@ pub mod sync;
 
 pub use bench::{BenchFound, BenchProgress, KernelBench, LinkBench, LinkTime, NodeBench};
 pub use health::{Health, Warning};
-pub use node::{LoadProgress, NodeReport, NodeState};
+pub use node::{KvUse, LoadProgress, NodeReport, NodeState};
 pub use straggler::{LatenessSums, Named, WINDOW_STEPS, judge, straggler};
 pub use sync::{Lateness, LayerSync, PhaseTotals, RankTotals, SyncKind, SyncRecord};
