@@ -1,5 +1,6 @@
 //! Sessions with nodes. `Client` keeps one task per node for the dashboard, which reconnects by itself; commands without
 //! a screen use `session`, `assign` and `generate` directly and fail at the first fault.
+pub mod adopt;
 pub mod assign;
 pub mod bench;
 pub mod cluster;
@@ -9,6 +10,7 @@ pub mod exclude;
 pub(crate) mod fake_node;
 pub mod generate;
 pub mod restart;
+pub mod rotate;
 pub mod session;
 mod shares;
 pub mod target;

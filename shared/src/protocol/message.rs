@@ -8,6 +8,7 @@ use crate::{
     protocol::{
         bench::{Bench, BenchLinks},
         error::{Fault, FaultKind},
+        pairing::Rekey,
     },
     sampling::SamplingParameters,
     telemetry::{BenchFound, BenchProgress, LinkBench, LoadProgress, NodeReport, RankTotals, SyncRecord},
@@ -80,6 +81,8 @@ pub enum RequestBody {
     Bench(Box<Bench>),
     /// The latest all-reduces one by one. Answered by `Records`.
     Records,
+    /// Take the cluster's next key. Answered by `Rekeyed` once it is on disk.
+    Rekey(Box<Rekey>),
     /// Time all-reduces of the head's stage while no request runs (heads only). Answered by `BenchedLinks`.
     BenchLinks(BenchLinks),
 }
@@ -264,6 +267,11 @@ pub enum ResponseBody {
     Records(Vec<SyncRecord>),
     /// What all-reduces take on the links.
     BenchedLinks(LinkBench),
+    /// The new key counts.
+    Rekeyed {
+        /// Its fingerprint.
+        fingerprint: String,
+    },
 }
 
 /// A model file on a node.
