@@ -4,12 +4,17 @@ use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use serde::Deserialize;
-use shared::{protocol::PORT, topology::spec::NAME_LENGTH_MAX};
+use shared::{
+    protocol::{PORT, seal::Protection},
+    topology::spec::NAME_LENGTH_MAX,
+};
 
 use crate::{bench::Command, gateway, health::machine::host_name};
 
 /// Where a packaged daemon keeps its state.
 const STATE_DEFAULT: &str = "/var/lib/bramble";
+/// Where its settings are.
+const FILE_DEFAULT: &str = "/etc/bramble/bramble.toml";
 
 /// brambled holds one shard of a GGUF model and computes it in step with the other nodes of its topology.
 /// An operator assigns topologies from `console`.
@@ -43,6 +48,9 @@ pub struct Arguments {
     /// Write the process id here once the port is open; removed at the end
     #[arg(long, value_name = "FILE")]
     pid_file: Option<PathBuf>,
+    /// Let everyone who reaches this node use it while it has no key: only on a network that nobody else is in
+    #[arg(long)]
+    insecure: bool,
     /// Something starts brambled again when it ends with code 75 (systemd's unit does): lets consoles restart it
     #[arg(long)]
     supervised: bool,
@@ -90,6 +98,9 @@ struct File {
     recover: Option<bool>,
     exclude_after_ms: Option<u64>,
     witness: Option<String>,
+    key_file: Option<PathBuf>,
+    data_links: Option<Protection>,
+    insecure: Option<bool>,
     http: Option<String>,
     api_keys: Option<Vec<String>>,
     api_key_file: Option<PathBuf>,
@@ -174,6 +185,12 @@ pub struct Config {
     pub lease: Duration,
     /// How a topology comes back by itself.
     pub recovery: Recovery,
+    /// File with the cluster's key.
+    pub key_file: PathBuf,
+    /// Protection of data links between nodes with a key; the stronger wish of two nodes counts.
+    pub data_links: Protection,
+    /// Whether everyone may use the node while it has no key.
+    pub insecure: bool,
     /// The OpenAI API.
     pub http: gateway::Settings,
 }
@@ -192,6 +209,16 @@ impl Config {
             None => File::default(),
         };
         Self::merge(arguments, file)
+    }
+
+    /// As [`Self::load`], from the packaged file where no other is named: for commands beside a daemon that systemd runs.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_as_packaged(mut arguments: Arguments) -> anyhow::Result<Self> {
+        let packaged = || Some(PathBuf::from(FILE_DEFAULT)).filter(|path| path.exists());
+        arguments.config = arguments.config.or_else(packaged);
+        Self::load(arguments)
     }
 
     fn merge(arguments: Arguments, file: File) -> anyhow::Result<Self> {
@@ -242,6 +269,9 @@ impl Config {
         Ok(Self {
             recovery: Recovery::check(file.recover, exclude_after, file.witness)?,
             http: http.check(listen)?,
+            key_file: file.key_file.unwrap_or_else(|| state.join("cluster.key")),
+            data_links: file.data_links.unwrap_or_default(),
+            insecure: arguments.insecure || file.insecure.unwrap_or(false),
             listen,
             name,
             models,
@@ -291,6 +321,7 @@ mod tests {
             ("heartbeat_ms = 300\nsilent_ms = 400", "silent_ms"),
             ("drain_ms = 9999999999", "drain_ms"),
             ("threads = \"two\"", "line 1"),
+            ("data_links = \"secret\"", "secret"),
         ] {
             let error = check(text).expect_err("the value is out of bounds");
             assert!(error.contains(named), "{text}: {error}");
@@ -302,7 +333,7 @@ mod tests {
         let text = include_str!("../../packaging/bramble.toml");
         let is_setting = |line: &&str| line.starts_with('#') && line.contains(" = ") && !line.starts_with("# ");
         let settings: Vec<&str> = text.lines().filter(is_setting).map(|line| &line[1..]).collect();
-        assert_eq!(settings.len(), 24);
+        assert_eq!(settings.len(), 27);
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         assert!(check(text).is_ok(), "as shipped, it says nothing");

@@ -6,6 +6,8 @@ pub mod engine;
 pub mod gateway;
 pub mod health;
 pub mod kernels;
+pub mod keys;
 pub mod model;
 pub mod node;
+pub mod pair;
 pub mod serve;

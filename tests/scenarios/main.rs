@@ -30,6 +30,10 @@ mod gguf_splits;
 mod grammar;
 // What machines say of themselves.
 mod health;
+// Nodes without a key get one, or another.
+mod adopt;
+// Cluster keys: who may come, and what is refused.
+mod keys;
 // Nodes that die, hang, drain and come back.
 mod loss;
 // Restart, exclusion and the straggler, as an operator does and sees them.

@@ -1,4 +1,5 @@
 //! The command line: one file per command. Every command works without a screen and has --json where it reads something.
+mod adopt;
 mod answer;
 mod bench;
 mod brambled;
@@ -14,6 +15,7 @@ mod failure;
 mod generate;
 mod hypothetical;
 mod interrupts;
+mod key;
 mod node;
 mod options;
 mod output;
@@ -22,6 +24,7 @@ mod profile;
 mod proxy;
 mod restart;
 mod rolling;
+mod rotate;
 mod simulate;
 mod sizing;
 mod status;
@@ -53,6 +56,9 @@ struct Arguments {
     /// Folder for log files of the console itself [default: no log]
     #[arg(long, global = true, env = "BRAMBLE_LOG_DIR", value_name = "DIR")]
     log_dir: Option<PathBuf>,
+    /// Key file of the cluster [default: ~/.config/bramble/cluster.key, if it is there]
+    #[arg(long, global = true, env = "BRAMBLE_KEY_FILE", value_name = "FILE")]
+    key: Option<PathBuf>,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -60,6 +66,8 @@ struct Arguments {
 /// Commands; without one the dashboard opens.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Give nodes without a key the cluster's key, by the code that each shows
+    Adopt(adopt::Adopt),
     /// Measure nodes, or this machine: read bandwidth, load, prefill, decode, memory, kernels; all-reduces
     Bench(options::Bench),
     /// Talk with the model over the HTTP API of a node
@@ -77,6 +85,9 @@ enum Command {
     Node(node::Node),
     /// Say what would be left if a node were stopped; exit code 1: nothing that serves
     OkToStop(node::OkToStop),
+    /// Make the cluster's key, show it or what is derived from it
+    #[command(subcommand)]
+    Key(key::Command),
     /// Rank layouts of a model on nodes, by what they would do; what does not fit is dropped with its reason
     Plan(plan::Plan),
     /// Complete a text and say where the time went: a table, the bottleneck in a sentence, a trace
@@ -99,6 +110,7 @@ enum Command {
 impl Arguments {
     fn json(&self) -> bool {
         match &self.command {
+            Some(Command::Adopt(adopt)) => adopt.json,
             Some(Command::Bench(bench)) => bench.json(),
             Some(Command::Chat(chat)) => chat.json,
             Some(Command::Demo(demo)) => demo.json,
@@ -107,6 +119,7 @@ impl Arguments {
             Some(Command::Include(include)) => include.change.json,
             Some(Command::Node(node)) => node.json(),
             Some(Command::OkToStop(options)) => options.json,
+            Some(Command::Key(key)) => key.json(),
             Some(Command::Plan(plan)) => plan.json(),
             Some(Command::Profile(profile)) => profile.completing.json,
             Some(Command::Proxy(_)) | None => false,
@@ -153,7 +166,14 @@ pub fn run() -> ExitCode {
 }
 
 async fn execute(arguments: Arguments) -> Result<u8, Failure> {
+    if !matches!(
+        arguments.command,
+        Some(Command::Adopt(_) | Command::Key(_) | Command::Simulate(_) | Command::Tokenize(_))
+    ) {
+        key::load(arguments.key.as_deref())?;
+    }
     match arguments.command {
+        Some(Command::Adopt(adopt)) => adopt::run(adopt, arguments.key).await,
         Some(Command::Bench(bench)) => bench::run(bench).await,
         Some(Command::Chat(chat)) => chat::run(chat).await,
         Some(Command::Demo(demo)) => demo::run(demo).await,
@@ -162,6 +182,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Some(Command::Include(include)) => exclude::run_include(include).await,
         Some(Command::Node(node)) => node::run(node).await,
         Some(Command::OkToStop(options)) => node::ok_to_stop(options).await,
+        Some(Command::Key(key)) => key::run(key, arguments.key).await,
         Some(Command::Plan(plan)) => plan::run(plan).await,
         Some(Command::Profile(profile)) => profile::run(profile).await,
         Some(Command::Proxy(proxy)) => proxy::run(proxy).await,

@@ -22,12 +22,16 @@ use shared::{
     topology::KvFormat,
 };
 
+use crate::pair;
+
 /// What brambled can do instead of serving.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
     /// Measure this machine
     #[command(subcommand)]
     Bench(Bench),
+    /// Show a code by which this node can be adopted (as root: sudo brambled pair)
+    Pair(pair::Arguments),
 }
 
 /// What is measured.
@@ -129,8 +133,7 @@ pub struct NodeArguments {
 ///
 /// # Errors
 /// The model cannot be used.
-pub fn run(command: Command, kernels: &'static crate::kernels::Kernels) -> anyhow::Result<()> {
-    let Command::Bench(bench) = command;
+pub fn run(bench: Bench, kernels: &'static crate::kernels::Kernels) -> anyhow::Result<()> {
     match bench {
         Bench::Node(arguments) => {
             let found = node::run(&arguments, kernels)?;

@@ -8,6 +8,7 @@ use crate::{
     protocol::{
         bench::{Bench, BenchLinks},
         error::{Fault, FaultKind},
+        pairing::Rekey,
         recovery::{RecoveryAnswer, RecoveryAsk},
     },
     sampling::SamplingParameters,
@@ -81,6 +82,8 @@ pub enum RequestBody {
     Bench(Box<Bench>),
     /// The latest all-reduces one by one. Answered by `Records`.
     Records,
+    /// Take the cluster's next key. Answered by `Rekeyed` once it is on disk.
+    Rekey(Box<Rekey>),
     /// Time all-reduces of the head's stage while no request runs (heads only). Answered by `BenchedLinks`.
     BenchLinks(BenchLinks),
     /// Of nodes that bring a topology back, and of consoles that help them. Answered by `Recovery`.
@@ -269,6 +272,11 @@ pub enum ResponseBody {
     BenchedLinks(LinkBench),
     /// The answer to `Recovery`.
     Recovery(RecoveryAnswer),
+    /// The new key counts.
+    Rekeyed {
+        /// Its fingerprint.
+        fingerprint: String,
+    },
 }
 
 /// A model file on a node.

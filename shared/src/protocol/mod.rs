@@ -1,4 +1,4 @@
-//! The wire: preamble and handshake, messages between console and daemon, heartbeats, data frames between ranks.
+//! The wire: preamble and handshake, messages between console and daemon, heartbeats, data frames between ranks, keys.
 pub mod across;
 pub mod bench;
 pub mod connection;
@@ -6,6 +6,8 @@ pub mod error;
 pub mod frame;
 pub mod handshake;
 pub mod message;
+pub mod noise;
+pub mod pairing;
 pub mod recovery;
 pub mod seal;
 pub mod session;

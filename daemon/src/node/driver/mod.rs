@@ -24,16 +24,17 @@ use std::{
 use shared::{
     ids::RequestId,
     protocol::{
+        connection::Connection,
         error::{Fault, FaultKind},
         handshake::{Identity, Purpose},
         message::{Response, ResponseBody},
+        pairing::Rekey,
     },
     telemetry::{Health, NodeState},
     topology::Exclusions,
     units::Bytes,
 };
 use tokio::{
-    net::TcpStream,
     sync::mpsc::{Receiver, Sender, channel},
     task::spawn_blocking,
     time::{MissedTickBehavior, interval},
@@ -57,6 +58,7 @@ use crate::{
     config::Config,
     health::{Monitor, memory},
     kernels::Kernels,
+    keys,
 };
 
 /// Responses that may wait for a session's socket; a reader that is further behind is cut off.
@@ -82,8 +84,8 @@ pub enum Input {
     SessionOpened(SessionId, Sender<Response>),
     /// A rank dialled.
     Link {
-        /// The socket after its Hello, before the Welcome.
-        stream: TcpStream,
+        /// The connection after its Hello, before the Welcome.
+        connection: Connection,
         /// Its purpose: data or control.
         purpose: Purpose,
         /// Who dialled.
@@ -229,7 +231,7 @@ impl Driver {
             }
             Input::Reloaded(config) => self.reloaded(*config),
             Input::Health(health, monitor) => self.watching.read(*health, monitor),
-            Input::Link { stream, purpose, identity } => self.link(stream, purpose, &identity),
+            Input::Link { connection, purpose, identity } => self.link(connection, purpose, &identity),
             Input::Loaded(LoadOutcome(attempt, result)) => self.loaded(attempt, result).await,
             Input::Linked(LinkOutcome(attempt, result)) => self.linked(attempt, result).await,
         }
@@ -352,13 +354,8 @@ impl Driver {
                 let body = self.report(&mut 0);
                 self.respond(session, id, body).await;
             }
-            Effect::Records { session, id } => {
-                let mut records = Vec::new();
-                if let Some(running) = &self.running {
-                    running.ring.read_since(&mut 0, |record| records.push(record));
-                }
-                self.respond(session, id, ResponseBody::Records(records)).await;
-            }
+            Effect::Records { session, id } => self.records(session, id).await,
+            Effect::Rekey { session, id, rekey } => self.rekey(session, id, *rekey),
             Effect::Watch { session, id, interval } => self.watch(session, id, interval).await,
             Effect::Identify { session, id, model } => self.identify(session, id, model),
             Effect::Bench(key, bench) => self.bench(key, *bench),
@@ -415,6 +412,14 @@ impl Driver {
         }
     }
 
+    async fn records(&mut self, session: SessionId, id: RequestId) {
+        let mut records = Vec::new();
+        if let Some(running) = &self.running {
+            running.ring.read_since(&mut 0, |record| records.push(record));
+        }
+        self.respond(session, id, ResponseBody::Records(records)).await;
+    }
+
     /// Writes to the state folder, apart from the threads of sockets.
     async fn keep(&self, save: impl FnOnce(&StateFolder) -> io::Result<()> + Send + 'static) -> Result<(), Fault> {
         let state = self.state.clone();
@@ -452,6 +457,22 @@ impl Driver {
         }
         let cursor = 0;
         self.watchers.push(Watcher { session, id, interval, next: Instant::now(), cursor });
+    }
+
+    fn rekey(&self, session: SessionId, id: RequestId, rekey: Rekey) {
+        let Some(responses) = self.sessions.get(&session).cloned() else { return };
+        let config = Arc::clone(&self.config);
+        tokio::spawn(async move {
+            let name = config.name.clone();
+            let taken = spawn_blocking(move || keys::take(&rekey, &config)).await;
+            let taken = taken.unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() }));
+            let body = match taken {
+                Ok(fingerprint) => ResponseBody::Rekeyed { fingerprint },
+                Err(kind) => ResponseBody::Failed(Fault::new(&name, kind)),
+            };
+            // A session that is gone or full needs no answer.
+            let _ = responses.try_send(Response { id, body });
+        });
     }
 
     fn identify(&self, session: SessionId, id: RequestId, model: String) {
