@@ -1,6 +1,7 @@
 //! Does what the node says: sessions, loads, links, the engine, heartbeats, the disk. The only room of `node` with
 //! sockets, clocks and threads; decides nothing itself.
 mod across;
+mod asking;
 mod assigning;
 mod benching;
 mod heartbeat;
@@ -412,14 +413,6 @@ impl Driver {
         }
     }
 
-    async fn records(&mut self, session: SessionId, id: RequestId) {
-        let mut records = Vec::new();
-        if let Some(running) = &self.running {
-            running.ring.read_since(&mut 0, |record| records.push(record));
-        }
-        self.respond(session, id, ResponseBody::Records(records)).await;
-    }
-
     /// Writes to the state folder, apart from the threads of sockets.
     async fn keep(&self, save: impl FnOnce(&StateFolder) -> io::Result<()> + Send + 'static) -> Result<(), Fault> {
         let state = self.state.clone();
@@ -470,25 +463,6 @@ impl Driver {
                 Ok(fingerprint) => ResponseBody::Rekeyed { fingerprint },
                 Err(kind) => ResponseBody::Failed(Fault::new(&name, kind)),
             };
-            // A session that is gone or full needs no answer.
-            let _ = responses.try_send(Response { id, body });
-        });
-    }
-
-    fn identify(&self, session: SessionId, id: RequestId, model: String) {
-        let Some(responses) = self.sessions.get(&session).cloned() else { return };
-        let config = Arc::clone(&self.config);
-        tokio::spawn(async move {
-            let found = spawn_blocking({
-                let config = Arc::clone(&config);
-                move || loading::identify(&config.models, &model)
-            });
-            let kind = match found.await {
-                Ok(Ok(card)) => return drop(responses.try_send(Response { id, body: ResponseBody::Model(card) })),
-                Ok(Err(kind)) => kind,
-                Err(error) => FaultKind::Internal { reason: error.to_string() },
-            };
-            let body = ResponseBody::Failed(Fault::new(&config.name, kind));
             // A session that is gone or full needs no answer.
             let _ = responses.try_send(Response { id, body });
         });

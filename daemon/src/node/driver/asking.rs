@@ -1,0 +1,43 @@
+//! Questions that are answered without the node: a model's identity, the latest all-reduces.
+use std::sync::Arc;
+
+use shared::{
+    ids::RequestId,
+    protocol::{
+        error::{Fault, FaultKind},
+        message::{Response, ResponseBody},
+    },
+};
+use tokio::task::spawn_blocking;
+
+use super::{Driver, loading};
+use crate::node::SessionId;
+
+impl Driver {
+    pub(super) async fn records(&mut self, session: SessionId, id: RequestId) {
+        let mut records = Vec::new();
+        if let Some(running) = &self.running {
+            running.ring.read_since(&mut 0, |record| records.push(record));
+        }
+        self.respond(session, id, ResponseBody::Records(records)).await;
+    }
+
+    pub(super) fn identify(&self, session: SessionId, id: RequestId, model: String) {
+        let Some(responses) = self.sessions.get(&session).cloned() else { return };
+        let config = Arc::clone(&self.config);
+        tokio::spawn(async move {
+            let found = spawn_blocking({
+                let config = Arc::clone(&config);
+                move || loading::identify(&config.models, &model)
+            });
+            let kind = match found.await {
+                Ok(Ok(card)) => return drop(responses.try_send(Response { id, body: ResponseBody::Model(card) })),
+                Ok(Err(kind)) => kind,
+                Err(error) => FaultKind::Internal { reason: error.to_string() },
+            };
+            let body = ResponseBody::Failed(Fault::new(&config.name, kind));
+            // A session that is gone or full needs no answer.
+            let _ = responses.try_send(Response { id, body });
+        });
+    }
+}
