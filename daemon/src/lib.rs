@@ -1,5 +1,6 @@
 //! brambled: one node of a bramble. See ARCHITECTURE.md for the rooms and who may import whom.
 pub mod bench;
+pub mod check;
 pub mod collective;
 pub mod config;
 pub mod engine;
@@ -8,4 +9,6 @@ pub mod health;
 pub mod kernels;
 pub mod model;
 pub mod node;
+mod print;
 pub mod serve;
+pub mod store;

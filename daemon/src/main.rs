@@ -3,8 +3,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use daemon::{
-    bench,
-    config::{Arguments, Config},
+    bench, check,
+    config::{Arguments, Command, Config},
     gateway,
     kernels::Kernels,
     node::driver::state::StateFolder,
@@ -26,11 +26,14 @@ fn run() -> anyhow::Result<i32> {
     let arguments = Arguments::parse();
     let forced = std::env::var("BRAMBLE_KERNELS").ok();
     let kernels = Kernels::choose(forced.as_deref())?;
-    if let Some(command) = arguments.command {
+    if let Some(command) = arguments.command.clone() {
         if arguments.exit_with_parent {
             bench::end_with_parent();
         }
-        return bench::run(command, kernels).map(|()| 0);
+        return match command {
+            Command::Bench(bench) => bench::run(bench, kernels).map(|()| 0),
+            Command::Check(check) => check::run(&check, Config::for_check(arguments)?.as_ref()).map(i32::from),
+        };
     }
     let config = Config::load(arguments.clone())?;
     let _log_guard = log(&config);

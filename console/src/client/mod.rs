@@ -8,6 +8,7 @@ pub mod exclude;
 #[cfg(test)]
 pub(crate) mod fake_node;
 pub mod generate;
+pub mod models;
 pub mod restart;
 pub mod session;
 mod shares;

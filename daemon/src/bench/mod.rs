@@ -10,6 +10,7 @@ mod progress;
 
 use std::path::PathBuf;
 
+use crate::print::line_out;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use shared::{
@@ -21,14 +22,6 @@ use shared::{
     telemetry::bench::{collectives_table, kernels_table, node_table},
     topology::KvFormat,
 };
-
-/// What brambled can do instead of serving.
-#[derive(Clone, Debug, Subcommand)]
-pub enum Command {
-    /// Measure this machine
-    #[command(subcommand)]
-    Bench(Bench),
-}
 
 /// What is measured.
 #[derive(Clone, Debug, Subcommand)]
@@ -129,8 +122,7 @@ pub struct NodeArguments {
 ///
 /// # Errors
 /// The model cannot be used.
-pub fn run(command: Command, kernels: &'static crate::kernels::Kernels) -> anyhow::Result<()> {
-    let Command::Bench(bench) = command;
+pub fn run(bench: Bench, kernels: &'static crate::kernels::Kernels) -> anyhow::Result<()> {
     match bench {
         Bench::Node(arguments) => {
             let found = node::run(&arguments, kernels)?;
@@ -161,15 +153,6 @@ fn show<F: Serialize>(found: &F, table: fn(&F) -> Vec<String>, json: bool) -> an
         line_out(&serde_json::to_string(found)?)
     } else {
         table(found).iter().try_for_each(|line| line_out(line))
-    }
-}
-
-/// A reader that left had enough.
-fn line_out(line: &str) -> anyhow::Result<()> {
-    use std::io::{ErrorKind, Write};
-    match writeln!(std::io::stdout(), "{line}") {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
     }
 }
 

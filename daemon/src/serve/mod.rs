@@ -1,5 +1,6 @@
 //! Listens on 9999: one task per connection, handshake first, then a console's session or a rank's socket handed on.
 //! Turns signals into a drain. Decides nothing about assignments or requests.
+mod announce;
 mod pid_file;
 mod port;
 mod session;
@@ -13,7 +14,7 @@ use std::{
 };
 
 use anyhow::Context;
-use shared::protocol::{BUILD, NUMERIC_VERSION, handshake::Identity};
+use shared::protocol::{BUILD, NUMERIC_VERSION, discovery::Announcement, handshake::Identity};
 use tokio::{
     io::AsyncReadExt,
     net::TcpListener,
@@ -22,6 +23,7 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
+use self::announce::Announcer;
 use crate::{
     config::{Arguments, Config},
     gateway,
@@ -88,6 +90,8 @@ pub async fn serve(
     };
     let started = Instant::now();
     let (own, settings, drain) = (listener.local_addr().unwrap_or(config.listen), config.http.clone(), config.drain);
+    let said = Announcement { name: config.name.clone(), build: BUILD.into(), claimed: None };
+    let announcer = if config.mdns { Announcer::begin(own, &said) } else { None };
     let (driver, inputs, receiver) = Driver::new(Arc::new(config), identity.clone(), kernels, state);
     for signal in signals.ends {
         tokio::spawn(end_at(signal, inputs.clone(), started));
@@ -100,6 +104,7 @@ pub async fn serve(
     let accepting = tokio::spawn(accept(listener, inputs, identity.clone(), sessions.clone()));
     let gateway = http.map(|listener| gateway::serve(listener, settings, own, identity));
     let code = driver.run(receiver).await;
+    drop(announcer);
     if let Some(gateway) = gateway {
         // Answers that come from other nodes go on, in bounds.
         gateway.end(drain.min(GATEWAY_DRAIN)).await;

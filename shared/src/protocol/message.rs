@@ -8,6 +8,7 @@ use crate::{
     protocol::{
         bench::{Bench, BenchLinks},
         error::{Fault, FaultKind},
+        models::{ModelsRequest, ModelsResponse},
     },
     sampling::SamplingParameters,
     telemetry::{BenchFound, BenchProgress, LinkBench, LoadProgress, NodeReport, RankTotals, SyncRecord},
@@ -80,6 +81,8 @@ pub enum RequestBody {
     Bench(Box<Bench>),
     /// The latest all-reduces one by one. Answered by `Records`.
     Records,
+    /// Look at model files, or change them.
+    Models(Box<ModelsRequest>),
     /// Time all-reduces of the head's stage while no request runs (heads only). Answered by `BenchedLinks`.
     BenchLinks(BenchLinks),
 }
@@ -251,6 +254,8 @@ pub enum ResponseBody {
     Records(Vec<SyncRecord>),
     /// What all-reduces take on the links.
     BenchedLinks(LinkBench),
+    /// About model files.
+    Models(Box<ModelsResponse>),
 }
 
 /// A model file on a node.
