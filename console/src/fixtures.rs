@@ -285,6 +285,7 @@ pub(crate) fn idle(node: usize) -> NodeReport {
         layers: Vec::new(),
         lateness: Vec::new(),
         collectives: None,
+        kv: None,
         exclusions: Exclusions::default(),
     }
 }

@@ -296,6 +296,7 @@ def langchain_invokes_streams_and_structures(served):
 def health_and_metrics_speak_for_the_node(served):
     assert json.loads(served.get("/health"))["status"] in ("ok", "ready"), served.get("/health")
     assert served.metric("bramble_requests_total") > 0
+    assert served.metric("bramble_kv_blocks") > served.metric("bramble_kv_blocks_kept") > 0
 
 
 def bramble_tokenize(text):

@@ -206,12 +206,12 @@ class Failed(Exception):
         self.code, self.out = code, out
 
 
-def console(*arguments, enter=(), patience=PATIENCE):
-    """What `console ... --json` prints, as an object."""
+def console(*arguments, enter=(), patience=PATIENCE, is_good=(0,)):
+    """What `console ... --json` prints, as an object. `is_good`: exit codes with which it does."""
     environment = {name: value for name, value in os.environ.items() if name != "BRAMBLE_NODES"}
     command = [*enter, program("console"), *arguments, "--json"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=patience, env=environment, stdin=subprocess.DEVNULL)
-    if run.returncode:
+    if run.returncode not in is_good:
         raise Failed(run.returncode, run.stdout, run.stderr)
     return json.loads(run.stdout)
 

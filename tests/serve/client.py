@@ -102,7 +102,7 @@ def take(answer, line, began, on_text):
 
 def complete(host, prompt, tokens, on_text=None, headers=None, **more):
     """A completion as a stream."""
-    body = {"model": more.pop("model"), "prompt": prompt, "max_tokens": tokens, "stream": True, **more}
+    body = {"prompt": prompt, "max_tokens": tokens, "stream": True, **more}
     return ask(host, "POST", "/v1/completions", body, headers, on_text)
 
 

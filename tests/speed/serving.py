@@ -18,12 +18,7 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "
 import bramble
 
 FOLDER = os.path.join(bramble.ROOT, "target", "peers")
-DEMO = os.path.join(bramble.ROOT, "packaging", "demo")
-DEMO_MODEL = "bard-q8_0.gguf"
 HTTP_PORT = 9980
-# A text that repeats itself, then plain ones.
-REPETITIVE = "ROMEO:\nTo be, or not to be.\n" * 8 + "ROMEO:\nTo be, or"
-PLAIN_PROMPTS = [prompt for prompt in bramble.PROMPTS if not prompt.startswith("To be")]
 
 
 def host(address):
@@ -45,8 +40,8 @@ class Server:
         bramble.console("topology", "assign", file)
 
     def run(self, prompt, tokens):
-        """The most probable continuation: its object, `timings` in it."""
-        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        """The most probable continuation, a token a step: its object, `timings` in it."""
+        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "speculative.n_max": 0}
         request = urllib.request.Request(self.url, json.dumps(body).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=bramble.PATIENCE) as answer:
             return json.load(answer)
@@ -71,12 +66,13 @@ def cut(number, count):
 
 
 def at_once(server, numbers, arguments):
-    """Sixteen at once over one at a time."""
-    prompts = [cut(next(numbers), 32) for _ in range(16)]
+    """Sixteen at once over one at a time, both a token a step: prompts are short, for these cost each request the same."""
+    tokens = 2 * arguments.tokens
+    prompts = [cut(next(numbers), 8) for _ in range(4)]
     begin = time.monotonic()
-    written = sum(count(server.run(prompt, arguments.tokens)) for prompt in prompts[:4])
+    written = sum(count(server.run(prompt, tokens)) for prompt in prompts)
     alone = written / (time.monotonic() - begin)
-    together, _ = server.at_once([cut(next(numbers), 32) for _ in range(16)], arguments.tokens)
+    together, _ = server.at_once([cut(next(numbers), 8) for _ in range(16)], tokens)
     return {"what": "tokens/s of 16 at once / of one at a time", "ratio": together / alone, "wanted": 3.0, "at_least": True}
 
 
@@ -103,50 +99,35 @@ def prefix(server, numbers, _):
     return {"what": "TTFT with a shared 1000-token prefix / of the first", "ratio": second / first, "wanted": 0.10, "at_least": False}
 
 
-def drafts(pair, kind, prompts, tokens, wanted):
-    """Tokens a second with drafts over those without, of all prompts; the worst of them counts."""
-    found = []
-    for prompt in prompts:
-        rates = []
-        for server in pair:
-            answer = server.run(prompt, tokens)
-            rates.append((1e3 / answer["timings"]["predicted_per_token_ms"], answer["choices"][0]["text"]))
-        (with_drafts, text), (without, plain_text) = rates
-        if text != plain_text:
-            sys.exit(f"drafts change the text after {prompt!r}")
-        found.append(with_drafts / without)
-    return {"what": f"tokens/s with drafts / without, {kind}", "ratio": min(found), "wanted": wanted, "at_least": True}
+def drafts(server):
+    """Tokens a second with drafts over those without, on one daemon in turns: `console bench drafts`."""
+    found = bramble.console("bench", "drafts", "--url", server.url.rsplit("/v1", 1)[0], "--repeats", "3", is_good=(0, 1))["prompts"]
+    repetitive = min(one["ratio"] for one in found if one["is_repetitive"])
+    others = min(one["ratio"] for one in found if not one["is_repetitive"])
+    what = "tokens/s with drafts / without, "
+    return [
+        {"what": what + "a repetitive text", "ratio": repetitive, "wanted": 1.9, "at_least": True},
+        {"what": what + "the worst of others", "ratio": others, "wanted": 0.95, "at_least": True},
+    ]
 
 
 def measure(cluster, arguments):
     """All rounds: what was found of each comparison."""
-    parts, addresses = arguments.only.split(","), bramble.loopback(3)
+    parts, addresses = arguments.only.split(","), bramble.loopback(1)
     model = os.path.basename(bramble.model(arguments.shape, arguments.format, FOLDER))
-    link = os.path.join(FOLDER, DEMO_MODEL)
-    if not os.path.exists(link):
-        os.symlink(os.path.join(DEMO, DEMO_MODEL), link)
 
-    def daemon(index, *more):
-        http = f"{host(addresses[index])}:{HTTP_PORT}"
-        return cluster.add(f"pi{index + 1}", addresses[index], settings=bramble.QUIET, more=["--http", http, *more])
-
-    serving = Server(daemon(0), model, 8192)
-    pair = [Server(daemon(1), DEMO_MODEL, 512), Server(daemon(2, bramble.PLAIN), DEMO_MODEL, 512)]
+    http = f"{host(addresses[0])}:{HTTP_PORT}"
+    serving = Server(cluster.add("pi1", addresses[0], settings=bramble.QUIET, more=["--http", http]), model, 8192)
     numbers, found = iter(range(1, 1 << 16)), {}
-    if set(parts) & {"at-once", "beside", "prefix"}:
-        # Assigned, every page touched, and what steps take is known.
-        serving.run(cut(0, 200), 40)
-    if "drafts" in parts:
-        for server in pair:
-            server.run("FIRST", 40)
+    # Every page touched, and what steps take is known.
+    serving.run(cut(0, 200), 40)
     for number in range(arguments.rounds):
         each = []
         for name, part in (("at-once", at_once), ("beside", beside), ("prefix", prefix)):
             if name in parts:
                 each.append(part(serving, numbers, arguments))
         if "drafts" in parts:
-            each.append(drafts(pair, "a repetitive text", [REPETITIVE], 128, 1.9))
-            each.append(drafts(pair, "others", PLAIN_PROMPTS, 128, 0.95))
+            each.extend(drafts(serving))
         for one in each:
             found.setdefault(one["what"], []).append(one)
         print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)

@@ -42,7 +42,9 @@ pub fn programs() -> &'static Path {
             let name = name.to_string_lossy();
             ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_"].iter().any(|prefix| name.starts_with(prefix))
         };
-        std::env::vars_os().map(|(name, _)| name).filter(is_of_test).for_each(|name| drop(build.env_remove(name)));
+        std::env::vars_os().map(|(name, _)| name).filter(is_of_test).for_each(|name| {
+            build.env_remove(name);
+        });
         build.args(["build", "--locked", "-p", "bramble-daemon", "-p", "bramble-console"]).current_dir(root());
         let built = build.stdin(Stdio::null()).status().expect("cargo runs");
         assert!(built.success(), "both programs compile");

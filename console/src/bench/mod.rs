@@ -2,6 +2,7 @@
 //! `report.rs`). Pure: no socket, clock or file here; `client/target.rs` and the commands drive it.
 pub mod cell;
 pub mod compare;
+pub mod drafts;
 pub mod load;
 pub mod report;
 pub mod run;

@@ -1,4 +1,5 @@
 //! `console bench`: measures nodes, or this machine by the brambled beside the console, with real work.
+mod drafts;
 mod load;
 mod matrix;
 mod pages;
@@ -42,6 +43,8 @@ pub(super) enum BenchWhat {
     Ab(Box<matrix::Ab>),
     /// All-reduces: between the nodes of a topology on their links, or between threads of this machine
     Collectives(Box<collectives::Collectives>),
+    /// Drafts against none on a fixed set of prompts, taking turns: exit code 1 where they slow one down
+    Drafts(Box<drafts::Drafts>),
     /// A prefill group against replicas that do both, on the same nodes: for which prompts roles are worth it
     Disagg(Box<disaggregation::Disaggregation>),
     /// Two matrices: exit code 1 where the second is worse by more than the noise of their repeats
@@ -60,6 +63,7 @@ impl BenchWhat {
         match self {
             Self::Ab(ab) => ab.json,
             Self::Collectives(collectives) => collectives.json,
+            Self::Drafts(drafts) => drafts.json,
             Self::Disagg(disaggregation) => disaggregation.json,
             Self::Compare(compare) => compare.json,
             Self::Matrix(matrix) => matrix.json,
@@ -87,6 +91,7 @@ pub(super) async fn run(options: options::Bench) -> Result<u8, Failure> {
     match options.what {
         Some(BenchWhat::Ab(wanted)) => return matrix::ab(*wanted).await,
         Some(BenchWhat::Collectives(wanted)) => return collectives::run(*wanted).await,
+        Some(BenchWhat::Drafts(wanted)) => return drafts::run(*wanted).await,
         Some(BenchWhat::Disagg(wanted)) => return disaggregation::run(*wanted).await,
         Some(BenchWhat::Compare(wanted)) => return pages::compare(&wanted),
         Some(BenchWhat::Matrix(wanted)) => return matrix::run(*wanted).await,

@@ -100,6 +100,7 @@ pub(crate) fn idle_report(name: &str) -> NodeReport {
         layers: Vec::new(),
         lateness: Vec::new(),
         collectives: None,
+        kv: None,
         exclusions: Exclusions::default(),
     }
 }

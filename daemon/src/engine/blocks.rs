@@ -3,7 +3,7 @@
 //! hash decides. Kept blocks are given away least recently used first. Pure.
 use std::collections::{BTreeSet, HashMap};
 
-use shared::topology::spec::KV_BLOCK_LENGTH;
+use shared::{telemetry::KvUse, topology::spec::KV_BLOCK_LENGTH};
 
 /// Names what a whole block holds together with everything before it; never used twice.
 type Serial = u64;
@@ -86,6 +86,12 @@ impl Blocks {
     /// Blocks that no sequence holds.
     pub fn available(&self) -> usize {
         self.free.len() + self.kept.len()
+    }
+
+    /// How many are held and kept.
+    pub fn kv_use(&self) -> KvUse {
+        let (total, kept) = (self.blocks.len() as u32, self.kept.len() as u32);
+        KvUse { held: total - self.available() as u32, kept, total }
     }
 
     /// Tokens at the beginning of a prompt that whole blocks hold. The last token of a prompt never counts: its logits are wanted.

@@ -7,8 +7,12 @@ use shared::{
 
 /// Most rows of a step whose logits are wanted: an answer's token, or a draft of one.
 pub const ROWS_MAX: usize = SLOTS_MAX as usize;
-/// A step with prompt tokens may take this much of the same step without them; twice is what is promised.
+/// Steps with prompt tokens may take this much of the same steps without them, on average; twice is what is promised.
 const STRETCH: f32 = 1.75;
+/// What answers did not need of that is kept, up to this many of their steps: a short prompt then goes through at once.
+const SAVED_MAX: f32 = 24.0;
+/// Most that a single step may take of the same without prompt tokens: what a reader sees as a pause.
+const PAUSE_MAX: f32 = 5.0;
 /// Prompt tokens beside answers before anything is known, and the fewest at any time.
 const BESIDE_FIRST: usize = 16;
 const BESIDE_MIN: usize = 2;
@@ -70,11 +74,13 @@ pub struct Costs {
     /// All steps.
     all: Times<{ STEP_TOKENS_MAX + 1 }>,
     step: u32,
+    /// What prompts may take beyond a step's own share, in nanoseconds; below 0 it was overdrawn.
+    saved: f32,
 }
 
 impl Default for Costs {
     fn default() -> Self {
-        Self { answers: Times::new(), all: Times::new(), step: 0 }
+        Self { answers: Times::new(), all: Times::new(), step: 0, saved: 0.0 }
     }
 }
 
@@ -89,13 +95,26 @@ impl Costs {
         }
     }
 
-    /// Prompt tokens, at most `most`, that a step may carry beside so many rows of answers, so that these stay within the promise.
-    pub fn beside(&self, answers: usize, most: usize) -> usize {
+    /// A step with so many rows of answers took so long, prompt tokens included.
+    pub fn settle(&mut self, answers: usize, time: Nanoseconds) {
+        if answers == 0 {
+            // Nobody waits for a token.
+            self.saved = f32::MAX;
+        } else if let Some(base) = self.answers.at_least(answers) {
+            let most = SAVED_MAX * base;
+            self.saved = (self.saved.min(most) + STRETCH * base - time.0 as f32).clamp(-base, most);
+        }
+    }
+
+    /// Prompt tokens, at most `most`, that a step may carry beside so many rows of answers, so that these stay within the promise:
+    /// of this step alone, or with what was saved.
+    pub fn beside(&self, answers: usize, most: usize, spends: bool) -> usize {
         let answers = answers.max(1);
         let Some(base) = self.answers.at_least(answers) else { return BESIDE_FIRST.min(most) };
+        let saved = if spends { self.saved.clamp(0.0, SAVED_MAX * base) } else { self.saved.min(0.0) };
         let fits = |prompt: &usize| {
             let time = self.all.estimate(answers + prompt, 0);
-            time.is_none_or(|time| time <= STRETCH * base)
+            time.is_none_or(|time| time <= (STRETCH * base + saved).min(PAUSE_MAX * base))
         };
         (1..=most).take_while(fits).last().unwrap_or(0).max(BESIDE_MIN).min(most)
     }
@@ -122,17 +141,41 @@ mod tests {
     fn prompts_beside_answers_get_what_is_known_to_fit_and_more_is_tried_until_it_does_not() {
         let time = |rows: usize| 10_000 + 700 * rows as u64;
         let mut costs = Costs::default();
-        assert_eq!((costs.beside(1, 100), costs.beside(1, 3)), (BESIDE_FIRST, 3), "nothing is known");
+        assert_eq!((costs.beside(1, 100, false), costs.beside(1, 3, false)), (BESIDE_FIRST, 3), "nothing is known");
         observe(&mut costs, 128, true, time(128));
         observe(&mut costs, 1, false, time(1));
         for _ in 0..10 {
-            let prompt = costs.beside(1, 127);
+            let prompt = costs.beside(1, 127, false);
             observe(&mut costs, 1 + prompt, true, time(1 + prompt));
         }
-        let prompt = costs.beside(1, 127);
+        let prompt = costs.beside(1, 127, false);
         let share = time(1 + prompt) as f32 / time(1) as f32;
         assert!((1.6..=STRETCH).contains(&share), "{prompt} tokens make it {share}");
-        assert_eq!(costs.beside(4, 127), BESIDE_MIN.max(prompt - 3), "of four nothing is known but that of one");
+        assert_eq!(costs.beside(4, 127, false), BESIDE_MIN.max(prompt - 3), "of four nothing is known but that of one");
+    }
+
+    #[test]
+    fn what_answers_did_not_need_lets_short_prompts_through_and_is_paid_back() {
+        let time = |rows: usize| 10_000 + 1000 * rows as u64;
+        let mut costs = Costs::default();
+        (1..=64).for_each(|rows| observe(&mut costs, rows, rows > 1, time(rows)));
+        let plain = costs.beside(1, 100, false);
+        assert_eq!((plain, costs.beside(1, 100, true)), (8, 8), "nothing is saved");
+        (0..100).for_each(|_| costs.settle(1, Nanoseconds(1000 * time(1))));
+        assert_eq!(
+            (costs.beside(1, 100, false), costs.beside(1, 100, true)),
+            (8, 44),
+            "a step's own share is the same"
+        );
+        let (mut all, mut steps) = (0, 0);
+        while costs.beside(1, 100, true) > plain {
+            let rows = 1 + costs.beside(1, 100, true);
+            costs.settle(1, Nanoseconds(1000 * time(rows)));
+            all += time(rows);
+            steps += 1;
+        }
+        let most = (STRETCH * (steps as f32 + 1.0) + SAVED_MAX) * time(1) as f32;
+        assert!(steps > 5 && all as f32 <= most, "{steps} steps took {all}");
     }
 
     #[test]

@@ -50,6 +50,7 @@ struct Request {
     resumed: usize,
     /// Most tokens of the answer.
     max_tokens: usize,
+    ignores_end: bool,
     received: Instant,
     times: RequestTimes,
     ranks: Vec<RankTotals>,
@@ -212,6 +213,9 @@ impl<'a> Head<'a> {
     }
 
     fn set_busy(&mut self) {
+        if let Some(kv) = self.scheduler.kv_changed() {
+            (self.sink)(Progress::Kv(kv));
+        }
         let busy = self.has_work();
         if let Some(links) = self.stepper.group.links() {
             links.abort().set_busy(busy);
@@ -251,13 +255,15 @@ impl<'a> Head<'a> {
         let world = self.world();
         let mut output = Output::new(&self.tokenizer, generate.stop.clone());
         // Whoever resumes has the text of these; what they hold back is held back here, too.
-        let is_over = |id: &u32| self.tokenizer.is_end(*id) || output.push(&self.tokenizer, *id).1;
+        let ends = |id: u32| !generate.ignores_end && self.tokenizer.is_end(id);
+        let is_over = |id: &u32| ends(*id) || output.push(&self.tokenizer, *id).1;
         let is_over = generate.resumed.iter().any(is_over);
         let request = Request {
             output,
             prompt_length,
             resumed: generate.resumed.len(),
             max_tokens,
+            ignores_end: generate.ignores_end,
             received,
             times,
             ranks: vec![RankTotals::default(); world],
@@ -274,9 +280,9 @@ impl<'a> Head<'a> {
         let max_tokens = max_tokens.saturating_sub(generate.resumed.len()).max(1);
         let constraint = |grammar: &Grammar| Constraint { grammar: grammar.clone(), begin: prompt_length as u32 };
         let (sampling, grammar) = (generate.sampling.clone(), generate.grammar.as_ref().map(constraint));
-        let may_draft = self.drafts && grammar.is_none();
+        let drafts_max = if self.drafts && grammar.is_none() { generate.drafts_max.into() } else { 0 };
         let goes_elsewhere = self.elsewhere.as_ref().is_some_and(|elsewhere| elsewhere.takes(tokens.len()));
-        let admitted = Admitted { key, prompt: tokens, max_tokens, sampling, may_draft, grammar };
+        let admitted = Admitted { key, prompt: tokens, max_tokens, sampling, drafts_max, grammar };
         if goes_elsewhere { self.scheduler.submit_elsewhere(admitted) } else { self.scheduler.submit(admitted) }
     }
 
@@ -450,7 +456,7 @@ impl<'a> Head<'a> {
         if request.times.sampled_tokens == 1 {
             request.times.first_token = now;
         }
-        if self.tokenizer.is_end(chosen.id) || chosen.id == Chosen::NONE {
+        if (self.tokenizer.is_end(chosen.id) && !request.ignores_end) || chosen.id == Chosen::NONE {
             return self.finish(key, FinishReason::Stop);
         }
         let (text, stopped) = request.output.push(&self.tokenizer, chosen.id);

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use shared::{
     ids::Slot,
     sampling::SamplingParameters,
+    telemetry::KvUse,
     topology::{
         layout::STEP_TOKENS_MAX,
         spec::{KV_BLOCK_LENGTH, SLOTS_MAX},
@@ -35,8 +36,8 @@ pub struct Admitted {
     pub max_tokens: usize,
     /// How tokens are drawn.
     pub sampling: SamplingParameters,
-    /// Whether tokens may be drafted.
-    pub may_draft: bool,
+    /// Most tokens that may be drafted at once.
+    pub drafts_max: usize,
     /// What the answer must look like.
     pub grammar: Option<Constraint>,
 }
@@ -80,7 +81,7 @@ struct Running {
     number: u64,
     /// Most tokens, prompt included.
     length: usize,
-    may_draft: bool,
+    drafts_max: usize,
     /// What was entered behind the latest token, where it was found, and how many of it were drawn so far.
     drafts: Drafts,
     found: Match,
@@ -104,10 +105,8 @@ impl Running {
     /// Drafts what may follow the latest token, at most `most` tokens, in a step that carries `rows` answers' tokens without them.
     fn draft(&mut self, most: usize, rows: usize, costs: &Costs) {
         // What is drawn after the last draft must fit, too.
-        let most = most.min(self.length.saturating_sub(self.tokens.len() + 1));
-        let Some(found) = Some(most).filter(|most| self.may_draft && *most > 0).and_then(|_| find(&self.tokens)) else {
-            return;
-        };
+        let most = most.min(self.length.saturating_sub(self.tokens.len() + 1)).min(self.drafts_max);
+        let Some(found) = Some(most).filter(|most| *most > 0).and_then(|_| find(&self.tokens)) else { return };
         let count = self.acceptance.count(found, most, rows, costs);
         (self.found, self.accepted) = (found, 0);
         for index in found.next..found.next + count {
@@ -125,6 +124,8 @@ pub struct Scheduler {
     waiting: VecDeque<Admitted>,
     slots: Vec<Option<Running>>,
     blocks: Blocks,
+    /// What was told of them last.
+    told: KvUse,
     closed: Vec<Slot>,
     /// Requests whose prompts are to be computed elsewhere.
     elsewhere: Vec<RequestKey>,
@@ -133,6 +134,8 @@ pub struct Scheduler {
     was_busy: bool,
     /// What steps take.
     costs: Costs,
+    /// Rows of answers in the latest plan.
+    answers_entered: usize,
     /// What requests begin with.
     acceptance: Acceptance,
     /// Requests that were opened so far.
@@ -152,11 +155,13 @@ impl Scheduler {
             waiting: VecDeque::new(),
             slots,
             blocks: Blocks::new(limits.blocks),
+            told: KvUse::default(),
             closed: Vec::new(),
             elsewhere: Vec::new(),
             departures: Vec::new(),
             was_busy: false,
             costs: Costs::default(),
+            answers_entered: 0,
             acceptance: Acceptance::default(),
             opened: 0,
             turns: 1,
@@ -205,6 +210,15 @@ impl Scheduler {
                 (running.fed, running.prompt_length) = (tokens, tokens);
             }
         }
+    }
+
+    /// What KV blocks are used for, if that is not what it was when asked before.
+    pub fn kv_changed(&mut self) -> Option<KvUse> {
+        let now = self.blocks.kv_use();
+        (self.told != now).then(|| {
+            self.told = now;
+            now
+        })
     }
 
     /// Whether anything runs or waits.
@@ -302,22 +316,28 @@ impl Scheduler {
     /// Enters prompts in chunks. Half of what the step can carry is for the prompt that came first, half for that which is nearest to
     /// its end; what they leave goes by arrival.
     fn enter_prompts(&mut self, plan: &mut Plan) {
-        let is_alone = !self.slots.iter().flatten().any(Running::is_answering);
+        self.answers_entered = plan.entries.len();
         let most = self.step_tokens.saturating_sub(plan.entries.len());
-        let mut left = if is_alone { most } else { self.costs.beside(plan.entries.len(), most) };
         let mut prompts: SmallVec<[Prefill; SLOTS_MAX as usize]> = SmallVec::new();
         for (index, running) in self.slots.iter().enumerate() {
             let Some(running) = running.as_ref().filter(|running| running.is_prompt()) else { continue };
-            prompts.push(Prefill {
-                number: running.number,
-                index,
-                rest: running.prompt_length - running.fed,
-                share: 0,
-            });
+            let rest = running.prompt_length - running.fed;
+            let is_short = running.prompt_length - running.table.cached <= self.step_tokens;
+            prompts.push(Prefill { number: running.number, index, rest, is_short, share: 0 });
         }
         prompts.sort_unstable_by_key(|prompt| prompt.number);
+        let is_alone = !self.slots.iter().flatten().any(Running::is_answering);
+        let beside = |spends| if is_alone { most } else { self.costs.beside(self.answers_entered, most, spends) };
+        let mut left = beside(false);
+        if !is_alone {
+            // A prompt of no more than a step is through at once while there is something saved; half of a step's own share is for the others.
+            let mut saved = beside(true);
+            let before = saved;
+            prompts.iter_mut().filter(|prompt| prompt.is_short).for_each(|prompt| prompt.take(saved, &mut saved));
+            left = left.saturating_sub(before - saved).max(left / 2).min(most - (before - saved));
+        }
         let half = left.div_ceil(2);
-        if let Some(first) = prompts.first_mut() {
+        if let Some(first) = prompts.iter_mut().find(|prompt| prompt.rest > 0) {
             first.take(half, &mut left);
         }
         if let Some(nearest) = prompts.iter_mut().filter(|prompt| prompt.rest > 0).min_by_key(|prompt| prompt.rest) {
@@ -334,6 +354,7 @@ impl Scheduler {
 
     /// The step of a plan took so long.
     pub fn took(&mut self, plan: &Plan, time: Nanoseconds) {
+        self.costs.settle(self.answers_entered, time);
         self.costs.observe(plan.entries.len(), plan.is_prefill, time);
     }
 
@@ -355,7 +376,7 @@ impl Scheduler {
             let mut tokens = Vec::with_capacity(length);
             tokens.extend_from_slice(&request.prompt);
             let (prompt_length, acceptance) = (tokens.len(), self.acceptance.begin());
-            let Admitted { key, prompt, sampling, may_draft, grammar, .. } = request;
+            let Admitted { key, prompt, sampling, drafts_max, grammar, .. } = request;
             let (fed, computed) = if let Some(place) = self.elsewhere.iter().position(|known| *known == key) {
                 self.elsewhere.swap_remove(place);
                 // A block that is begun comes whole, or is computed whole.
@@ -379,7 +400,7 @@ impl Scheduler {
                 table,
                 number: self.opened,
                 length,
-                may_draft,
+                drafts_max,
                 drafts: Drafts::new(),
                 found: Match { next: 0, length: 1 },
                 accepted: 0,
@@ -422,6 +443,8 @@ struct Prefill {
     index: usize,
     /// Tokens that have no share yet.
     rest: usize,
+    /// It has no more tokens than a step can carry.
+    is_short: bool,
     share: usize,
 }
 

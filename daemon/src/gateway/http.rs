@@ -199,6 +199,7 @@ pub(super) fn is_model(asked: &str, served: &str) -> bool {
 }
 
 async fn models(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
+    gateway.cluster.await_topology().await;
     let list: Vec<Value> = gateway.model_object().into_iter().collect();
     Json(json!({"object": "list", "data": list}))
 }

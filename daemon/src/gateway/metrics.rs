@@ -215,6 +215,11 @@ fn node(text: &mut String, report: &NodeReport) {
     gauge(text, "bramble_node_tokens", "Tokens sampled by this head since its start", report.tokens as f64);
     gauge(text, "bramble_node_resident_bytes", "Resident memory", report.memory_resident.0 as f64);
     gauge(text, "bramble_node_shard_bytes", "Weights and KV cache", report.shard.0 as f64);
+    if let Some(kv) = report.kv {
+        gauge(text, "bramble_kv_blocks", "KV blocks of this head's replica", f64::from(kv.total));
+        gauge(text, "bramble_kv_blocks_held", "KV blocks that sequences hold", f64::from(kv.held));
+        gauge(text, "bramble_kv_blocks_kept", "KV blocks kept for prompts that begin alike", f64::from(kv.kept));
+    }
     if let Some(temperature) = health.temperature {
         gauge(text, "bramble_node_temperature_celsius", "Of the processor", f64::from(temperature.0));
     }

@@ -82,6 +82,9 @@ pub(super) fn read(kind: Kind, body: &[u8], seed: u64) -> Result<Asked, ApiError
     let logprobs = logprobs(kind, fields)?;
     let sampling = sampling(fields, logprobs, seed)?;
     let (stop, grammar, max_tokens) = (stop(fields)?, forced.or(grammar(fields)?), max_tokens(kind, fields)?);
+    // Names of llama-server.
+    let drafts_max = fields.whole("speculative.n_max", 0, u64::from(u16::MAX))?.map(|count| count as u16);
+    let ignores_end = fields.flag("ignore_eos")?;
     let options = fields.object("stream_options")?;
     let mut choices = Vec::new();
     for prompt in prompts {
@@ -90,6 +93,8 @@ pub(super) fn read(kind: Kind, body: &[u8], seed: u64) -> Result<Asked, ApiError
             let sampling = SamplingParameters { seed: sampling.seed.wrapping_add(index), ..sampling.clone() };
             let mut generate = Generate::new(prompt.clone(), max_tokens, sampling, stop.clone());
             generate.grammar.clone_from(&grammar);
+            generate.drafts_max = drafts_max.unwrap_or(generate.drafts_max);
+            generate.ignores_end = ignores_end;
             choices.push((generate, prefix));
         }
     }

@@ -10,7 +10,7 @@ use shared::{
         message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent, ToolFormat},
         models::ModelsRequest,
     },
-    telemetry::{BenchFound, BenchProgress, LinkBench, LoadProgress},
+    telemetry::{BenchFound, BenchProgress, KvUse, LinkBench, LoadProgress},
     topology::Exclusions,
     units::Bytes,
 };
@@ -100,6 +100,8 @@ pub enum Progress {
     Token(RequestKey, TokenEvent),
     /// A request ended.
     Finished(RequestKey, Box<Finished>),
+    /// Other KV blocks are in use than before.
+    Kv(KvUse),
     /// All-reduces were timed.
     LinksBenched(RequestKey, LinkBench),
     /// Something for the head of another group.

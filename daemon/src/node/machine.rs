@@ -7,7 +7,7 @@ use shared::{
         error::{Fault, FaultKind},
         message::{REPORT_INTERVAL_MS_MIN, Request, RequestBody, ResponseBody},
     },
-    telemetry::{LoadProgress, NodeState},
+    telemetry::{KvUse, LoadProgress, NodeState},
     topology::{Exclusions, Member, Place, Topology},
     units::Bytes,
 };
@@ -81,6 +81,8 @@ pub(super) struct Running {
     pub(super) fault: Option<Fault>,
     /// Another rank wants to leave: it takes no new work.
     pub(super) peer_drains: Option<Rank>,
+    /// KV blocks in use, as this head's engine said last.
+    pub(super) kv: Option<KvUse>,
 }
 
 /// One node.
@@ -202,6 +204,11 @@ impl Node {
     /// Tokens sampled since start.
     pub fn tokens(&self) -> u64 {
         self.tokens
+    }
+
+    /// KV blocks of the running topology, if this is a head.
+    pub fn kv(&self) -> Option<KvUse> {
+        self.running.as_ref().and_then(|running| running.kv)
     }
 
     /// Nodes that are out, or were.

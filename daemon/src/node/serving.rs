@@ -112,6 +112,10 @@ impl Node {
                 requests.respond(key, ResponseBody::Token(token))
             }
             Progress::Finished(key, finished) => requests.end(key, ResponseBody::Finished(*finished)),
+            Progress::Kv(kv) => {
+                running.kv = Some(kv);
+                None
+            }
             Progress::LinksBenched(key, found) => requests.end(key, ResponseBody::BenchedLinks(found)),
             Progress::Across(replica, message) => Some(Effect::SendAcross(replica, message)),
             Progress::Refused(key, fault) => requests.end(key, ResponseBody::Failed(fault)),

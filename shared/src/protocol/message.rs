@@ -116,6 +116,10 @@ pub struct Generate {
     pub stop: Vec<String>,
     /// What the answer must look like.
     pub grammar: Option<Grammar>,
+    /// Most tokens that may be drafted at once; 0: none. Tokens are the same with drafts and without.
+    pub drafts_max: u16,
+    /// Go on behind a token that ends texts, until the last of `max_tokens`.
+    pub ignores_end: bool,
 }
 
 /// What goes before an answer.
@@ -201,7 +205,16 @@ impl Grammar {
 impl Generate {
     /// An answer from its beginning, in whatever form it comes.
     pub fn new(prompt: impl Into<Prompt>, max_tokens: u32, sampling: SamplingParameters, stop: Vec<String>) -> Self {
-        Self { prompt: prompt.into(), resumed: Vec::new(), max_tokens, sampling, stop, grammar: None }
+        Self {
+            prompt: prompt.into(),
+            resumed: Vec::new(),
+            max_tokens,
+            sampling,
+            stop,
+            grammar: None,
+            drafts_max: u16::MAX,
+            ignores_end: false,
+        }
     }
 }
 

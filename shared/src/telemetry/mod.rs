@@ -11,7 +11,7 @@ pub mod warning;
 pub use bench::{BenchFound, BenchProgress, KernelBench, LinkBench, LinkTime, NodeBench};
 pub use finding::{Finding, Severity};
 pub use health::Health;
-pub use node::{LoadProgress, NodeReport, NodeState};
+pub use node::{KvUse, LoadProgress, NodeReport, NodeState};
 pub use straggler::{LatenessSums, Named, WINDOW_STEPS, judge, straggler};
 pub use sync::{Lateness, LayerSync, PhaseTotals, RankTotals, SyncKind, SyncRecord};
 pub use warning::Warning;

@@ -63,6 +63,17 @@ pub struct LoadProgress {
     pub total: Bytes,
 }
 
+/// The KV blocks of a replica, as its head gives them to sequences.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvUse {
+    /// Blocks that sequences hold.
+    pub held: u32,
+    /// Blocks that nobody holds, kept for prompts that begin alike.
+    pub kept: u32,
+    /// All blocks.
+    pub total: u32,
+}
+
 /// A node's report: sent when asked for and at an interval to those who subscribed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeReport {
@@ -98,6 +109,8 @@ pub struct NodeReport {
     pub requests: u32,
     /// Tokens sampled since start (a head's own count).
     pub tokens: u64,
+    /// KV blocks of the replica (heads only).
+    pub kv: Option<KvUse>,
     /// All-reduces by layer since the last report.
     pub layers: Vec<LayerSync>,
     /// Who was late in them, as this rank saw it.

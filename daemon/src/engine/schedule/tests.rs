@@ -6,7 +6,7 @@ const LIMITS: Limits = Limits { slots: 2, blocks: 9, context_length: 256, vocabu
 fn request(key: u64, prompt: usize, max_tokens: usize) -> Admitted {
     let sampling = SamplingParameters::default();
     let prompt = vec![key as u32; prompt];
-    Admitted { key: RequestKey(key), prompt, max_tokens, sampling, may_draft: false, grammar: None }
+    Admitted { key: RequestKey(key), prompt, max_tokens, sampling, drafts_max: 0, grammar: None }
 }
 
 fn next(scheduler: &mut Scheduler) -> Option<Plan> {
@@ -199,11 +199,11 @@ fn drafts_change_nothing_but_how_many_steps_a_text_takes() {
     let limits = Limits { slots: 3, blocks: 60, context_length: 400, vocabulary_length: 100 };
     // A text that repeats itself every 23 tokens but for a few, and goes beyond the context.
     let truth = |position: usize| if position.is_multiple_of(61) { 99 } else { (position % 23 * 7 % 40) as u32 };
-    let steps = |may_draft: bool| {
+    let steps = |drafts_max: usize| {
         let (mut scheduler, mut follower) = (Scheduler::new(limits), Sequences::new(limits));
         for (key, prompt, max_tokens) in [(1, 70, 300), (2, 33, 390), (3, 50, 40)] {
             let prompt: Vec<u32> = (0..prompt).map(truth).collect();
-            scheduler.submit(Admitted { prompt, may_draft, ..request(key, 1, max_tokens) });
+            scheduler.submit(Admitted { prompt, drafts_max, ..request(key, 1, max_tokens) });
         }
         let mut texts = [70, 33, 50].map(|prompt| (0..prompt).map(truth).collect::<Vec<u32>>());
         let (ends, mut steps) = ([370, 400, 90], 0);
@@ -237,7 +237,7 @@ fn drafts_change_nothing_but_how_many_steps_a_text_takes() {
         assert_eq!(scheduler.blocks.available(), limits.blocks);
         steps
     };
-    let (without, with) = (steps(false), steps(true));
+    let (without, with) = (steps(0), steps(ROWS_MAX));
     assert!(with * 2 < without, "{with} steps with drafts, {without} without");
 }
 

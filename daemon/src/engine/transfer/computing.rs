@@ -51,7 +51,7 @@ impl Computing {
         self.list.push(Prompt { key, replica, transfer, first_block, length, asked: Instant::now(), begun: None });
         let sampling = SamplingParameters { temperature: 0.0, ..SamplingParameters::default() };
         let prompt = ask.tokens.clone();
-        scheduler.submit(Admitted { key, prompt, max_tokens: 1, sampling, may_draft: false, grammar: None });
+        scheduler.submit(Admitted { key, prompt, max_tokens: 1, sampling, drafts_max: 0, grammar: None });
         true
     }
 

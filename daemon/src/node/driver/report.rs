@@ -62,6 +62,7 @@ pub(super) fn report(
         health: health.clone(),
         requests: node.request_count(),
         tokens: node.tokens(),
+        kv: node.kv(),
         layers,
         lateness,
         collectives: ring.and_then(SyncRing::table).cloned(),
