@@ -47,8 +47,37 @@ def transfers(arguments, model, at_end):
     return found
 
 
+def answer(network, common, room, wait, long):
+    """Times between the tokens of an answer in ms. With `long`, a command that computes a prompt, it is started after `wait` tokens and the
+    answer is left when it ends: also the number of the token at which it began, and its object. Otherwise the answer is left after `wait`."""
+    command = [*network.enter(), bramble.program("console"), *common, "--prompt", "ab", "--max-tokens", str(room)]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    found, prompt, last = [], None, None
+    try:
+        while os.read(running.stdout.fileno(), 65536):
+            now = time.monotonic()
+            if last is not None:
+                found.append((now - last) * 1e3)
+            last = now
+            if long and not prompt and len(found) >= wait:
+                begin, prompt = len(found), subprocess.Popen(long, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+            if prompt and prompt.poll() is not None or not long and len(found) >= wait:
+                break
+        if not long:
+            return found
+        if not prompt or prompt.poll() != 0:
+            sys.exit("the answer ended before the prompt was computed")
+        return found, begin, json.loads(prompt.stdout.read())["timings"]
+    finally:
+        for process in (running, prompt):
+            if process and process.poll() is None:
+                process.kill()
+                process.wait()
+
+
 def gaps(arguments, model, topology, nodes):
-    """Times between the tokens of an answer in ms, p95: alone, and while a long prompt is computed."""
+    """Times between the tokens of an answer in ms, p95: while a long prompt is computed, and of the same tokens of the same answer without it:
+    a token costs more the more there are before it."""
     with Network(nodes, arguments.rate) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         network.add_daemons(cluster, SETTINGS, pin=True)
         addresses = ",".join(daemon.address for daemon in cluster.daemons)
@@ -57,31 +86,11 @@ def gaps(arguments, model, topology, nodes):
         bramble.console(*common, "--prompt", "ab", "--max-tokens", "2", enter=network.enter())
         # Beside it there is room for the long prompt.
         room = arguments.context - arguments.long - 128
-        command = [*network.enter(), bramble.program("console"), *common, "--prompt", "ab", "--max-tokens", str(room)]
-        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
         long = [*network.enter(), bramble.program("console"), *common, "--prompt", bramble.letters(arguments.long), "--max-tokens", "1", "--json"]
-        os.set_blocking(running.stdout.fileno(), True)
-        alone, beside, prompt, last, begin = [], [], None, None, time.monotonic()
-        try:
-            while data := os.read(running.stdout.fileno(), 65536):
-                now = time.monotonic()
-                if last is not None and now - begin > 2:
-                    (beside if prompt else alone).append((now - last) * 1e3)
-                last = now
-                if not prompt and len(alone) >= 150:
-                    prompt = subprocess.Popen(long, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-                if prompt and prompt.poll() is not None:
-                    break
-            if not prompt or prompt.poll() != 0:
-                sys.exit("the answer ended before the prompt was computed")
-            timings = json.loads(prompt.stdout.read())["timings"]
-        finally:
-            for process in (running, prompt):
-                if process and process.poll() is None:
-                    process.kill()
-                    process.wait()
+        beside, begin, timings = answer(network, common, room, 150, long)
+        alone = answer(network, common, room, len(beside), None)
     p95 = lambda values: sorted(values)[int(0.95 * (len(values) - 1))]
-    return {"alone_ms": p95(alone), "beside_ms": p95(beside), "gaps": len(beside), "ttft_ms": timings["ttft_ms"]}
+    return {"alone_ms": p95(alone[begin : len(beside)]), "beside_ms": p95(beside[begin:]), "gaps": len(beside) - begin, "ttft_ms": timings["ttft_ms"]}
 
 
 def main():
