@@ -4,14 +4,17 @@ use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 use anyhow::{Context, bail, ensure};
 use clap::{Parser, Subcommand};
 use serde::Deserialize;
-use shared::{protocol::PORT, topology::spec::NAME_LENGTH_MAX};
+use shared::{
+    protocol::{PORT, seal::Protection},
+    topology::spec::NAME_LENGTH_MAX,
+};
 
-use crate::{bench::Bench, check::Check, gateway, health::machine::host_name};
+use crate::{bench::Bench, check::Check, gateway, health::machine::host_name, pair};
 
 /// Where a packaged daemon keeps its state.
 const STATE_DEFAULT: &str = "/var/lib/bramble";
-/// The settings of a packaged daemon.
-const PACKAGED: &str = "/etc/bramble/bramble.toml";
+/// Where its settings are.
+const FILE_DEFAULT: &str = "/etc/bramble/bramble.toml";
 
 /// brambled holds one shard of a GGUF model and computes it in step with the other nodes of its topology.
 /// An operator assigns topologies from `console`.
@@ -45,6 +48,9 @@ pub struct Arguments {
     /// Write the process id here once the port is open; removed at the end
     #[arg(long, value_name = "FILE")]
     pid_file: Option<PathBuf>,
+    /// Let everyone who reaches this node use it while it has no key: only on a network that nobody else is in
+    #[arg(long)]
+    insecure: bool,
     /// Something starts brambled again when it ends with code 75 (systemd's unit does): lets consoles restart it
     #[arg(long)]
     supervised: bool,
@@ -76,6 +82,8 @@ pub enum Command {
     Bench(Bench),
     /// Say what is wrong with this machine, and what cures it; exit code 6: warnings, 7: errors
     Check(Check),
+    /// Show a code by which this node can be adopted (as root: sudo brambled pair)
+    Pair(pair::Arguments),
 }
 
 /// Prompts of at least so many tokens are computed elsewhere: a chunk of a step, below which the way costs more than it spares.
@@ -100,6 +108,9 @@ struct File {
     stall_ms: Option<u64>,
     drain_ms: Option<u64>,
     lease_ms: Option<u64>,
+    key_file: Option<PathBuf>,
+    data_links: Option<Protection>,
+    insecure: Option<bool>,
     http: Option<String>,
     api_keys: Option<Vec<String>>,
     api_key_file: Option<PathBuf>,
@@ -162,6 +173,12 @@ pub struct Config {
     pub drain: Duration,
     /// A prepared assignment is forgotten after this.
     pub lease: Duration,
+    /// File with the cluster's key.
+    pub key_file: PathBuf,
+    /// Protection of data links between nodes with a key; the stronger wish of two nodes counts.
+    pub data_links: Protection,
+    /// Whether everyone may use the node while it has no key.
+    pub insecure: bool,
     /// The OpenAI API.
     pub http: gateway::Settings,
 }
@@ -176,7 +193,7 @@ impl Config {
         if arguments.config.is_some() || arguments.listen.is_some() {
             return Self::load(arguments).map(Some);
         }
-        let packaged = Arguments { config: Some(PACKAGED.into()), ..arguments };
+        let packaged = Arguments { config: Some(FILE_DEFAULT.into()), ..arguments };
         Ok(Self::load(packaged).ok())
     }
 
@@ -193,6 +210,16 @@ impl Config {
             None => File::default(),
         };
         Self::merge(arguments, file)
+    }
+
+    /// As [`Self::load`], from the packaged file where no other is named: for commands beside a daemon that systemd runs.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_as_packaged(mut arguments: Arguments) -> anyhow::Result<Self> {
+        let packaged = || Some(PathBuf::from(FILE_DEFAULT)).filter(|path| path.exists());
+        arguments.config = arguments.config.or_else(packaged);
+        Self::load(arguments)
     }
 
     fn merge(arguments: Arguments, file: File) -> anyhow::Result<Self> {
@@ -237,6 +264,9 @@ impl Config {
         };
         Ok(Self {
             http: http.check(listen)?,
+            key_file: file.key_file.unwrap_or_else(|| state.join("cluster.key")),
+            data_links: file.data_links.unwrap_or_default(),
+            insecure: arguments.insecure || file.insecure.unwrap_or(false),
             listen,
             name,
             models,
@@ -287,6 +317,7 @@ mod tests {
             ("heartbeat_ms = 300\nsilent_ms = 400", "silent_ms"),
             ("drain_ms = 9999999999", "drain_ms"),
             ("threads = \"two\"", "line 1"),
+            ("data_links = \"secret\"", "secret"),
         ] {
             let error = check(text).expect_err("the value is out of bounds");
             assert!(error.contains(named), "{text}: {error}");
@@ -298,7 +329,7 @@ mod tests {
         let text = include_str!("../../packaging/bramble.toml");
         let is_setting = |line: &&str| line.starts_with('#') && line.contains(" = ") && !line.starts_with("# ");
         let settings: Vec<&str> = text.lines().filter(is_setting).map(|line| &line[1..]).collect();
-        assert_eq!(settings.len(), 22);
+        assert_eq!(settings.len(), 25);
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         assert!(check(text).is_ok(), "as shipped, it says nothing");

@@ -7,9 +7,12 @@ use daemon::{
     config::{Arguments, Command, Config},
     gateway,
     kernels::Kernels,
+    keys,
     node::driver::state::StateFolder,
+    pair,
     serve::{self, PidFile, Signals},
 };
+use shared::protocol::noise::keyring;
 use tracing_subscriber::{EnvFilter, Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 fn main() -> ExitCode {
@@ -26,16 +29,23 @@ fn run() -> anyhow::Result<i32> {
     let arguments = Arguments::parse();
     let forced = std::env::var("BRAMBLE_KERNELS").ok();
     let kernels = Kernels::choose(forced.as_deref())?;
-    if let Some(command) = arguments.command.clone() {
-        if arguments.exit_with_parent {
-            bench::end_with_parent();
+    match arguments.command.clone() {
+        Some(Command::Bench(bench)) => {
+            if arguments.exit_with_parent {
+                bench::end_with_parent();
+            }
+            return bench::run(bench, kernels).map(|()| 0);
         }
-        return match command {
-            Command::Bench(bench) => bench::run(bench, kernels).map(|()| 0),
-            Command::Check(check) => check::run(&check, Config::for_check(arguments)?.as_ref()).map(i32::from),
-        };
+        Some(Command::Check(check)) => {
+            return check::run(&check, Config::for_check(arguments)?.as_ref()).map(i32::from);
+        }
+        Some(Command::Pair(pair)) => {
+            return pair::run(&pair, &Config::load_as_packaged(arguments)?).map(|()| 0);
+        }
+        None => {}
     }
     let config = Config::load(arguments.clone())?;
+    let keyring = keys::load(&config)?;
     let _log_guard = log(&config);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let code = runtime.block_on(async {
@@ -47,9 +57,11 @@ fn run() -> anyhow::Result<i32> {
         tracing::info!(
             name = config.name, listen = %config.listen, epoch = %kept.epoch, kernels = kernels.name, "brambled {}", env!("CARGO_PKG_VERSION")
         );
-        if !config.listen.ip().is_loopback() {
-            tracing::warn!("links are not authenticated yet: everyone who reaches {} may use this node", config.listen);
+        keys::tell(keyring.current(), &config.key_file);
+        if config.insecure && !keyring.has_key() && !config.listen.ip().is_loopback() {
+            tracing::warn!("insecure: everyone who reaches {} may use this node", config.listen);
         }
+        keyring::set_own(keyring);
         anyhow::Ok(serve::serve(config, arguments, (signals, listener, http), kernels, (state, kept)).await)
     })?;
     // Blocking tasks (a read of standard input, an engine that still computes) must not hold up the exit.

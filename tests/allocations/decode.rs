@@ -1,6 +1,7 @@
 //! Decoding allocates nothing: the forward pass of one rank and of two over sockets, on the engine's and the pool's threads,
 //! after 16 tokens that let the buffers grow.
 use std::{
+    net::TcpStream,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -9,7 +10,7 @@ use std::{
 };
 
 use daemon::{
-    collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing},
+    collective::{Abort, Accounting, Group, Links, Seat, Settings, Socket, SyncRing},
     kernels::{Compute, Kernels, Pool, PoolOptions},
     model::{Batch, BatchToken, KvCache, Model, Shard, Source},
 };
@@ -17,6 +18,7 @@ use harness::{ranks::sockets, tiny_model::TinyModel};
 use shared::{
     gguf::{Architecture, BlockFormat, GgufFile, Shape},
     ids::{Epoch, Rank, Slot, TopologyHash},
+    protocol::seal::{Cipher, Protection, Seals},
     schedule::{Algorithm, Choice},
     topology::{Exchange, KvFormat, cut, spec::KV_BLOCK_LENGTH},
 };
@@ -35,11 +37,20 @@ fn calls(pool: &Pool) -> usize {
     all.into_inner()
 }
 
+/// Sockets of a rank with the same key on every link.
+fn protected(rank: usize, streams: Vec<Option<TcpStream>>, protection: Protection) -> Vec<Option<Socket>> {
+    let seals = |other: usize| {
+        let (lower, higher) = Seals::pair(Cipher::ChaChaPoly, &[7; 32], protection);
+        if rank < other { lower } else { higher }
+    };
+    streams.into_iter().enumerate().map(|(other, stream)| stream.map(|stream| (stream, seals(other)))).collect()
+}
+
 /// Allocations of the tokens after the warm-up on each rank.
 fn decode(
     world: usize,
     exchange: Exchange,
-    choice: Choice,
+    (choice, protection): (Choice, Protection),
     (architecture, format): (Architecture, BlockFormat),
 ) -> Vec<usize> {
     let model = TinyModel::new(architecture).with_format(format);
@@ -61,7 +72,10 @@ fn decode(
                 let accounting = Accounting::new(number, Arc::new(SyncRing::default()));
                 let abort = Arc::new(Abort::new().expect("the system has descriptors"));
                 let seat = Seat { own: number, stage: 0..world as u16, epoch: Epoch(1), hash: TopologyHash(2) };
-                let links = (world > 1).then(|| Links::new(seat, streams, abort, false).expect("sockets are good"));
+                let links = (world > 1).then(|| {
+                    let sockets = protected(rank, streams, protection);
+                    Links::sealed(seat, sockets, abort, false).expect("sockets are good")
+                });
                 let settings = Settings { exchange, columns: shape.embedding_length, choice };
                 let mut group = Group::new(links, settings, accounting);
                 let tables = vec![(0..BLOCKS as u32).collect::<Vec<u32>>()];
@@ -91,9 +105,18 @@ fn a_decoded_token_allocates_nothing_on_one_rank_and_on_two() {
     for format in [BlockFormat::Q4K, BlockFormat::Q8_0, BlockFormat::F16] {
         for architecture in [Architecture::Llama, Architecture::Qwen3Moe] {
             let what = format!("{} {}", architecture.name(), format.name());
-            assert_eq!(decode(1, Exchange::F32, Choice::Auto, (architecture, format)), [0], "{what}");
-            for exchange in [Exchange::F32, Exchange::F16, Exchange::Q80] {
-                assert_eq!(decode(2, exchange, Choice::Auto, (architecture, format)), [0, 0], "{what} {exchange:?}");
+            assert_eq!(
+                decode(1, Exchange::F32, (Choice::Auto, Protection::Plain), (architecture, format)),
+                [0],
+                "{what}"
+            );
+            for (exchange, protection) in [
+                (Exchange::F32, Protection::Plain),
+                (Exchange::F16, Protection::Authenticated),
+                (Exchange::Q80, Protection::Encrypted),
+            ] {
+                let how = (Choice::Auto, protection);
+                assert_eq!(decode(2, exchange, how, (architecture, format)), [0, 0], "{what} {exchange:?}");
             }
         }
     }
@@ -104,7 +127,7 @@ fn no_collective_allocates_for_a_token() {
     for algorithm in Algorithm::ALL {
         for exchange in [Exchange::F32, Exchange::Q80] {
             let model = (Architecture::Llama, BlockFormat::Q8_0);
-            let found = decode(3, exchange, Choice::Forced(algorithm), model);
+            let found = decode(3, exchange, (Choice::Forced(algorithm), Protection::Encrypted), model);
             assert_eq!(found, [0, 0, 0], "{algorithm} {exchange}");
         }
     }

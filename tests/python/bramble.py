@@ -131,6 +131,9 @@ class Daemon:
     def start(self):
         command = [*self.enter, *(self.run or [program("brambled")]), "--listen", self.address, "--name", self.name, "--exit-with-parent"]
         command += ["--config", self.config, "--state", self.state, "--models", self.models, *self.more]
+        # Namespaces are networks that nobody else is in. Another program may not know the option.
+        if not self.run and not self.address.startswith("127."):
+            command.append("--insecure")
         with open(self.log, "a") as log:
             begin = log.tell()
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log)

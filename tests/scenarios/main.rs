@@ -34,6 +34,10 @@ mod grammar;
 mod health;
 // Model files between servers, nodes and consoles.
 mod models;
+// Nodes without a key get one, or another.
+mod adopt;
+// Cluster keys: who may come, and what is refused.
+mod keys;
 // Nodes that die, hang, drain and come back.
 mod loss;
 // Restart, exclusion and the straggler, as an operator does and sees them.

@@ -28,10 +28,12 @@ fn every_command_for_a_console_runs_as_written() {
     assert_eq!(fences, known, "a block of commands says where it runs");
 
     let cluster = Cluster::supervised(4, &demo_models(), "");
+    let home = tempfile::tempdir().expect("a folder can be made");
     let path = std::env::var("PATH").unwrap_or_default();
     for command in on_console {
         let mut shell = Command::new("sh");
         shell.args(["-c", &command]).env("BRAMBLE_NODES", cluster.nodes()).env_remove("BRAMBLE_LOG_DIR");
+        shell.env("XDG_CONFIG_HOME", home.path()).env_remove("BRAMBLE_KEY_FILE");
         shell.env("PATH", format!("{}:{path}", programs().display()));
         let output = shell.stdin(Stdio::null()).output().expect("sh runs");
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -41,10 +41,18 @@ const RULES: &[Rule] = &[
         words: LOCKS,
     },
     Rule { room: "daemon/src/model", except: &["daemon/src/model/packed.rs"], words: LOCKS },
-    Rule { room: "daemon/src/collective", except: &["daemon/src/collective/tests.rs"], words: LOCKS },
+    Rule {
+        room: "daemon/src/collective",
+        except: &["daemon/src/collective/tests.rs", "daemon/src/collective/sealed_tests.rs"],
+        words: LOCKS,
+    },
     Rule {
         room: "shared/src",
-        except: &["shared/src/protocol/connection.rs", "shared/src/protocol/session.rs"],
+        except: &[
+            "shared/src/protocol/connection.rs",
+            "shared/src/protocol/connection_tests.rs",
+            "shared/src/protocol/session.rs",
+        ],
         words: &["tokio", "std::thread", "Instant::now"],
     },
     Rule { room: "shared/src", except: &[], words: &["daemon::", "console::"] },

@@ -151,9 +151,19 @@ impl Cluster {
         cluster
     }
 
+    /// One daemon with the demo model at an address.
+    pub fn at(address: &str, arguments: &[&str]) -> Self {
+        Self::start_at(vec![address.into()], &demo_models(), "", arguments)
+    }
+
     fn start_all(count: usize, models: &Path, settings: &str, arguments: &[&str]) -> Self {
         let (prefix, port) = network(count);
         let addresses = (1..=count).map(|index| format!("{prefix}.{index}:{port}")).collect();
+        Self::start_at(addresses, models, settings, arguments)
+    }
+
+    fn start_at(addresses: Vec<String>, models: &Path, settings: &str, arguments: &[&str]) -> Self {
+        let count = addresses.len();
         let folder = tempfile::tempdir().expect("a folder can be made");
         let nodes = Arc::new(Mutex::new((0..count).map(|_| None).collect()));
         let arguments = vec![arguments.iter().map(|argument| (*argument).to_owned()).collect(); count];
@@ -167,6 +177,11 @@ impl Cluster {
     pub fn start_with_arguments(&mut self, index: usize, arguments: &[&str]) {
         self.arguments[index] = arguments.iter().map(|argument| (*argument).to_owned()).collect();
         self.start(index);
+    }
+
+    /// Lines of the configuration files of nodes that are started from now on.
+    pub fn set_settings(&mut self, settings: &str) {
+        self.settings = settings.into();
     }
 
     /// The addresses as `--nodes` takes them.
@@ -397,7 +412,7 @@ pub fn spawn_console(arguments: &[&str]) -> Child {
 /// It cannot be started.
 pub fn spawn_console_with(arguments: &[&str], silent_ms: Option<&str>) -> Child {
     let mut command = Command::new(programs().join("console"));
-    command.args(arguments).env_remove("BRAMBLE_NODES").env_remove("BRAMBLE_LOG_DIR");
+    command.args(arguments).env_remove("BRAMBLE_NODES").env_remove("BRAMBLE_LOG_DIR").env_remove("BRAMBLE_KEY_FILE");
     command.envs(silent_ms.map(|silent| ("BRAMBLE_SILENT_MS", silent)));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().expect("console starts")

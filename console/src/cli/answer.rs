@@ -107,7 +107,9 @@ impl Outcome {
         let times = &self.times;
         let reason = self.answer.finish_reason.as_deref().unwrap_or("its reader");
         let tokens = times.sampled_tokens;
-        let speed = times.decode_tokens_per_second();
+        // What comes in one piece has no times of its tokens; the server knows them.
+        let told = self.answer.timings["predicted_per_second"].as_f64().filter(|speed| *speed > 0.0);
+        let speed = told.unwrap_or_else(|| times.decode_tokens_per_second());
         output::clean(&format!(
             "{tokens} tokens, TTFT {:.0} ms, {speed:.1} tokens/s, ended by {reason}",
             times.ttft_ms()

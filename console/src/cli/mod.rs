@@ -1,4 +1,5 @@
 //! The command line: one file per command. Every command works without a screen and has --json where it reads something.
+mod adopt;
 mod answer;
 mod bench;
 mod brambled;
@@ -16,6 +17,7 @@ mod failure;
 mod generate;
 mod hypothetical;
 mod interrupts;
+mod key;
 mod model;
 mod options;
 mod output;
@@ -23,6 +25,7 @@ mod plan;
 mod profile;
 mod proxy;
 mod restart;
+mod rotate;
 mod simulate;
 mod sizing;
 mod source;
@@ -55,6 +58,9 @@ struct Arguments {
     /// Folder for log files of the console itself [default: no log]
     #[arg(long, global = true, env = "BRAMBLE_LOG_DIR", value_name = "DIR")]
     log_dir: Option<PathBuf>,
+    /// Key file of the cluster [default: ~/.config/bramble/cluster.key, if it is there]
+    #[arg(long, global = true, env = "BRAMBLE_KEY_FILE", value_name = "FILE")]
+    key: Option<PathBuf>,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -62,6 +68,8 @@ struct Arguments {
 /// Commands; without one the dashboard opens.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Give nodes without a key the cluster's key, by the code that each shows
+    Adopt(adopt::Adopt),
     /// Measure nodes, or this machine: read bandwidth, load, prefill, decode, memory, kernels; all-reduces
     Bench(options::Bench),
     /// Talk with the model over the HTTP API of a node
@@ -81,6 +89,9 @@ enum Command {
     /// Model files of nodes: list, pull, add, fetch, verify, remove
     #[command(subcommand)]
     Model(model::Model),
+    /// Make the cluster's key, show it or what is derived from it
+    #[command(subcommand)]
+    Key(key::Command),
     /// Rank layouts of a model on nodes, by what they would do; what does not fit is dropped with its reason
     Plan(plan::Plan),
     /// Complete a text and say where the time went: a table, the bottleneck in a sentence, a trace
@@ -103,6 +114,7 @@ enum Command {
 impl Arguments {
     fn json(&self) -> bool {
         match &self.command {
+            Some(Command::Adopt(adopt)) => adopt.json,
             Some(Command::Bench(bench)) => bench.json(),
             Some(Command::Chat(chat)) => chat.json,
             Some(Command::Demo(demo)) => demo.json,
@@ -112,6 +124,7 @@ impl Arguments {
             Some(Command::Generate(generate)) => generate.completing.json,
             Some(Command::Include(include)) => include.change.json,
             Some(Command::Model(model)) => model.json(),
+            Some(Command::Key(key)) => key.json(),
             Some(Command::Plan(plan)) => plan.json(),
             Some(Command::Profile(profile)) => profile.completing.json,
             Some(Command::Proxy(_)) | None => false,
@@ -158,7 +171,14 @@ pub fn run() -> ExitCode {
 }
 
 async fn execute(arguments: Arguments) -> Result<u8, Failure> {
+    if !matches!(
+        arguments.command,
+        Some(Command::Adopt(_) | Command::Key(_) | Command::Simulate(_) | Command::Tokenize(_))
+    ) {
+        key::load(arguments.key.as_deref())?;
+    }
     match arguments.command {
+        Some(Command::Adopt(adopt)) => adopt::run(adopt, arguments.key).await,
         Some(Command::Bench(bench)) => bench::run(bench).await,
         Some(Command::Chat(chat)) => chat::run(chat).await,
         Some(Command::Demo(demo)) => demo::run(demo).await,
@@ -168,6 +188,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Some(Command::Generate(generate)) => generate::run(generate).await,
         Some(Command::Include(include)) => exclude::run_include(include).await,
         Some(Command::Model(model)) => model::run(model).await,
+        Some(Command::Key(key)) => key::run(key, arguments.key).await,
         Some(Command::Plan(plan)) => plan::run(plan).await,
         Some(Command::Profile(profile)) => profile::run(profile).await,
         Some(Command::Proxy(proxy)) => proxy::run(proxy).await,

@@ -5,7 +5,7 @@ use shared::{
     ids::{Epoch, ModelIdentity},
     latency::RequestTimes,
     protocol::{
-        connection::{MessageReader, MessageWriter, receive_hello, send_welcome, split},
+        connection::{Arrived, Door, MessageReader, MessageWriter, receive_hello, send_welcome, split},
         error::{Fault, FaultKind},
         handshake::{Identity, Welcome},
         message::{
@@ -13,6 +13,7 @@ use shared::{
             TokenLogprob, ToolFormat,
         },
         models::ModelsResponse,
+        noise::{key::Role, keyring::Keyring},
     },
     telemetry::{
         BenchFound, BenchProgress, Health, KernelBench, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals,
@@ -155,14 +156,15 @@ impl State {
         Identity { name: self.name.clone(), build: "0".into(), numeric: 1, machine, cores: vec![0, 1, 2, 3] }
     }
 
-    async fn session(self: Arc<Self>, mut stream: TcpStream) -> Option<()> {
-        receive_hello(&mut stream).await.ok()?;
+    async fn session(self: Arc<Self>, stream: TcpStream) -> Option<()> {
+        let door = Door { name: &self.name, keyring: &Keyring::empty(Role::Node), is_pairing: &|| false };
+        let Arrived::Hello(mut connection, _) = receive_hello(stream, door).await.ok()? else { return None };
         if let Some(kind) = self.script.welcome.clone() {
-            send_welcome(&mut stream, &Welcome::Refused(Fault::new(&self.name, kind))).await.ok()?;
+            send_welcome(&mut connection, &Welcome::Refused(Fault::new(&self.name, kind))).await.ok()?;
             return None;
         }
-        send_welcome(&mut stream, &Welcome::Accepted(self.identity())).await.ok()?;
-        let (reader, writer) = split(stream);
+        send_welcome(&mut connection, &Welcome::Accepted(self.identity())).await.ok()?;
+        let (reader, writer) = split(connection);
         self.serve(reader, writer).await
     }
 
@@ -238,6 +240,7 @@ impl State {
                 vec![ResponseBody::Benching(progress), ResponseBody::Benched(BenchFound::Kernels(found))]
             }
             RequestBody::BenchLinks(_) => no(&FaultKind::NoLinks),
+            RequestBody::Rekey(_) => vec![ResponseBody::Rekeyed { fingerprint: String::new() }],
             RequestBody::Cancel => vec![ResponseBody::Finished(finished(FinishReason::Cancelled))],
         }
     }
@@ -278,6 +281,7 @@ fn name_of(body: &RequestBody) -> &'static str {
         RequestBody::Records => "records",
         RequestBody::BenchLinks(_) => "bench links",
         RequestBody::Models(_) => "models",
+        RequestBody::Rekey(_) => "rekey",
     }
 }
 

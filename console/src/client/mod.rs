@@ -1,5 +1,6 @@
 //! Sessions with nodes. `Client` keeps one task per node for the dashboard, which reconnects by itself; commands without
 //! a screen use `session`, `assign` and `generate` directly and fail at the first fault.
+pub mod adopt;
 pub mod assign;
 pub mod bench;
 pub mod cluster;
@@ -10,6 +11,7 @@ pub(crate) mod fake_node;
 pub mod generate;
 pub mod models;
 pub mod restart;
+pub mod rotate;
 pub mod session;
 mod shares;
 pub mod target;

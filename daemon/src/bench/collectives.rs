@@ -16,6 +16,8 @@ use shared::{
     protocol::{
         bench::{BENCH_RANKS, BENCH_REDUCES_MAX, BENCH_VALUES_MAX, REDUCES_DEFAULT},
         frame::HEADER_BYTES,
+        noise,
+        seal::{Cipher, Protection, Seals},
     },
     schedule::{Algorithm, Choice, Step, payload_bytes, schedule},
     telemetry::bench::{
@@ -26,7 +28,7 @@ use shared::{
 };
 
 use super::bare::Bare;
-use crate::collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing};
+use crate::collective::{Abort, Accounting, Group, Links, Seat, Settings, Socket, SyncRing};
 
 /// All-reduces of each kind before any counts.
 const WARM_UP: u32 = 5;
@@ -53,6 +55,12 @@ pub struct Arguments {
     /// Put each rank's sockets into the network namespace of a process, at an address there (needs root)
     #[arg(long = "in", value_name = "PID@ADDRESS,..", value_delimiter = ',', value_parser = place)]
     places: Vec<Namespace>,
+    /// Protection of what the ranks send: plain, authenticated or encrypted; the bare exchange stays plain
+    #[arg(long, default_value = "plain", value_parser = <Protection as std::str::FromStr>::from_str)]
+    protection: Protection,
+    /// Use ChaCha20-Poly1305 also where the processor has AES instructions
+    #[arg(long)]
+    chacha: bool,
     /// Waiting ranks spin: only with a core for each
     #[arg(long)]
     spin: bool,
@@ -162,6 +170,18 @@ fn row(algorithm: Algorithm, size: Size, repeats: u32, seen: &[&Seen]) -> Collec
     CollectiveRow { bare: Some(bare), ..row }
 }
 
+/// Each pair of ranks has a key of its own.
+fn protected(arguments: &Arguments, rank: usize, streams: Vec<Option<TcpStream>>) -> Vec<Option<Socket>> {
+    let cipher = if noise::has_aes() && !arguments.chacha { Cipher::AesGcm } else { Cipher::ChaChaPoly };
+    let seals = |other: usize| {
+        let mut key = [7; 32];
+        (key[1], key[2]) = (rank.min(other) as u8, rank.max(other) as u8);
+        let (lower, higher) = Seals::pair(cipher, &key, arguments.protection);
+        if rank < other { lower } else { higher }
+    };
+    streams.into_iter().enumerate().map(|(other, stream)| stream.map(|stream| (stream, seals(other)))).collect()
+}
+
 /// One rank: in each round every algorithm and its bare exchange in turn. The group is given back so that no link closes before
 /// all ranks are through.
 fn rank_of(
@@ -177,7 +197,7 @@ fn rank_of(
     let clones = streams.iter().map(|stream| stream.as_ref().map(TcpStream::try_clone).transpose());
     let mut bare = Bare::new(clones.collect::<std::io::Result<Vec<_>>>()?);
     let seat = Seat { own, stage: 0..world as u16, epoch: Epoch(1), hash: TopologyHash(1) };
-    let links = Links::new(seat, streams, Arc::new(Abort::new()?), arguments.spin)?;
+    let links = Links::sealed(seat, protected(arguments, rank, streams), Arc::new(Abort::new()?), arguments.spin)?;
     let settings = Settings { exchange: arguments.exchange, columns: size.columns, choice: Choice::Auto };
     let mut group = Group::new(Some(links), settings, Accounting::new(own, Arc::new(SyncRing::default())));
     group.begin_step(1);

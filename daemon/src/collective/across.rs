@@ -3,7 +3,6 @@
 use std::{
     collections::VecDeque,
     io,
-    net::TcpStream,
     os::fd::BorrowedFd,
     time::{Duration, Instant},
 };
@@ -17,7 +16,7 @@ use shared::{
 
 use super::{
     CollectiveError,
-    peer::{Calls, Patience, Peer},
+    peer::{Calls, Patience, Peer, Socket},
 };
 
 /// Bytes that may wait for a socket; then the sender waits for room.
@@ -68,14 +67,14 @@ impl AcrossLinks {
     /// An option of a socket cannot be set.
     pub fn new(
         (own, epoch, hash): (MemberIndex, Epoch, TopologyHash),
-        streams: Vec<(MemberIndex, TcpStream)>,
+        sockets: Vec<(MemberIndex, Socket)>,
         reads: bool,
     ) -> io::Result<Self> {
-        let far = |(member, stream)| {
+        let far = |(member, socket)| {
             let (backlog, spare) = (VecDeque::new(), Vec::new());
-            Ok(Far { member, peer: Peer::new(stream)?, backlog, backlog_bytes: 0, spare })
+            Ok(Far { member, peer: Peer::new(socket)?, backlog, backlog_bytes: 0, spare })
         };
-        let links = streams.into_iter().map(far).collect::<io::Result<Vec<_>>>()?;
+        let links = sockets.into_iter().map(far).collect::<io::Result<Vec<_>>>()?;
         Ok(Self { own, epoch, hash, links, calls: Calls::default(), reads })
     }
 
@@ -232,9 +231,12 @@ impl Far {
 
 #[cfg(test)]
 mod tests {
-    use std::{io::Write, net::TcpListener};
+    use std::{
+        io::Write,
+        net::{TcpListener, TcpStream},
+    };
 
-    use shared::protocol::frame::HEADER_BYTES;
+    use shared::protocol::{frame::HEADER_BYTES, seal::Seals};
 
     use super::*;
 
@@ -246,7 +248,11 @@ mod tests {
         let (two, _) = listener.accept().expect("somebody dialled");
         let raw = one.try_clone().expect("a socket can be cloned");
         let links = |own, other, stream, reads| {
-            AcrossLinks::new((MemberIndex(own), WHO.0, WHO.1), vec![(MemberIndex(other), stream)], reads)
+            AcrossLinks::new(
+                (MemberIndex(own), WHO.0, WHO.1),
+                vec![(MemberIndex(other), (stream, Seals::default()))],
+                reads,
+            )
         };
         (links(0, 5, one, false).expect("it is good"), links(5, 0, two, true).expect("it is good"), raw)
     }

@@ -8,7 +8,10 @@ use nix::{
 };
 use shared::{
     ids::{Epoch, Rank, TopologyHash},
-    protocol::frame::{FrameHeader, FrameKind, FramePlace},
+    protocol::{
+        frame::{FrameHeader, FrameKind, FramePlace},
+        seal::Seals,
+    },
     schedule::RankSet,
     topology::spec::NODES_MAX,
     units::Nanoseconds,
@@ -16,7 +19,7 @@ use shared::{
 
 use super::{
     Abort, CollectiveError,
-    peer::{Calls, Patience, Peer},
+    peer::{Calls, Patience, Peer, Socket},
 };
 
 /// Looks at the sockets this often before sleeping, where spinning is allowed.
@@ -80,8 +83,17 @@ impl Links {
     /// # Errors
     /// An option of a socket cannot be set.
     pub fn new(seat: Seat, streams: Vec<Option<TcpStream>>, abort: Arc<Abort>, spin: bool) -> io::Result<Self> {
-        assert!(streams.len() <= NODES_MAX, "a topology has at most {NODES_MAX} nodes: checked when it was made");
-        let peers = streams.into_iter().map(|stream| stream.map(Peer::new).transpose());
+        let plain = |stream: TcpStream| (stream, Seals::default());
+        Self::sealed(seat, streams.into_iter().map(|stream| stream.map(plain)).collect(), abort, spin)
+    }
+
+    /// As [`Self::new`], on sockets whose frames are protected.
+    ///
+    /// # Errors
+    /// An option of a socket cannot be set.
+    pub fn sealed(seat: Seat, sockets: Vec<Option<Socket>>, abort: Arc<Abort>, spin: bool) -> io::Result<Self> {
+        assert!(sockets.len() <= NODES_MAX, "a topology has at most {NODES_MAX} nodes: checked when it was made");
+        let peers = sockets.into_iter().map(|socket| socket.map(Peer::new).transpose());
         let peers = peers.collect::<io::Result<Vec<_>>>()?;
         let (calls, waited) = (Calls::default(), Instant::now());
         Ok(Self { seat, peers, abort, spin, calls, waited, awaited: RankSet::default() })

@@ -11,6 +11,8 @@ pub mod payload;
 mod peer;
 mod program;
 #[cfg(test)]
+mod sealed_tests;
+#[cfg(test)]
 mod tests;
 mod timing;
 mod tune;
@@ -26,7 +28,7 @@ pub use accounting::{Accounting, SyncRing};
 pub use across::{AcrossLinks, Taken};
 pub use group::{Group, Settings};
 pub use link::{Links, Mark, Seat};
-pub use peer::Calls;
+pub use peer::{Calls, Socket};
 
 /// Why a collective did not finish. The links are of no use after it.
 #[derive(Debug, thiserror::Error)]

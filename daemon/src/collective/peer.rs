@@ -16,7 +16,7 @@ use shared::{
     ids::Rank,
     protocol::{
         frame::{FrameError, FrameHeader, HEADER_BYTES},
-        seal::Seal,
+        seal::Seals,
     },
 };
 
@@ -56,11 +56,13 @@ pub(super) enum Patience {
     Sleep,
 }
 
+/// A connected socket, and what protects its frames.
+pub type Socket = (TcpStream, Seals);
+
 #[derive(Debug)]
 pub(super) struct Peer {
     stream: TcpStream,
-    seal_out: Seal,
-    seal_in: Seal,
+    seals: Seals,
     /// A whole sealed message, sent up to `sent`.
     out: Vec<u8>,
     sent: usize,
@@ -73,7 +75,7 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+    pub(super) fn new((stream, seals): Socket) -> io::Result<Self> {
         // Each call says itself whether it waits.
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
@@ -81,8 +83,7 @@ impl Peer {
         // Where the system allows neither, its default has to do.
         let _ = CONGESTION.iter().any(|name| setsockopt(&stream, TcpCongestion, &OsString::from(name)).is_ok());
         let (input, read_at) = (vec![0; READ_BYTES_MIN], Instant::now());
-        let (seal_out, seal_in) = (Seal, Seal);
-        Ok(Self { stream, seal_out, seal_in, out: Vec::new(), sent: 0, input, filled: 0, front: None, read_at })
+        Ok(Self { stream, seals, out: Vec::new(), sent: 0, input, filled: 0, front: None, read_at })
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -116,7 +117,7 @@ impl Peer {
         fill(&mut self.out);
         header.length = (self.out.len() - HEADER_BYTES) as u32;
         self.out[..HEADER_BYTES].copy_from_slice(&header.encode());
-        self.seal_out.seal(&mut self.out);
+        self.seals.out.seal(&mut self.out, HEADER_BYTES);
         self.sent = 0;
         self.out.len() as u64
     }
@@ -130,7 +131,7 @@ impl Peer {
         payload: &[u8],
         calls: &mut Calls,
     ) -> Result<u64, CollectiveError> {
-        if !Seal::IS_PLAIN {
+        if !self.seals.out.is_plain() {
             let bytes = self.load(header, |out| out.extend_from_slice(payload));
             self.write(rank, calls)?;
             return Ok(bytes);
@@ -195,11 +196,16 @@ impl Peer {
     /// Drops the frame in front.
     pub(super) fn consume(&mut self, rank: Rank) -> Result<(), CollectiveError> {
         if let Some(header) = self.front.take() {
-            let end = HEADER_BYTES + header.length as usize;
+            let end = self.end_of(header);
             self.input.copy_within(end..self.filled, 0);
             self.filled -= end;
         }
         self.find_front(rank)
+    }
+
+    /// Where a frame ends whose header is in front.
+    fn end_of(&self, header: FrameHeader) -> usize {
+        HEADER_BYTES + header.length as usize + self.seals.input.overhead()
     }
 
     /// Looks whether a whole frame is in front; grows the buffer as far as bytes of that frame can come.
@@ -208,10 +214,10 @@ impl Peer {
             Some(bytes) => FrameHeader::decode(bytes).map_err(|error| CollectiveError::Frame { rank, error })?,
             None => return Ok(()),
         };
-        let end = HEADER_BYTES + header.length as usize;
+        let end = self.end_of(header);
         if self.filled >= end {
-            let broken = |_| CollectiveError::Frame { rank, error: FrameError::Reserved };
-            self.seal_in.open(&mut self.input[..end]).map_err(broken)?;
+            let broken = |error| CollectiveError::Frame { rank, error: FrameError::Seal(error) };
+            self.seals.input.open(&mut self.input[..end], HEADER_BYTES).map_err(broken)?;
             self.front = Some(header);
         } else if self.filled == self.input.len() {
             // Doubling as bytes arrive: a header alone never makes a large buffer.

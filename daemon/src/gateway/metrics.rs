@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use shared::telemetry::{NodeReport, NodeState};
+use shared::telemetry::{KvUse, NodeReport, NodeState};
 
 use super::{admission::Occupancy, answer::Ended};
 
@@ -215,11 +215,7 @@ fn node(text: &mut String, report: &NodeReport) {
     gauge(text, "bramble_node_tokens", "Tokens sampled by this head since its start", report.tokens as f64);
     gauge(text, "bramble_node_resident_bytes", "Resident memory", report.memory_resident.0 as f64);
     gauge(text, "bramble_node_shard_bytes", "Weights and KV cache", report.shard.0 as f64);
-    if let Some(kv) = report.kv {
-        gauge(text, "bramble_kv_blocks", "KV blocks of this head's replica", f64::from(kv.total));
-        gauge(text, "bramble_kv_blocks_held", "KV blocks that sequences hold", f64::from(kv.held));
-        gauge(text, "bramble_kv_blocks_kept", "KV blocks kept for prompts that begin alike", f64::from(kv.kept));
-    }
+    blocks(text, report.kv);
     if let Some(temperature) = health.temperature {
         gauge(text, "bramble_node_temperature_celsius", "Of the processor", f64::from(temperature.0));
     }
@@ -265,6 +261,14 @@ fn node(text: &mut String, report: &NodeReport) {
         "Mean time on the wire of an all-reduce, of late",
         mean(|layer| layer.wire.0),
     );
+}
+
+fn blocks(text: &mut String, kv: Option<KvUse>) {
+    if let Some(kv) = kv {
+        gauge(text, "bramble_kv_blocks", "KV blocks of this head's replica", f64::from(kv.total));
+        gauge(text, "bramble_kv_blocks_held", "KV blocks that sequences hold", f64::from(kv.held));
+        gauge(text, "bramble_kv_blocks_kept", "KV blocks kept for prompts that begin alike", f64::from(kv.kept));
+    }
 }
 
 fn header(text: &mut String, name: &str, kind: &str, help: &str) {

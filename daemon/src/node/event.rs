@@ -9,6 +9,7 @@ use shared::{
         error::{Fault, Loss},
         message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent, ToolFormat},
         models::ModelsRequest,
+        pairing::Rekey,
     },
     telemetry::{BenchFound, BenchProgress, KvUse, LinkBench, LoadProgress},
     topology::Exclusions,
@@ -200,6 +201,15 @@ pub enum Effect {
     Bench(BenchKey, Box<Bench>),
     /// Kill a bench; nothing of it is wanted any more, and nothing is loaded before its memory is back.
     StopBench(BenchKey),
+    /// Keep the cluster's next key and use it.
+    Rekey {
+        /// Who asked.
+        session: SessionId,
+        /// For which request.
+        id: RequestId,
+        /// The key.
+        rekey: Box<Rekey>,
+    },
     /// Load the shard of an assignment.
     Load(Box<Prepare>),
     /// Give up a load, or drop a shard that was not committed.

@@ -266,6 +266,7 @@ impl Node {
         match request.body {
             RequestBody::Report => vec![Effect::Report { session, id }],
             RequestBody::Records => vec![Effect::Records { session, id }],
+            RequestBody::Rekey(rekey) => vec![Effect::Rekey { session, id, rekey }],
             RequestBody::Watch { interval_ms } => {
                 let interval = Duration::from_millis(u64::from(interval_ms.max(REPORT_INTERVAL_MS_MIN)));
                 vec![Effect::Watch { session, id, interval }]

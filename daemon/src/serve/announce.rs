@@ -1,18 +1,38 @@
 //! Tells the local network over multicast DNS that a node is here. A thread of the library answers; nothing else depends on it.
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use mdns_sd::{IfKind, ServiceDaemon, ServiceInfo};
-use shared::protocol::discovery::{Announcement, SERVICE};
+use shared::protocol::{
+    BUILD,
+    discovery::{Announcement, SERVICE},
+    noise::keyring,
+};
+use tokio::time::sleep;
+
+/// Between two looks at whether the node was adopted meanwhile.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Announces the node until it is dropped, anew when it gets a key.
+pub(super) async fn keep(listen: SocketAddr, name: String) {
+    loop {
+        let claimed = keyring::own().has_key();
+        let said = Announcement { name: name.clone(), build: BUILD.into(), claimed: Some(claimed) };
+        let _announcer = Announcer::begin(listen, &said);
+        while keyring::own().has_key() == claimed {
+            sleep(LOOK).await;
+        }
+    }
+}
 
 /// The announcement, until it is dropped.
-pub(super) struct Announcer {
+struct Announcer {
     daemon: ServiceDaemon,
     name: String,
 }
 
 impl Announcer {
     /// Announces a node at `listen`; where that cannot be, the log says why and the node works without.
-    pub(super) fn begin(listen: SocketAddr, said: &Announcement) -> Option<Self> {
+    fn begin(listen: SocketAddr, said: &Announcement) -> Option<Self> {
         match announce(listen, said) {
             Ok(announcer) => Some(announcer),
             Err(error) => {

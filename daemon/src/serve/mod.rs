@@ -1,6 +1,10 @@
 //! Listens on 9999: one task per connection, handshake first, then a console's session or a rank's socket handed on.
 //! Turns signals into a drain. Decides nothing about assignments or requests.
+mod access;
 mod announce;
+mod audit;
+mod desk;
+mod limits;
 mod pid_file;
 mod port;
 mod session;
@@ -9,12 +13,12 @@ pub use pid_file::PidFile;
 
 use std::{
     net::SocketAddr,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use anyhow::Context;
-use shared::protocol::{BUILD, NUMERIC_VERSION, discovery::Announcement, handshake::Identity};
+use shared::protocol::{BUILD, NUMERIC_VERSION, handshake::Identity, noise::keyring};
 use tokio::{
     io::AsyncReadExt,
     net::TcpListener,
@@ -23,12 +27,16 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-use self::announce::Announcer;
+use self::{
+    desk::Desk,
+    limits::{Limits, Quiet},
+};
 use crate::{
     config::{Arguments, Config},
     gateway,
     health::machine,
     kernels::Kernels,
+    keys,
     node::{
         Event,
         driver::{
@@ -38,11 +46,43 @@ use crate::{
     },
 };
 
-/// Most connections at the same time, before and after their handshake.
+/// Most connections at the same time after their handshake.
 const CONNECTIONS_MAX: usize = 512;
 
 /// Answers of other nodes that clients still read hold up the end of this one so long at most.
 const GATEWAY_DRAIN: Duration = Duration::from_secs(5);
+
+/// What every connection needs of the node.
+struct Host {
+    identity: Identity,
+    config: Arc<Config>,
+    inputs: Sender<Input>,
+    desk: Desk,
+    limits: Mutex<Limits>,
+    quiet: Mutex<Quiet>,
+    started: Instant,
+}
+
+impl Host {
+    /// Says that a connection was refused, unless too many were just now.
+    fn tell_refused(&self, peer: SocketAddr, why: &str) {
+        // This node's own gateway knocks again and again until there is a key.
+        if !peer.ip().is_loopback() && peer.ip() == self.config.listen.ip() {
+            return tracing::debug!(%peer, "connection refused: {why}");
+        }
+        let mut quiet = self.quiet.lock().unwrap_or_else(PoisonError::into_inner);
+        match quiet.may_tell(self.started.elapsed()) {
+            Some(0) => tracing::info!(%peer, "connection refused: {why}"),
+            Some(left_out) => tracing::info!(%peer, left_out, "connection refused: {why}"),
+            None => {}
+        }
+    }
+
+    /// Both locks are held for a moment and their contents whole even if a task panicked.
+    fn limits(&self) -> MutexGuard<'_, Limits> {
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// What the process is told from outside. Heard from before the port is bound: whoever sees it open may send one, and a
 /// signal that nobody listens for ends the process.
@@ -90,9 +130,9 @@ pub async fn serve(
     };
     let started = Instant::now();
     let (own, settings, drain) = (listener.local_addr().unwrap_or(config.listen), config.http.clone(), config.drain);
-    let said = Announcement { name: config.name.clone(), build: BUILD.into(), claimed: None };
-    let announcer = if config.mdns { Announcer::begin(own, &said) } else { None };
-    let (driver, inputs, receiver) = Driver::new(Arc::new(config), identity.clone(), kernels, state);
+    let announcing = config.mdns.then(|| tokio::spawn(announce::keep(own, config.name.clone())));
+    let config = Arc::new(config);
+    let (driver, inputs, receiver) = Driver::new(Arc::clone(&config), identity.clone(), kernels, state);
     for signal in signals.ends {
         tokio::spawn(end_at(signal, inputs.clone(), started));
     }
@@ -101,10 +141,17 @@ pub async fn serve(
     }
     tokio::spawn(reload_at(signals.hangups, inputs.clone(), arguments));
     let sessions = TaskTracker::new();
-    let accepting = tokio::spawn(accept(listener, inputs, identity.clone(), sessions.clone()));
+    let desk = Desk::new(config.state.clone());
+    let (limits, quiet) = (Mutex::default(), Mutex::default());
+    let host = Arc::new(Host { identity: identity.clone(), config, inputs, desk, limits, quiet, started });
+    let accepting = tokio::spawn(accept(listener, host, sessions.clone()));
     let gateway = http.map(|listener| gateway::serve(listener, settings, own, identity));
     let code = driver.run(receiver).await;
-    drop(announcer);
+    if let Some(announcing) = announcing {
+        announcing.abort();
+        // It says goodbye; that it was ended is what was wanted.
+        let _ = announcing.await;
+    }
     if let Some(gateway) = gateway {
         // Answers that come from other nodes go on, in bounds.
         gateway.end(drain.min(GATEWAY_DRAIN)).await;
@@ -116,17 +163,17 @@ pub async fn serve(
     code
 }
 
-async fn accept(listener: TcpListener, inputs: Sender<Input>, identity: Identity, sessions: TaskTracker) {
+async fn accept(listener: TcpListener, host: Arc<Host>, sessions: TaskTracker) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, peer)) => {
-                let (inputs, identity) = (inputs.clone(), identity.clone());
-                sessions.spawn(async move {
-                    session::run(stream, peer, inputs, identity).await;
-                    drop(place);
-                });
+                let Some(ticket) = host.limits().admit(peer.ip(), host.started.elapsed()) else {
+                    host.tell_refused(peer, "too many attempts from its address");
+                    continue;
+                };
+                let (host, places) = (Arc::clone(&host), Arc::clone(&places));
+                sessions.spawn(async move { session::run(stream, peer, &host, ticket, &places).await });
             }
             Err(error) => {
                 // Out of descriptors, mostly: a pause lets connections end.
@@ -150,8 +197,17 @@ async fn end_at(mut signals: Signal, inputs: Sender<Input>, started: Instant) {
 async fn reload_at(mut hangups: Signal, inputs: Sender<Input>, arguments: Arguments) {
     while hangups.recv().await.is_some() {
         let arguments = arguments.clone();
-        match tokio::task::spawn_blocking(move || Config::load(arguments)).await {
-            Ok(Ok(config)) => drop(inputs.send(Input::Reloaded(Box::new(config))).await),
+        let read = move || {
+            let config = Config::load(arguments)?;
+            let keyring = keys::load(&config)?;
+            anyhow::Ok((config, keyring))
+        };
+        match tokio::task::spawn_blocking(read).await {
+            Ok(Ok((config, keyring))) => {
+                keys::tell(keyring.current(), &config.key_file);
+                keyring::set_own(keyring);
+                let _ = inputs.send(Input::Reloaded(Box::new(config))).await;
+            }
             Ok(Err(error)) => tracing::error!("settings are not read anew: {error:#}"),
             Err(error) => tracing::error!("settings are not read anew: {error}"),
         }

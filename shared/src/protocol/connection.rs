@@ -1,5 +1,8 @@
 //! Sockets of sessions: dialling, the handshake on both sides, and whole messages. With `session.rs` the only file of `shared` with tokio.
-use std::{io, time::Duration};
+use std::{
+    io,
+    time::{Duration, SystemTime},
+};
 
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
@@ -13,86 +16,384 @@ use tokio::{
 
 use crate::protocol::{
     error::{Fault, FaultKind},
-    handshake::{self, Hello, Identity, PREAMBLE_BYTES, Preamble, Welcome},
+    handshake::{
+        self, HELLO_BYTES_MAX, Hello, Identity, PREAMBLE_BYTES, Preamble, SECURITY_KEY, SECURITY_NONE,
+        SECURITY_PAIRING, Welcome,
+    },
     message::{self, MESSAGE_BYTES_MAX},
-    seal::Seal,
+    noise::{
+        self, Initiator, Psk,
+        key::Role,
+        keyring::{self, Keyring, Pass},
+    },
+    seal::{Protection, Seal, Seals},
 };
 
 /// Time that a dial and its handshake may take.
 pub const DIAL_SECONDS: u64 = 5;
+/// A length in a handshake by key that says: a refusal follows instead.
+const REFUSAL: u16 = u16::MAX;
 
-/// Dials `address`, shakes hands and returns the socket with the identity of who answered.
-///
-/// # Errors
-/// A fault that names the address: unreachable, no Bramble, another version, or what the node refused with.
-pub async fn dial(address: &str, hello: &Hello) -> Result<(TcpStream, Identity), Fault> {
-    let unreachable = |reason: String| {
-        let kind = FaultKind::Unreachable { address: address.into(), reason };
-        Fault::new(address, kind)
-    };
-    let attempt = timeout(Duration::from_secs(DIAL_SECONDS), async {
-        let mut stream = TcpStream::connect(address).await.map_err(|error| unreachable(error.to_string()))?;
-        stream.set_nodelay(true).map_err(|error| unreachable(error.to_string()))?;
-        let identity = introduce(&mut stream, address, hello).await?;
-        Ok((stream, identity))
-    });
-    attempt.await.unwrap_or_else(|_| Err(unreachable(format!("no answer within {DIAL_SECONDS} s"))))
+/// A socket after its handshake.
+#[derive(Debug)]
+pub struct Connection {
+    /// The socket.
+    pub stream: TcpStream,
+    /// What protects its messages.
+    pub seals: Seals,
+    /// What the dialling side has shown; `None` between ends without a key.
+    pub pass: Option<Pass>,
+    /// Protection that it has as a data link.
+    pub data_links: Protection,
 }
 
-async fn introduce(stream: &mut TcpStream, address: &str, hello: &Hello) -> Result<Identity, Fault> {
-    let fault = |kind| Fault::new(address, kind);
-    let broke = |error: io::Error| fault(FaultKind::SessionLost { reason: error.to_string() });
-    let mut opening = Preamble::OWN.encode().to_vec();
-    opening.extend_from_slice(&handshake::encode(hello));
-    stream.write_all(&opening).await.map_err(broke)?;
-    let mut preamble = [0; PREAMBLE_BYTES];
-    stream.read_exact(&mut preamble).await.map_err(|_| fault(FaultKind::NotBramble { address: address.into() }))?;
-    let preamble =
-        Preamble::decode(preamble).ok_or_else(|| fault(FaultKind::NotBramble { address: address.into() }))?;
-    preamble.agree().map_err(fault)?;
-    match read_handshake(stream).await.map_err(fault)? {
-        Welcome::Accepted(identity) => Ok(identity),
-        Welcome::Refused(refusal) => Err(refusal),
+impl Connection {
+    /// The role that the dialling side has shown.
+    pub fn role(&self) -> Option<Role> {
+        self.pass.as_ref().map(|pass| pass.role)
+    }
+
+    /// The socket as a data link: protected as both ends agreed.
+    pub fn into_data_link(mut self) -> (TcpStream, Seals) {
+        self.seals.protect(self.data_links);
+        (self.stream, self.seals)
     }
 }
 
-/// The accepting side, first half: sends the own preamble, reads the peer's and its Hello.
+/// Who accepts connections.
+#[derive(Clone, Copy)]
+pub struct Door<'a> {
+    /// Name of the node.
+    pub name: &'a str,
+    /// Its keys.
+    pub keyring: &'a Keyring,
+    /// Whether it shows a code by which it can be adopted.
+    pub is_pairing: &'a (dyn Fn() -> bool + Sync),
+}
+
+/// What comes in.
+#[derive(Debug)]
+pub enum Arrived {
+    /// A session or a link, before its Welcome.
+    Hello(Connection, Hello),
+    /// Somebody who wants to give the node its key, with what both have said so far.
+    Pairing(TcpStream, Vec<u8>),
+}
+
+/// Dials `address` with this process's keys, shakes hands and returns the connection with the identity of who answered.
+///
+/// # Errors
+/// A fault that names the address: unreachable, no Bramble, another version or key, or what the node refused with.
+pub async fn dial(address: &str, hello: &Hello) -> Result<(Connection, Identity), Fault> {
+    dial_with(address, hello, &keyring::own()).await
+}
+
+/// As [`dial`], with other keys. Each that counts is tried: after a rotation some nodes have the new one, some the one before.
+///
+/// # Errors
+/// As [`dial`].
+pub async fn dial_with(address: &str, hello: &Hello, keyring: &Keyring) -> Result<(Connection, Identity), Fault> {
+    let keys = keyring.dialling(seconds());
+    let mut attempts = keys.iter().map(Some).collect::<Vec<_>>();
+    if attempts.is_empty() {
+        attempts.push(None);
+    }
+    let mut result = Err(Fault::new(address, FaultKind::KeyNeeded));
+    for key in attempts {
+        let attempt = within(address, async {
+            let mut stream = connect(address).await?;
+            let own = offer(key.map(|(role, _)| *role), keyring);
+            let theirs = greet(&mut stream, own).await.map_err(|kind| named(address, kind))?;
+            introduce(stream, (own, theirs), hello, key.map(|(_, psk)| psk)).await.map_err(|kind| match kind {
+                Refusal::Own(kind) => Fault::new(address, kind),
+                Refusal::Theirs(fault) => fault,
+            })
+        });
+        result = attempt.await;
+        if !matches!(result, Err(Fault { kind: FaultKind::KeyDiffers, .. })) {
+            break;
+        }
+    }
+    result
+}
+
+/// Dials a node to adopt it: the socket, and what both have said so far.
+///
+/// # Errors
+/// It is away, no Bramble, has a key already, or shows no code.
+pub async fn dial_pairing(address: &str) -> Result<(TcpStream, Vec<u8>), Fault> {
+    within(address, async {
+        let mut stream = connect(address).await?;
+        let own = Preamble { security: SECURITY_PAIRING, ..offer(None, &Keyring::empty(Role::Operator)) };
+        let theirs = greet(&mut stream, own).await.map_err(|kind| named(address, kind))?;
+        match theirs.security {
+            SECURITY_PAIRING => Ok((stream, prologue(own, theirs))),
+            SECURITY_KEY => Err(Fault::new(address, FaultKind::Claimed)),
+            _ => Err(Fault::new(address, FaultKind::NotPairing)),
+        }
+    })
+    .await
+}
+
+async fn within<T>(address: &str, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+    let reason = format!("no answer within {DIAL_SECONDS} s");
+    let late = |_| Err(Fault::new(address, FaultKind::Unreachable { address: address.into(), reason }));
+    timeout(Duration::from_secs(DIAL_SECONDS), work).await.unwrap_or_else(late)
+}
+
+async fn connect(address: &str) -> Result<TcpStream, Fault> {
+    let unreachable = |error: io::Error| {
+        let kind = FaultKind::Unreachable { address: address.into(), reason: error.to_string() };
+        Fault::new(address, kind)
+    };
+    let stream = TcpStream::connect(address).await.map_err(unreachable)?;
+    stream.set_nodelay(true).map_err(unreachable)?;
+    Ok(stream)
+}
+
+/// A fault of the first bytes under the address that was dialled.
+fn named(address: &str, kind: FaultKind) -> Fault {
+    match kind {
+        FaultKind::NotBramble { .. } => Fault::new(address, FaultKind::NotBramble { address: address.into() }),
+        kind => Fault::new(address, kind),
+    }
+}
+
+/// What this end says of itself.
+fn offer(role: Option<Role>, keyring: &Keyring) -> Preamble {
+    let security = if keyring.has_key() { SECURITY_KEY } else { SECURITY_NONE };
+    Preamble { security, has_aes: noise::has_aes(), role, data_links: keyring.data_links, ..Preamble::OWN }
+}
+
+/// What both ends have said in clear: bound into the handshake.
+fn prologue(dialler: Preamble, acceptor: Preamble) -> Vec<u8> {
+    [dialler.encode(), acceptor.encode()].concat()
+}
+
+async fn greet(stream: &mut TcpStream, own: Preamble) -> Result<Preamble, FaultKind> {
+    let not_bramble = || FaultKind::NotBramble { address: "the peer".into() };
+    stream.write_all(&own.encode()).await.map_err(|error| broke(&error))?;
+    let mut preamble = [0; PREAMBLE_BYTES];
+    stream.read_exact(&mut preamble).await.map_err(|_| not_bramble())?;
+    let theirs = Preamble::decode(preamble).ok_or_else(not_bramble)?;
+    theirs.agree()?;
+    Ok(theirs)
+}
+
+/// Whose words a refusal is in.
+enum Refusal {
+    Own(FaultKind),
+    Theirs(Fault),
+}
+
+impl From<FaultKind> for Refusal {
+    fn from(kind: FaultKind) -> Self {
+        Self::Own(kind)
+    }
+}
+
+async fn introduce(
+    mut stream: TcpStream,
+    (own, theirs): (Preamble, Preamble),
+    hello: &Hello,
+    psk: Option<&Psk>,
+) -> Result<(Connection, Identity), Refusal> {
+    let mut seals = Seals::default();
+    let is_near = stream.peer_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
+    match (psk, theirs.security) {
+        (Some(psk), SECURITY_KEY) => {
+            let payload = message::encode(hello);
+            let (initiator, message) = Initiator::begin(psk, &prologue(own, theirs), &payload)?;
+            write_short(&mut stream, &message).await?;
+            let reply = match read_short(&mut stream).await? {
+                Ok(reply) => reply,
+                Err(fault) => return Err(Refusal::Theirs(fault)),
+            };
+            seals = initiator.finish(&reply, own.cipher(theirs))?;
+            // Proof that this is no recording: only this end has the keys.
+            write(&mut stream, &mut seals.out, &()).await?;
+        }
+        (None, SECURITY_KEY) => return Err(FaultKind::KeyNeeded.into()),
+        // Whoever holds a key does not let a stranger on the network talk it out of using it.
+        (Some(_), _) if !is_near => return Err(FaultKind::Unclaimed.into()),
+        _ => write(&mut stream, &mut seals.out, hello).await?,
+    }
+    match read(&mut stream, &mut seals.input).await? {
+        Welcome::Accepted(identity) => {
+            let shown = own.role.zip(psk).filter(|_| theirs.security == SECURITY_KEY);
+            let pass = shown.map(|(role, psk)| Pass::new(role, *psk));
+            let data_links = own.data_links.max(theirs.data_links);
+            Ok((Connection { stream, seals, pass, data_links }, identity))
+        }
+        Welcome::Refused(refusal) => Err(Refusal::Theirs(refusal)),
+    }
+}
+
+/// The accepting side up to the Welcome: preambles, the handshake by key where there is one, the Hello.
 ///
 /// # Errors
 /// What the peer did wrong; the caller closes the connection.
-pub async fn receive_hello(stream: &mut TcpStream) -> Result<Hello, FaultKind> {
-    let broke = |error: io::Error| FaultKind::SessionLost { reason: error.to_string() };
+pub async fn receive_hello(mut stream: TcpStream, door: Door<'_>) -> Result<Arrived, FaultKind> {
     let mut preamble = [0; PREAMBLE_BYTES];
-    stream.read_exact(&mut preamble).await.map_err(broke)?;
-    let Some(preamble) = Preamble::decode(preamble) else {
+    stream.read_exact(&mut preamble).await.map_err(|error| broke(&error))?;
+    let Some(theirs) = Preamble::decode(preamble) else {
         return Err(FaultKind::NotBramble { address: "the peer".into() });
     };
-    stream.write_all(&Preamble::OWN.encode()).await.map_err(broke)?;
-    preamble.agree()?;
-    read_handshake(stream).await
+    let mut own = offer(None, door.keyring);
+    if theirs.security == SECURITY_PAIRING && !door.keyring.has_key() && (door.is_pairing)() {
+        own.security = SECURITY_PAIRING;
+    }
+    stream.write_all(&own.encode()).await.map_err(|error| broke(&error))?;
+    theirs.agree()?;
+    let data_links = own.data_links.max(theirs.data_links);
+    match (theirs.security, own.security) {
+        (SECURITY_PAIRING, SECURITY_PAIRING) => Ok(Arrived::Pairing(stream, prologue(theirs, own))),
+        (SECURITY_PAIRING, SECURITY_KEY) => Err(FaultKind::Claimed),
+        (SECURITY_PAIRING, _) => Err(FaultKind::NotPairing),
+        (SECURITY_NONE, SECURITY_KEY) => Err(FaultKind::KeyNeeded),
+        (_, SECURITY_KEY) => {
+            let role = theirs.role.ok_or_else(|| FaultKind::Malformed { reason: "a key without a role".into() })?;
+            let psks = door.keyring.accepting(role, seconds());
+            let said = prologue(theirs, own);
+            let (mut seals, payload, psk) = match answer(&mut stream, &psks, &said, own.cipher(theirs)).await {
+                Ok(answered) => answered,
+                Err(kind) => {
+                    refuse(&mut stream, &Fault::new(door.name, kind.clone())).await;
+                    return Err(kind);
+                }
+            };
+            let hello = message::decode(&payload)?;
+            let () = read(&mut stream, &mut seals.input).await?;
+            Ok(Arrived::Hello(Connection { stream, seals, pass: Some(Pass::new(role, psk)), data_links }, hello))
+        }
+        _ => {
+            let mut seals = Seals::default();
+            let hello = read(&mut stream, &mut seals.input).await?;
+            Ok(Arrived::Hello(Connection { stream, seals, pass: None, data_links }, hello))
+        }
+    }
 }
 
-/// The accepting side, second half.
+/// Answers a handshake by one of these keys: what protects the rest, what came with the first message, and which key it was.
+///
+/// # Errors
+/// None of the keys fits, or the connection broke.
+pub async fn answer(
+    stream: &mut TcpStream,
+    psks: &[Psk],
+    prologue: &[u8],
+    cipher: crate::protocol::seal::Cipher,
+) -> Result<(Seals, Vec<u8>, Psk), FaultKind> {
+    let Ok(first) = read_short(stream).await? else {
+        return Err(FaultKind::Malformed { reason: "a refusal instead of a handshake".into() });
+    };
+    let accepted = noise::respond(psks, prologue, &first, cipher)?;
+    write_short(stream, &accepted.reply).await?;
+    let psk = psks.get(accepted.index).copied().ok_or(FaultKind::KeyDiffers)?;
+    Ok((accepted.seals, accepted.payload, psk))
+}
+
+/// Says in clear why a handshake by key ends. Who is gone needs no reason.
+pub async fn refuse(stream: &mut TcpStream, fault: &Fault) {
+    let mut bytes = REFUSAL.to_le_bytes().to_vec();
+    bytes.extend_from_slice(&handshake::encode(&Welcome::Refused(fault.clone())));
+    let _ = stream.write_all(&bytes).await;
+}
+
+/// The accepting side's last word of the handshake.
 ///
 /// # Errors
 /// The peer is gone.
-pub async fn send_welcome(stream: &mut TcpStream, welcome: &Welcome) -> io::Result<()> {
-    stream.write_all(&handshake::encode(welcome)).await
+pub async fn send_welcome(connection: &mut Connection, welcome: &Welcome) -> Result<(), FaultKind> {
+    write(&mut connection.stream, &mut connection.seals.out, welcome).await
 }
 
-async fn read_handshake<T: DeserializeOwned>(stream: &mut TcpStream) -> Result<T, FaultKind> {
-    let broke = |error: io::Error| FaultKind::SessionLost { reason: error.to_string() };
+/// Sends a message of a handshake by key: its length in 2 bytes, then itself.
+///
+/// # Errors
+/// The connection broke.
+pub async fn write_short(stream: &mut TcpStream, message: &[u8]) -> Result<(), FaultKind> {
+    let length = u16::try_from(message.len()).expect("messages of handshakes are bounded far below 64 kB");
+    let bytes = [&length.to_le_bytes(), message].concat();
+    stream.write_all(&bytes).await.map_err(|error| broke(&error))
+}
+
+/// Reads what [`write_short`] sent, or the peer's reason to end here.
+///
+/// # Errors
+/// The connection broke, or a message is too long.
+pub async fn read_short(stream: &mut TcpStream) -> Result<Result<Vec<u8>, Fault>, FaultKind> {
+    let mut length = [0; 2];
+    stream.read_exact(&mut length).await.map_err(|error| broke(&error))?;
+    let length = u16::from_le_bytes(length);
+    if length == REFUSAL {
+        return match read(stream, &mut Seal::default()).await? {
+            Welcome::Refused(fault) => Ok(Err(fault)),
+            Welcome::Accepted(_) => Err(FaultKind::Malformed { reason: "a welcome in clear".into() }),
+        };
+    }
+    if usize::from(length) > HELLO_BYTES_MAX + noise::OVERHEAD {
+        return Err(FaultKind::Malformed { reason: format!("a handshake of {length} bytes") });
+    }
+    let mut message = vec![0; usize::from(length)];
+    stream.read_exact(&mut message).await.map_err(|error| broke(&error))?;
+    Ok(Ok(message))
+}
+
+/// Sends one whole message of a handshake, sealed.
+///
+/// # Errors
+/// The connection broke.
+pub async fn write<T: Serialize>(stream: &mut TcpStream, seal: &mut Seal, message: &T) -> Result<(), FaultKind> {
+    stream.write_all(&sealed(seal, message)).await.map_err(|error| broke(&error))
+}
+
+/// Reads one whole message of a handshake and nothing beyond it.
+///
+/// # Errors
+/// The connection broke, the message is too long, not the peer's, or something else.
+pub async fn read<T: DeserializeOwned>(stream: &mut TcpStream, seal: &mut Seal) -> Result<T, FaultKind> {
     let mut length = [0; 4];
-    stream.read_exact(&mut length).await.map_err(broke)?;
-    let mut body = vec![0; handshake::body_length(length)?];
-    stream.read_exact(&mut body).await.map_err(broke)?;
-    handshake::decode(&body)
+    stream.read_exact(&mut length).await.map_err(|error| broke(&error))?;
+    let mut bytes = length.to_vec();
+    bytes.resize(4 + handshake::body_length(length)?, 0);
+    stream.read_exact(&mut bytes[4..]).await.map_err(|error| broke(&error))?;
+    let inside = seal.open(&mut bytes, 4)?;
+    handshake::decode(&bytes[4..inside])
 }
 
-/// Splits a socket after the handshake into whole-message ends.
-pub fn split(stream: TcpStream) -> (MessageReader, MessageWriter) {
+/// A message with its length before it, sealed with that length.
+fn sealed<T: Serialize>(seal: &mut Seal, message: &T) -> Vec<u8> {
+    let body = message::encode(message);
+    let mut bytes = Vec::with_capacity(4 + body.len() + Seal::OVERHEAD);
+    bytes.extend_from_slice(&((body.len() + seal.overhead()) as u32).to_le_bytes());
+    bytes.extend_from_slice(&body);
+    seal.seal(&mut bytes, 4);
+    bytes
+}
+
+fn broke(error: &io::Error) -> FaultKind {
+    FaultKind::SessionLost { reason: error.to_string() }
+}
+
+/// Seconds since 1970, for keys that count for a time.
+fn seconds() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_secs())
+}
+
+/// Whether what a connection has shown still counts for this process.
+pub fn lets_in(pass: Option<&Pass>) -> bool {
+    keyring::own().lets_in(pass, seconds())
+}
+
+/// Splits a connection after the handshake into whole-message ends.
+pub fn split(connection: Connection) -> (MessageReader, MessageWriter) {
+    let Connection { stream, seals, .. } = connection;
     let (read, write) = stream.into_split();
-    (MessageReader { half: read, buffer: Vec::new(), seal: Seal }, MessageWriter { half: write, seal: Seal })
+    (
+        MessageReader { half: read, buffer: Vec::new(), seal: seals.input },
+        MessageWriter { half: write, seal: seals.out },
+    )
 }
 
 /// Reads whole messages; cancelling a read loses nothing.
@@ -111,8 +412,8 @@ impl MessageReader {
     pub async fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FaultKind> {
         loop {
             if let Some(end) = self.message_end()? {
-                let inside = self.seal.open(&mut self.buffer[4..end])?;
-                let message = message::decode(&self.buffer[4..4 + inside]);
+                let inside = self.seal.open(&mut self.buffer[..end], 4)?;
+                let message = message::decode(&self.buffer[4..inside]);
                 self.buffer.drain(..end);
                 return message.map(Some);
             }
@@ -149,12 +450,11 @@ impl MessageWriter {
     /// # Errors
     /// A broken connection.
     pub async fn send<T: Serialize>(&mut self, message: &T) -> Result<(), FaultKind> {
-        let mut body = message::encode(message);
-        self.seal.seal(&mut body);
-        let mut bytes = Vec::with_capacity(4 + body.len());
-        bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(&body);
-        let sent = self.half.write_all(&bytes).await;
-        sent.map_err(|error| FaultKind::SessionLost { reason: error.to_string() })
+        let bytes = sealed(&mut self.seal, message);
+        self.half.write_all(&bytes).await.map_err(|error| broke(&error))
     }
 }
+
+#[cfg(test)]
+#[path = "connection_tests.rs"]
+mod tests;

@@ -3,6 +3,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::{Epoch, ModelIdentity},
+    protocol::seal::SealError,
     units::Bytes,
 };
 
@@ -67,7 +68,7 @@ pub enum FaultKind {
     #[error("speaks wire versions {lowest} to {highest}, this program {own_lowest} to {own_highest}")]
     WireVersion { lowest: u16, highest: u16, own_lowest: u16, own_highest: u16 },
     /// A security mode that this build does not know.
-    #[error("asks for security mode {mode}, this build knows only mode 0")]
+    #[error("asks for security mode {mode}, this build knows modes 0 to 2")]
     SecurityMode { mode: u8 },
     /// Kernels whose results differ.
     #[error("computes with numeric version {theirs}, this node with {own}")]
@@ -210,12 +211,45 @@ pub enum FaultKind {
     /// Bytes that are not those that were promised.
     #[error("{model} has SHA-256 {actual}, expected was {expected}; it is deleted")]
     HashDiffers { model: String, expected: String, actual: String },
+    /// The node has a key, the program has none.
+    #[error("belongs to a cluster with a key, and this program has none")]
+    KeyNeeded,
+    /// The ends have different keys.
+    #[error("has another cluster key than this program")]
+    KeyDiffers,
+    /// The node has no key and is not asked from its own machine.
+    #[error("has no cluster key yet and only waits to be adopted")]
+    Unclaimed,
+    /// The node has a key already.
+    #[error("belongs to a cluster already")]
+    Claimed,
+    /// No code was shown there, or its time is over.
+    #[error("shows no code: nobody can adopt it now")]
+    NotPairing,
+    /// Another code than the node shows.
+    #[error("shows another code; {left} more attempts are left")]
+    CodeWrong { left: u32 },
+    /// A key that does not allow what was asked for.
+    #[error("does not allow {what} with a {role} key")]
+    RoleRefused { role: String, what: String },
+    /// A message that is not the next one of its connection.
+    #[error("refused a message: {error}")]
+    Seal { error: SealError },
+    /// A new key was refused or could not be kept.
+    #[error("did not take the key: {reason}")]
+    KeyRefused { reason: String },
 }
 
 impl Fault {
     /// A fault of the node with this name.
     pub fn new(node: impl Into<String>, kind: FaultKind) -> Self {
         Self { node: node.into(), kind }
+    }
+}
+
+impl From<SealError> for FaultKind {
+    fn from(error: SealError) -> Self {
+        Self::Seal { error }
     }
 }
 
@@ -274,6 +308,17 @@ impl FaultKind {
             Self::StoreCancelled => "store_cancelled",
             Self::DownloadFailed { .. } => "download_failed",
             Self::HashDiffers { .. } => "hash_differs",
+            Self::KeyNeeded => "key_needed",
+            Self::KeyDiffers => "key_differs",
+            Self::Unclaimed => "unclaimed",
+            Self::Claimed => "claimed",
+            Self::NotPairing => "not_pairing",
+            Self::CodeWrong { .. } => "code_wrong",
+            Self::RoleRefused { .. } => "role_refused",
+            Self::Seal { error: SealError::Replayed { .. } } => "message_replayed",
+            Self::Seal { error: SealError::Missing { .. } } => "message_missing",
+            Self::Seal { error: SealError::Forged } => "message_forged",
+            Self::KeyRefused { .. } => "key_refused",
         }
     }
 
@@ -333,12 +378,25 @@ impl FaultKind {
             Self::NotIdle { .. } => {
                 "take it out first (console exclude NODE --reason bench), or restart it (systemctl restart brambled)"
             }
-            Self::BenchRuns { .. } => "wait until that bench is done",
+            Self::BenchRuns { .. } | Self::StoreBusy { .. } => "wait until that is done",
             Self::BenchCancelled { .. } => "run it again",
             Self::BenchSuperseded { .. } => "run it again when the node is idle",
             Self::BenchFailed { .. } => "correct the cause and try again",
             Self::RequestsRun { .. } => "wait until they are done",
             Self::OnlyPrefills => "send the request to the first node of a decode group",
+            Self::KeyNeeded => "name the cluster's key file with --key FILE or BRAMBLE_KEY_FILE",
+            Self::KeyDiffers => {
+                "compare console key fingerprint here and on a machine that reaches it; a lost key: RUNBOOK.md, Keys"
+            }
+            Self::Unclaimed => {
+                "run sudo brambled pair on it, then console adopt ADDRESS --code CODE; its own machine needs no key"
+            }
+            Self::Claimed => "use it with its cluster's key; to give it another: RUNBOOK.md, Keys",
+            Self::NotPairing => "run sudo brambled pair on it and use the code that it shows",
+            Self::CodeWrong { .. } => "read the code again; sudo brambled pair on the node shows a new one",
+            Self::RoleRefused { .. } => "use a key file that allows it: console key show --role operator",
+            Self::Seal { .. } => "somebody may be interfering with the network between; try again, then look there",
+            Self::KeyRefused { .. } => "correct the cause on that node and try again",
             Self::NoLinks => "ask for a topology with several nodes in a stage, for example --topology tp2",
             Self::ModelInUse { .. } => {
                 "assign a topology with another model first, or take the node out (console exclude)"
@@ -347,10 +405,8 @@ impl FaultKind {
             Self::DiskShort { .. } => {
                 "remove a model (console model remove), or name a folder on a larger disk in models"
             }
-            Self::StoreBusy { .. } => "wait until that is done",
             Self::StoreFailed { .. } => "correct the cause (console doctor looks at the disk) and try again",
-            Self::StoreCancelled => "the same command again goes on where it stopped",
-            Self::DownloadFailed { .. } => "correct the cause; the same command again goes on where it stopped",
+            Self::StoreCancelled | Self::DownloadFailed { .. } => "the same command again goes on where it stopped",
             Self::HashDiffers { .. } => "check the address and the hash; look at the disk if it happens again",
         }
     }

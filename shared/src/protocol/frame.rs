@@ -1,5 +1,8 @@
 //! The header of a data frame between ranks: fixed size, little-endian, checked field by field.
-use crate::ids::{Epoch, Rank, TopologyHash};
+use crate::{
+    ids::{Epoch, Rank, TopologyHash},
+    protocol::seal::SealError,
+};
 
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 48;
@@ -79,6 +82,9 @@ pub enum FrameError {
     /// Bytes that must be zero are not.
     #[error("reserved bytes of a frame are not zero")]
     Reserved,
+    /// It is not the peer's next frame, or somebody changed it.
+    #[error(transparent)]
+    Seal(#[from] SealError),
 }
 
 impl FrameHeader {

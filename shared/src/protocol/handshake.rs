@@ -6,6 +6,8 @@ use crate::{
     protocol::{
         WIRE_HIGHEST, WIRE_LOWEST,
         error::{Fault, FaultKind},
+        noise::key::Role,
+        seal::{Cipher, Protection},
     },
 };
 
@@ -15,10 +17,17 @@ pub const PREAMBLE_BYTES: usize = 16;
 pub const MAGIC: [u8; 8] = *b"BRAMBLE\n";
 /// Longest Hello or Welcome.
 pub const HELLO_BYTES_MAX: usize = 16 * 1024;
-/// No authentication and no encryption: the only mode so far.
+/// No authentication and no encryption: ends without a key.
 pub const SECURITY_NONE: u8 = 0;
+/// A handshake by the cluster's key follows (`noise/`).
+pub const SECURITY_KEY: u8 = 1;
+/// A handshake by a code follows, to give a node its key.
+pub const SECURITY_PAIRING: u8 = 2;
+/// Bit of the preamble: the processor has instructions for AES-GCM.
+const FEATURE_AES: u8 = 1;
 
-/// What each side sends first: magic, wire versions, security mode, 3 zero bytes. Little-endian.
+/// What each side sends first, little-endian: magic, wire versions, security mode, features, role of who dials, wished protection of data
+/// links. It is bound into the handshake that follows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preamble {
     /// Lowest wire version spoken.
@@ -27,11 +36,24 @@ pub struct Preamble {
     pub highest: u16,
     /// How the bytes after the preamble are protected.
     pub security: u8,
+    /// Whether the processor has instructions for AES-GCM.
+    pub has_aes: bool,
+    /// What the dialling side comes as; `None` without a key, and from the side that accepts.
+    pub role: Option<Role>,
+    /// How this side wants data links protected.
+    pub data_links: Protection,
 }
 
 impl Preamble {
-    /// The preamble of this build.
-    pub const OWN: Self = Self { lowest: WIRE_LOWEST, highest: WIRE_HIGHEST, security: SECURITY_NONE };
+    /// The preamble of this build without a key.
+    pub const OWN: Self = Self {
+        lowest: WIRE_LOWEST,
+        highest: WIRE_HIGHEST,
+        security: SECURITY_NONE,
+        has_aes: false,
+        role: None,
+        data_links: Protection::Plain,
+    };
 
     /// The 16 bytes.
     pub fn encode(self) -> [u8; PREAMBLE_BYTES] {
@@ -40,16 +62,28 @@ impl Preamble {
         bytes[8..10].copy_from_slice(&self.lowest.to_le_bytes());
         bytes[10..12].copy_from_slice(&self.highest.to_le_bytes());
         bytes[12] = self.security;
+        bytes[13] = if self.has_aes { FEATURE_AES } else { 0 };
+        bytes[14] = self.role.map_or(0, Role::byte);
+        bytes[15] = self.data_links.byte();
         bytes
     }
 
     /// Reads the 16 bytes; `None` if they are not Bramble's.
     pub fn decode(bytes: [u8; PREAMBLE_BYTES]) -> Option<Self> {
-        if bytes[..8] != MAGIC || bytes[13..] != [0; 3] {
+        if bytes[..8] != MAGIC {
             return None;
         }
         let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        Some(Self { lowest: number(8), highest: number(10), security: bytes[12] })
+        let role = if bytes[14] == 0 { None } else { Some(Role::of_byte(bytes[14])?) };
+        Some(Self {
+            lowest: number(8),
+            highest: number(10),
+            security: bytes[12],
+            // A later build may set bits that this one does not know.
+            has_aes: bytes[13] & FEATURE_AES != 0,
+            role,
+            data_links: Protection::of_byte(bytes[15])?,
+        })
     }
 
     /// The wire version that both sides speak: the highest common one.
@@ -63,10 +97,15 @@ impl Preamble {
             let (lowest, highest) = (self.lowest, self.highest);
             return Err(FaultKind::WireVersion { lowest, highest, own_lowest, own_highest });
         }
-        if self.security != SECURITY_NONE {
+        if self.security > SECURITY_PAIRING {
             return Err(FaultKind::SecurityMode { mode: self.security });
         }
         Ok(version)
+    }
+
+    /// The cipher that both ends are quickest with.
+    pub fn cipher(self, other: Self) -> Cipher {
+        if self.has_aes && other.has_aes { Cipher::AesGcm } else { Cipher::ChaChaPoly }
     }
 }
 
@@ -170,16 +209,21 @@ mod tests {
         let golden = *b"BRAMBLE\n\x04\0\x04\0\0\0\0\0";
         assert_eq!(Preamble::OWN.encode(), golden);
         assert_eq!(Preamble::decode(golden), Some(Preamble::OWN));
-        for byte in (0..8).chain(13..16) {
+        for byte in (0..8).chain(14..16) {
             let mut broken = golden;
             broken[byte] ^= 0x40;
             assert_eq!(Preamble::decode(broken), None);
         }
+        let (security, role, data_links) = (SECURITY_KEY, Some(Role::Node), Protection::Encrypted);
+        let keyed = Preamble { security, has_aes: true, role, data_links, ..Preamble::OWN };
+        assert_eq!(keyed.encode(), *b"BRAMBLE\n\x04\0\x04\0\x01\x01\x03\x02");
+        assert_eq!(Preamble::decode(keyed.encode()), Some(keyed));
+        assert_eq!((keyed.cipher(keyed), keyed.cipher(Preamble::OWN)), (Cipher::AesGcm, Cipher::ChaChaPoly));
     }
 
     #[test]
     fn versions_agree_on_the_highest_common_one_or_refuse_by_name() {
-        let with = |lowest, highest, security| Preamble { lowest, highest, security }.agree();
+        let with = |lowest, highest, security| Preamble { lowest, highest, security, ..Preamble::OWN }.agree();
         assert_eq!(with(1, 7, 0), Ok(4));
         assert_eq!(with(0, 4, 0), Ok(4));
         assert!(matches!(with(5, 7, 0), Err(FaultKind::WireVersion { lowest: 5, highest: 7, .. })));

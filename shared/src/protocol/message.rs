@@ -9,6 +9,7 @@ use crate::{
         bench::{Bench, BenchLinks},
         error::{Fault, FaultKind},
         models::{ModelsRequest, ModelsResponse},
+        pairing::Rekey,
     },
     sampling::SamplingParameters,
     telemetry::{BenchFound, BenchProgress, LinkBench, LoadProgress, NodeReport, RankTotals, SyncRecord},
@@ -83,6 +84,8 @@ pub enum RequestBody {
     Records,
     /// Look at model files, or change them.
     Models(Box<ModelsRequest>),
+    /// Take the cluster's next key. Answered by `Rekeyed` once it is on disk.
+    Rekey(Box<Rekey>),
     /// Time all-reduces of the head's stage while no request runs (heads only). Answered by `BenchedLinks`.
     BenchLinks(BenchLinks),
 }
@@ -269,6 +272,11 @@ pub enum ResponseBody {
     BenchedLinks(LinkBench),
     /// About model files.
     Models(Box<ModelsResponse>),
+    /// The new key counts.
+    Rekeyed {
+        /// Its fingerprint.
+        fingerprint: String,
+    },
 }
 
 /// A model file on a node.

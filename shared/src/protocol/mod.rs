@@ -1,4 +1,4 @@
-//! The wire: preamble and handshake, messages between console and daemon, heartbeats, data frames between ranks.
+//! The wire: preamble and handshake, messages between console and daemon, heartbeats, data frames between ranks, keys.
 pub mod across;
 pub mod bench;
 pub mod connection;
@@ -8,6 +8,8 @@ pub mod frame;
 pub mod handshake;
 pub mod message;
 pub mod models;
+pub mod noise;
+pub mod pairing;
 pub mod seal;
 pub mod session;
 

@@ -120,6 +120,31 @@ pub enum ModelsRequest {
     Write(Piece),
 }
 
+impl ModelsRequest {
+    /// Whether it changes nothing.
+    pub fn is_reading(&self) -> bool {
+        matches!(self, Self::List | Self::Verify { .. } | Self::Read { .. })
+    }
+
+    /// Whether it goes on with what an earlier request began: one of many pieces.
+    pub fn goes_on(&self) -> bool {
+        matches!(self, Self::Write(piece) if piece.offset > 0)
+    }
+
+    /// What it is called in logs.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::List => "model-list",
+            Self::Verify { .. } => "model-verify",
+            Self::Remove { .. } => "model-remove",
+            Self::Pull { .. } => "model-pull",
+            Self::Fetch { .. } => "model-fetch",
+            Self::Read { .. } => "model-read",
+            Self::Write(_) => "model-add",
+        }
+    }
+}
+
 /// A piece of a file that is put on a node.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct Piece {

@@ -1,27 +1,302 @@
-//! The one place where whole messages are sealed and opened in their own buffers. Security mode 0: unchanged.
-use crate::protocol::error::FaultKind;
+//! Seals messages in their own buffers: counter and tag behind the bytes (ChaCha20-Poly1305, or AES-256-GCM where both ends have the
+//! instructions). Every message has the next number, so that one that comes twice, late or changed is refused by name. Allocates nothing.
+use ring::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use serde::{Deserialize, Serialize};
 
-/// Protection of one direction of a connection.
-#[derive(Debug, Default)]
-pub struct Seal;
+/// Bytes of the counter behind a sealed message.
+const COUNTER_BYTES: usize = 8;
+/// Bytes of the tag behind the counter.
+const TAG_BYTES: usize = 16;
 
-impl Seal {
-    /// Bytes that sealing adds to a message.
-    pub const OVERHEAD: usize = 0;
+/// How the bytes of a link are protected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protection {
+    /// Not at all, once both ends have shown their key.
+    Plain,
+    /// Who sent it and that nobody changed it; readable on the way.
+    Authenticated,
+    /// That, and unreadable.
+    #[default]
+    Encrypted,
+}
 
-    /// Whether a message travels as it is: then its parts can be sent from where they lie.
-    pub const IS_PLAIN: bool = true;
-
-    /// Seals `message` (header included) in place; the buffer's capacity must allow for [`Seal::OVERHEAD`].
-    pub fn seal(&mut self, message: &mut Vec<u8>) {
-        let _unchanged = message;
+impl Protection {
+    /// Its byte in the preamble.
+    pub fn byte(self) -> u8 {
+        self as u8
     }
 
-    /// Opens a sealed message in place and returns the length of what is inside.
+    /// From the byte of the preamble.
+    pub fn of_byte(byte: u8) -> Option<Self> {
+        [Self::Plain, Self::Authenticated, Self::Encrypted].into_iter().find(|protection| protection.byte() == byte)
+    }
+}
+
+impl std::str::FromStr for Protection {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "plain" => Ok(Self::Plain),
+            "authenticated" => Ok(Self::Authenticated),
+            "encrypted" => Ok(Self::Encrypted),
+            other => Err(format!("{other:?} is not encrypted, authenticated or plain")),
+        }
+    }
+}
+
+/// What computes the tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cipher {
+    /// For processors without AES instructions, such as a Pi 4.
+    ChaChaPoly,
+    /// Where both ends have AES instructions.
+    AesGcm,
+}
+
+/// Why a sealed message is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum SealError {
+    /// Sealed with this link's key, but it was here before.
+    #[error("message {number} was replayed: number {expected} comes next")]
+    Replayed {
+        /// Its number.
+        number: u64,
+        /// The next one.
+        expected: u64,
+    },
+    /// Sealed with this link's key, but others are missing before it.
+    #[error("message {number} came before number {expected}: something between was left out")]
+    Missing {
+        /// Its number.
+        number: u64,
+        /// The next one.
+        expected: u64,
+    },
+    /// Changed on the way, cut, or sealed with another key.
+    #[error("a message was changed on the way or sealed with another key")]
+    Forged,
+}
+
+struct Sealing {
+    key: LessSafeKey,
+    protection: Protection,
+    /// Number of the next message: each is used once.
+    next: u64,
+}
+
+/// Protection of one direction of a connection.
+#[derive(Default)]
+pub struct Seal(Option<Box<Sealing>>);
+
+impl std::fmt::Debug for Seal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let inside = self.0.as_deref();
+        f.debug_struct("Seal").field("protection", &self.protection()).field("next", &inside.map(|s| s.next)).finish()
+    }
+}
+
+impl Seal {
+    /// Most bytes that sealing adds to a message.
+    pub const OVERHEAD: usize = COUNTER_BYTES + TAG_BYTES;
+
+    /// Encrypts with a key that nothing else uses in this direction.
+    pub fn new(cipher: Cipher, key: &[u8; 32]) -> Self {
+        let algorithm = match cipher {
+            Cipher::ChaChaPoly => &CHACHA20_POLY1305,
+            Cipher::AesGcm => &AES_256_GCM,
+        };
+        let key = LessSafeKey::new(UnboundKey::new(algorithm, key).expect("both ciphers have keys of 32 bytes"));
+        Self(Some(Box::new(Sealing { key, protection: Protection::Encrypted, next: 0 })))
+    }
+
+    /// From the next message on with another protection; numbers go on.
+    pub fn protect(&mut self, protection: Protection) {
+        if protection == Protection::Plain {
+            self.0 = None;
+        } else if let Some(sealing) = &mut self.0 {
+            sealing.protection = protection;
+        }
+    }
+
+    /// What it gives.
+    pub fn protection(&self) -> Protection {
+        self.0.as_ref().map_or(Protection::Plain, |sealing| sealing.protection)
+    }
+
+    /// Whether messages travel as they are: then their parts can be sent from where they lie.
+    pub fn is_plain(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Bytes that sealing adds to each message.
+    pub fn overhead(&self) -> usize {
+        if self.is_plain() { 0 } else { Self::OVERHEAD }
+    }
+
+    /// Seals `message` in place; its first `clear` bytes stay readable. The vector grows by [`Self::overhead`].
+    pub fn seal(&mut self, message: &mut Vec<u8>, clear: usize) {
+        let Some(sealing) = &mut self.0 else { return };
+        let number = sealing.next;
+        sealing.next += 1;
+        let clear = if sealing.protection == Protection::Encrypted { clear } else { message.len() };
+        let (open, secret) = message.split_at_mut(clear);
+        let tag = sealing.key.seal_in_place_separate_tag(nonce(number), Aad::from(&*open), secret);
+        let tag = tag.expect("messages are far shorter than the ciphers' bounds");
+        message.extend_from_slice(&number.to_le_bytes());
+        message.extend_from_slice(tag.as_ref());
+    }
+
+    /// Opens a sealed message in place, of which `clear` bytes are readable, and returns the length of what is inside.
     ///
     /// # Errors
-    /// A message that was not sealed by the peer; never in mode 0.
-    pub fn open(&mut self, message: &mut [u8]) -> Result<usize, FaultKind> {
-        Ok(message.len())
+    /// It is not the peer's next message, or was changed.
+    pub fn open(&mut self, message: &mut [u8], clear: usize) -> Result<usize, SealError> {
+        let Some(sealing) = &mut self.0 else { return Ok(message.len()) };
+        let inside = message.len().checked_sub(Self::OVERHEAD).filter(|inside| *inside >= clear);
+        let inside = inside.ok_or(SealError::Forged)?;
+        let (body, trailer) = message.split_at_mut(inside);
+        let (number, tag) = trailer.split_first_chunk::<COUNTER_BYTES>().ok_or(SealError::Forged)?;
+        let (number, expected) = (u64::from_le_bytes(*number), sealing.next);
+        let tag = ring::aead::Tag::try_from(tag).map_err(|_| SealError::Forged)?;
+        let clear = if sealing.protection == Protection::Encrypted { clear } else { body.len() };
+        let (open, secret) = body.split_at_mut(clear);
+        let opened = sealing.key.open_in_place_separate_tag(nonce(number), Aad::from(&*open), tag, secret, 0..);
+        // Only what carries this link's tag is called a replay.
+        opened.map_err(|_| SealError::Forged)?;
+        match number.cmp(&expected) {
+            std::cmp::Ordering::Less => Err(SealError::Replayed { number, expected }),
+            std::cmp::Ordering::Greater => Err(SealError::Missing { number, expected }),
+            std::cmp::Ordering::Equal => {
+                sealing.next += 1;
+                Ok(inside)
+            }
+        }
+    }
+}
+
+/// The two directions of a connection.
+#[derive(Debug, Default)]
+pub struct Seals {
+    /// For what this end sends.
+    pub out: Seal,
+    /// For what comes in.
+    pub input: Seal,
+}
+
+impl Seals {
+    /// Both ends of a connection under a key that they share already: for measurements and tests, which shake no hands.
+    pub fn pair(cipher: Cipher, key: &[u8; 32], protection: Protection) -> (Self, Self) {
+        let mut other = *key;
+        other[0] ^= 1;
+        let seals = |out: &[u8; 32], input: &[u8; 32]| {
+            let mut seals = Self { out: Seal::new(cipher, out), input: Seal::new(cipher, input) };
+            seals.protect(protection);
+            seals
+        };
+        (seals(key, &other), seals(&other, key))
+    }
+
+    /// From the next message on with another protection, both ways.
+    pub fn protect(&mut self, protection: Protection) {
+        self.out.protect(protection);
+        self.input.protect(protection);
+    }
+}
+
+fn nonce(number: u64) -> Nonce {
+    let mut bytes = [0; NONCE_LEN];
+    bytes[..COUNTER_BYTES].copy_from_slice(&number.to_le_bytes());
+    Nonce::assume_unique_for_key(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLEAR: usize = 4;
+    const MESSAGE: &[u8] = b"headpayload of a message";
+
+    fn ends(cipher: Cipher, protection: Protection) -> (Seal, Seal) {
+        let seal = || {
+            let mut seal = Seal::new(cipher, &[7; 32]);
+            seal.protect(protection);
+            seal
+        };
+        (seal(), seal())
+    }
+
+    fn all(mut check: impl FnMut(Seal, Seal, Protection)) {
+        for cipher in [Cipher::ChaChaPoly, Cipher::AesGcm] {
+            for protection in [Protection::Authenticated, Protection::Encrypted] {
+                let (out, input) = ends(cipher, protection);
+                check(out, input, protection);
+            }
+        }
+    }
+
+    fn sealed(out: &mut Seal) -> Vec<u8> {
+        let mut message = MESSAGE.to_vec();
+        out.seal(&mut message, CLEAR);
+        assert_eq!(message.len(), MESSAGE.len() + Seal::OVERHEAD);
+        message
+    }
+
+    #[test]
+    fn messages_come_out_as_they_went_in_and_only_encrypted_ones_are_unreadable() {
+        all(|mut out, mut input, protection| {
+            for _ in 0..3 {
+                let mut message = sealed(&mut out);
+                assert_eq!(&message[..CLEAR], b"head");
+                let is_readable = message.windows(7).any(|window| window == b"payload");
+                assert_eq!(is_readable, protection == Protection::Authenticated);
+                assert_eq!(input.open(&mut message, CLEAR), Ok(MESSAGE.len()));
+                assert_eq!(&message[..MESSAGE.len()], MESSAGE);
+            }
+        });
+        let (mut out, mut input) = ends(Cipher::ChaChaPoly, Protection::Plain);
+        let mut message = MESSAGE.to_vec();
+        out.seal(&mut message, CLEAR);
+        assert_eq!((message.as_slice(), input.open(&mut message.clone(), CLEAR)), (MESSAGE, Ok(MESSAGE.len())));
+    }
+
+    #[test]
+    fn a_replayed_message_and_a_missing_one_are_told_apart_from_a_forged_one() {
+        all(|mut out, mut input, _| {
+            let (first, mut second, third) = (sealed(&mut out), sealed(&mut out), sealed(&mut out));
+            assert_eq!(input.open(&mut third.clone(), CLEAR), Err(SealError::Missing { number: 2, expected: 0 }));
+            assert!(input.open(&mut first.clone(), CLEAR).is_ok());
+            assert_eq!(input.open(&mut first.clone(), CLEAR), Err(SealError::Replayed { number: 0, expected: 1 }));
+            assert!(input.open(&mut second, CLEAR).is_ok());
+            let mut renumbered = first;
+            renumbered[MESSAGE.len()] = 2;
+            assert_eq!(input.open(&mut renumbered, CLEAR), Err(SealError::Forged));
+        });
+    }
+
+    #[test]
+    fn every_changed_bit_and_every_truncation_is_refused() {
+        all(|mut out, mut input, _| {
+            let message = sealed(&mut out);
+            for byte in 0..message.len() {
+                let mut changed = message.clone();
+                changed[byte] ^= 1 << (byte % 8);
+                assert_eq!(input.open(&mut changed, CLEAR), Err(SealError::Forged), "byte {byte}");
+                assert_eq!(input.open(&mut message[..byte].to_vec(), CLEAR), Err(SealError::Forged), "cut at {byte}");
+            }
+            assert!(input.open(&mut message.clone(), CLEAR).is_ok(), "refused ones change nothing");
+        });
+    }
+
+    #[test]
+    fn what_is_sealed_with_chacha_has_its_golden_bytes() {
+        let mut message = b"abc".to_vec();
+        Seal::new(Cipher::ChaChaPoly, &[0; 32]).seal(&mut message, 1);
+        let text: String = message.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(&text[..2], "61");
+        // RFC 8439: the first bytes of the key stream of block 1 under a key and nonce of zeros are 9f 07 e7 be ..
+        assert_eq!(&text[2..6], format!("{:02x}{:02x}", 0x9f ^ b'b', 0x07 ^ b'c'));
+        assert_eq!(&text[6..22], "0000000000000000");
     }
 }

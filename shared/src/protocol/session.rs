@@ -68,8 +68,8 @@ impl Session {
     /// It is away, no Bramble, of another version, or refuses.
     pub async fn open(address: &str, own: Identity) -> Result<Self, Fault> {
         let hello = Hello { identity: own, purpose: Purpose::Console };
-        let (stream, identity) = dial(address, &hello).await?;
-        let (reader, writer) = split(stream);
+        let (connection, identity) = dial(address, &hello).await?;
+        let (reader, writer) = split(connection);
         let routes = Arc::<Mutex<Routes>>::default();
         let (requests, outgoing) = channel(REQUESTS_MAX);
         let reading = tokio::spawn(read(reader, Arc::clone(&routes)));

@@ -12,12 +12,11 @@ use shared::{
     ids::Epoch,
     protocol::{
         across::Across,
-        connection::{MessageReader, MessageWriter, split},
+        connection::{Connection, MessageReader, MessageWriter, split},
         message::Beat,
     },
 };
 use tokio::{
-    net::TcpStream,
     sync::mpsc::{Receiver, Sender, channel},
     time::{MissedTickBehavior, interval, timeout},
 };
@@ -54,10 +53,10 @@ pub(super) struct Way {
 
 impl Way {
     /// Opens it on a socket.
-    pub(super) fn open(ways: Ways, replica: u16, stream: TcpStream) -> Self {
+    pub(super) fn open(ways: Ways, replica: u16, connection: Connection) -> Self {
         let (messages, queue) = channel(MESSAGES_MAX);
         let broken = ways.stop.child_token();
-        tokio::spawn(run(ways, replica, stream, queue, broken.clone()));
+        tokio::spawn(run(ways, replica, connection, queue, broken.clone()));
         Self { replica, messages, broken }
     }
 
@@ -69,8 +68,8 @@ impl Way {
     }
 }
 
-async fn run(ways: Ways, replica: u16, stream: TcpStream, queue: Receiver<Across>, broken: CancellationToken) {
-    let (reader, writer) = split(stream);
+async fn run(ways: Ways, replica: u16, connection: Connection, queue: Receiver<Across>, broken: CancellationToken) {
+    let (reader, writer) = split(connection);
     tokio::select! {
         () = broken.cancelled() => {}
         () = listen(&ways, replica, reader) => {}

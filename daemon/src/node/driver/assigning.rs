@@ -11,7 +11,7 @@ use shared::{
     ids::Epoch,
     protocol::{
         NUMERIC_VERSION,
-        connection::send_welcome,
+        connection::{Connection, send_welcome},
         error::FaultKind,
         handshake::{Between, Identity, Purpose, Welcome},
         message::Prepare,
@@ -19,7 +19,6 @@ use shared::{
     telemetry::LoadProgress,
 };
 use tokio::{
-    net::TcpStream,
     sync::mpsc::{Receiver, Sender, channel},
     task::spawn_blocking,
 };
@@ -102,7 +101,7 @@ impl Driver {
     }
 
     /// A rank dialled: it is let in if its assignment is being connected here.
-    pub(super) fn link(&mut self, mut stream: TcpStream, purpose: Purpose, identity: &Identity) {
+    pub(super) fn link(&mut self, mut connection: Connection, purpose: Purpose, identity: &Identity) {
         let (between, is_data) = match purpose {
             Purpose::Data(between) => (between, true),
             Purpose::Control(between) => (between, false),
@@ -115,11 +114,11 @@ impl Driver {
             Err(ref kind) => Welcome::Refused(self.fault(kind.clone())),
         };
         tokio::spawn(async move {
-            if send_welcome(&mut stream, &welcome).await.is_ok()
+            if send_welcome(&mut connection, &welcome).await.is_ok()
                 && let Ok(arrivals) = verdict
             {
                 // If the assignment ended meanwhile, the socket closes.
-                let _ = arrivals.send(Arrival { from, is_data, stream }).await;
+                let _ = arrivals.send(Arrival { from, is_data, connection }).await;
             }
         });
     }

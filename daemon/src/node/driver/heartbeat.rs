@@ -11,13 +11,12 @@ use std::{
 use shared::{
     ids::{Epoch, Rank},
     protocol::{
-        connection::{MessageWriter, split},
+        connection::{Connection, MessageWriter, split},
         error::{FaultKind, Loss},
         message::Beat,
     },
 };
 use tokio::{
-    net::TcpStream,
     sync::mpsc::Sender,
     time::{MissedTickBehavior, interval, timeout},
 };
@@ -81,8 +80,8 @@ impl Peer {
 }
 
 /// Beats with one peer until it is lost or the topology ends.
-pub(super) async fn run(pulse: Pulse, rank: Rank, stream: TcpStream) {
-    let (mut reader, mut writer) = split(stream);
+pub(super) async fn run(pulse: Pulse, rank: Rank, connection: Connection) {
+    let (mut reader, mut writer) = split(connection);
     let mut ticks = interval(pulse.liveness.heartbeat);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut peer = Peer::new(Instant::now());

@@ -5,13 +5,13 @@ use std::time::Duration;
 use shared::{
     ids::{Epoch, MemberIndex, Rank, TopologyHash},
     protocol::{
-        connection::dial,
+        connection::{Connection, dial},
         error::FaultKind,
         handshake::{Between, Hello, Identity, Purpose},
     },
     topology::Topology,
 };
-use tokio::{net::TcpStream, sync::mpsc::Receiver, time::timeout};
+use tokio::{sync::mpsc::Receiver, time::timeout};
 
 /// All links of an assignment must be open within this.
 const LINKS_SECONDS: u64 = 15;
@@ -21,14 +21,14 @@ const LINKS_SECONDS: u64 = 15;
 pub(super) struct Arrival {
     pub(super) from: MemberIndex,
     pub(super) is_data: bool,
-    pub(super) stream: TcpStream,
+    pub(super) connection: Connection,
 }
 
 /// Sockets to all other ranks, by rank; `None` at the own place.
 #[derive(Debug)]
 pub(super) struct OpenLinks {
-    pub(super) data: Vec<Option<TcpStream>>,
-    pub(super) control: Vec<Option<TcpStream>>,
+    pub(super) data: Vec<Option<Connection>>,
+    pub(super) control: Vec<Option<Connection>>,
     /// To the ranks of other groups.
     pub(super) across: Vec<Far>,
 }
@@ -37,9 +37,9 @@ pub(super) struct OpenLinks {
 #[derive(Debug)]
 pub(super) struct Far {
     pub(super) member: MemberIndex,
-    pub(super) data: Option<TcpStream>,
+    pub(super) data: Option<Connection>,
     /// Between heads alone.
-    pub(super) control: Option<TcpStream>,
+    pub(super) control: Option<Connection>,
     has_control: bool,
 }
 
@@ -84,13 +84,13 @@ pub(super) async fn open(linking: Linking, mut arrivals: Receiver<Arrival>) -> R
         {
             let arrival = arrivals.recv().await;
             let arrival = arrival.ok_or_else(|| FaultKind::LinksFailed { reason: "the assignment ended".into() })?;
-            let (from, stream) = (topology.place(arrival.from), Some(arrival.stream));
+            let (from, connection) = (topology.place(arrival.from), Some(arrival.connection));
             let far = links.across.iter_mut().find(|far| far.member == arrival.from);
             match (far, arrival.is_data) {
-                (Some(far), true) => far.data = stream,
-                (Some(far), false) => far.control = stream,
-                (None, true) => links.data[from.rank.index()] = stream,
-                (None, false) => links.control[from.rank.index()] = stream,
+                (Some(far), true) => far.data = connection,
+                (Some(far), false) => far.control = connection,
+                (None, true) => links.data[from.rank.index()] = connection,
+                (None, false) => links.control[from.rank.index()] = connection,
             }
         }
         Ok(())
@@ -116,12 +116,12 @@ async fn dial_peer(
     linking: &Linking,
     to: MemberIndex,
     purpose: impl FnOnce(Between) -> Purpose,
-) -> Result<TcpStream, FaultKind> {
+) -> Result<Connection, FaultKind> {
     let (epoch, hash, from) = (linking.epoch, linking.hash, linking.own);
     let hello = Hello { identity: linking.identity.clone(), purpose: purpose(Between { epoch, hash, from, to }) };
     let member = &linking.topology.members[to.index()];
     let failed = |reason: String| FaultKind::LinksFailed { reason: format!("to {}: {reason}", member.name) };
-    let (stream, identity) = dial(&member.address, &hello).await.map_err(|fault| failed(fault.kind.to_string()))?;
+    let (connection, identity) = dial(&member.address, &hello).await.map_err(|fault| failed(fault.kind.to_string()))?;
     if identity.name != member.name {
         return Err(failed(format!("{} answers as {}", member.address, identity.name)));
     }
@@ -129,7 +129,7 @@ async fn dial_peer(
         let (theirs, own) = (identity.numeric, linking.identity.numeric);
         return Err(failed(FaultKind::NumericVersion { theirs, own }.to_string()));
     }
-    Ok(stream)
+    Ok(connection)
 }
 
 fn missing(linking: &Linking, links: &OpenLinks) -> String {

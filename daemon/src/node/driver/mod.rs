@@ -23,16 +23,17 @@ use std::{
 use shared::{
     ids::RequestId,
     protocol::{
+        connection::Connection,
         error::{Fault, FaultKind},
         handshake::{Identity, Purpose},
         message::{Request, RequestBody, Response, ResponseBody},
+        pairing::Rekey,
     },
     telemetry::{Health, NodeState},
     topology::Exclusions,
     units::Bytes,
 };
 use tokio::{
-    net::TcpStream,
     sync::mpsc::{Receiver, Sender, channel},
     task::spawn_blocking,
     time::{MissedTickBehavior, interval},
@@ -56,6 +57,7 @@ use crate::{
     config::Config,
     health::{Monitor, memory},
     kernels::Kernels,
+    keys,
 };
 
 /// Responses that may wait for a session's socket; a reader that is further behind is cut off.
@@ -78,8 +80,8 @@ pub enum Input {
     SessionOpened(SessionId, Sender<Response>),
     /// A rank dialled.
     Link {
-        /// The socket after its Hello, before the Welcome.
-        stream: TcpStream,
+        /// The connection after its Hello, before the Welcome.
+        connection: Connection,
         /// Its purpose: data or control.
         purpose: Purpose,
         /// Who dialled.
@@ -203,7 +205,7 @@ impl Driver {
             }
             Input::Reloaded(config) => self.reloaded(*config),
             Input::Health(health, monitor) => self.watching.read(*health, monitor),
-            Input::Link { stream, purpose, identity } => self.link(stream, purpose, &identity),
+            Input::Link { connection, purpose, identity } => self.link(connection, purpose, &identity),
             Input::Loaded(LoadOutcome(epoch, result)) => self.loaded(epoch, result).await,
             Input::Linked(LinkOutcome(epoch, result)) => self.linked(epoch, result).await,
         }
@@ -337,6 +339,7 @@ impl Driver {
                 }
                 self.respond(session, id, ResponseBody::Records(records)).await;
             }
+            Effect::Rekey { session, id, rekey } => self.rekey(session, id, *rekey),
             Effect::Watch { session, id, interval } => self.watch(session, id, interval).await,
             Effect::Identify { session, id, model } => self.identify(session, id, model),
             Effect::Models { session, id, request } => self.models(session, id, *request).await,
@@ -429,6 +432,22 @@ impl Driver {
         }
         let cursor = 0;
         self.watchers.push(Watcher { session, id, interval, next: Instant::now(), cursor });
+    }
+
+    fn rekey(&self, session: SessionId, id: RequestId, rekey: Rekey) {
+        let Some(responses) = self.sessions.get(&session).cloned() else { return };
+        let config = Arc::clone(&self.config);
+        tokio::spawn(async move {
+            let name = config.name.clone();
+            let taken = spawn_blocking(move || keys::take(&rekey, &config)).await;
+            let taken = taken.unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() }));
+            let body = match taken {
+                Ok(fingerprint) => ResponseBody::Rekeyed { fingerprint },
+                Err(kind) => ResponseBody::Failed(Fault::new(&name, kind)),
+            };
+            // A session that is gone or full needs no answer.
+            let _ = responses.try_send(Response { id, body });
+        });
     }
 
     fn identify(&self, session: SessionId, id: RequestId, model: String) {

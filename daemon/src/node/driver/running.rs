@@ -12,10 +12,10 @@ use std::{
 
 use shared::{
     ids::{Epoch, MemberIndex, Rank, TopologyHash},
-    protocol::{across::Across, error::FaultKind},
+    protocol::{across::Across, connection::Connection, error::FaultKind},
     topology::{self, Role, Topology},
 };
-use tokio::{net::TcpStream, sync::mpsc::Sender};
+use tokio::sync::mpsc::Sender;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
@@ -26,7 +26,7 @@ use super::{
     loading::Loaded,
 };
 use crate::{
-    collective::{Abort, Accounting, AcrossLinks, Group, Links, Seat, Settings, SyncRing},
+    collective::{Abort, Accounting, AcrossLinks, Group, Links, Seat, Settings, Socket, SyncRing},
     config::Liveness,
     engine::{
         self, Setup,
@@ -131,9 +131,9 @@ impl Running {
             leave: leave.clone(),
             inputs: around.inputs.clone(),
         };
-        for (rank, stream) in links.control.into_iter().enumerate() {
-            if let Some(stream) = stream {
-                beats.spawn(heartbeat::run(pulse.clone(), Rank(rank as u16), stream));
+        for (rank, connection) in links.control.into_iter().enumerate() {
+            if let Some(connection) = connection {
+                beats.spawn(heartbeat::run(pulse.clone(), Rank(rank as u16), connection));
             }
         }
         beats.close();
@@ -146,7 +146,7 @@ impl Running {
             stop: apart.clone(),
             inputs: around.inputs.clone(),
         };
-        let way = |(replica, stream)| Way::open(ways.clone(), replica, stream);
+        let way = |(replica, connection)| Way::open(ways.clone(), replica, connection);
         let ways = far_control.into_iter().map(way).collect();
         Ok(Self {
             epoch: place.epoch,
@@ -220,7 +220,7 @@ impl Running {
 
 fn group(
     place: &Place,
-    data: Vec<Option<TcpStream>>,
+    data: Vec<Option<Connection>>,
     (abort, ring): (&Arc<Abort>, &Arc<SyncRing>),
     columns: usize,
 ) -> io::Result<Group> {
@@ -231,23 +231,29 @@ fn group(
     if place.topology.replica(seat.replica).len() == 1 {
         return Ok(Group::new(None, settings, accounting));
     }
-    let streams = data.into_iter().map(|stream| stream.map(TcpStream::into_std).transpose());
-    let streams = streams.collect::<io::Result<Vec<_>>>()?;
+    let sockets = data.into_iter().map(|connection| connection.map(socket).transpose());
+    let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
     let spin = place.topology.members[place.member.index()].spin;
     let seat = Seat { own: seat.rank, stage: seat.group, epoch: place.epoch, hash: place.hash };
-    let links = Links::new(seat, streams, Arc::clone(abort), spin)?;
+    let links = Links::sealed(seat, sockets, Arc::clone(abort), spin)?;
     Ok(Group::new(Some(links), settings, accounting))
 }
 
 /// Sockets, each with who is at its other end.
-type Sockets<Who> = Vec<(Who, TcpStream)>;
+type Sockets<Who> = Vec<(Who, Connection)>;
+
+/// A data link for the engine's thread.
+fn socket(connection: Connection) -> io::Result<Socket> {
+    let (stream, seals) = connection.into_data_link();
+    Ok((stream.into_std()?, seals))
+}
 
 /// Sockets to other groups: those for the engine, and those to heads.
 fn apart(place: &Place, across: Vec<Far>) -> (Sockets<MemberIndex>, Sockets<u16>) {
     let (mut data, mut control) = (Vec::new(), Vec::new());
     for far in across {
-        data.extend(far.data.map(|stream| (far.member, stream)));
-        control.extend(far.control.map(|stream| (place.topology.place(far.member).replica, stream)));
+        data.extend(far.data.map(|connection| (far.member, connection)));
+        control.extend(far.control.map(|connection| (place.topology.place(far.member).replica, connection)));
     }
     (data, control)
 }
@@ -257,14 +263,14 @@ fn transfers(
     around: &Surroundings,
     place: &Place,
     loaded: &mut Loaded,
-    streams: Sockets<MemberIndex>,
+    data: Sockets<MemberIndex>,
 ) -> io::Result<Option<(Transfers, Partners)>> {
     let Some(mut partners) = loaded.partners.take() else { return Ok(None) };
     (partners.least, partners.at_end) = around.elsewhere;
-    let streams = streams.into_iter().map(|(member, stream)| Ok((member, stream.into_std()?)));
-    let streams = streams.collect::<io::Result<Vec<_>>>()?;
+    let sockets = data.into_iter().map(|(member, connection)| Ok((member, socket(connection)?)));
+    let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
     let who = (place.member, place.epoch, place.hash);
-    let links = AcrossLinks::new(who, streams, place.seat().role == Role::Decode)?;
+    let links = AcrossLinks::new(who, sockets, place.seat().role == Role::Decode)?;
     Ok(Some((partners.transfers(&place.topology, &loaded.shard.plan, links), partners)))
 }
 

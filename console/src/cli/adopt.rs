@@ -1,0 +1,153 @@
+//! `console adopt`: gives nodes the cluster's key, by the code that each shows, or over ssh, which asks each for one.
+use std::{path::PathBuf, process::Stdio, time::Duration};
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use serde_json::{Value, json};
+use shared::protocol::{
+    error::{Fault, FaultKind},
+    noise::{key::Key, pake::Code},
+};
+use tokio::{process::Command, time::timeout};
+
+use super::{Failure, interrupts::Interrupts, key, options::node, output};
+use crate::client::{adopt::adopt, with_port};
+
+/// An ssh command must be done within this.
+const SSH: Duration = Duration::from_secs(30);
+
+/// Options of `console adopt`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Adopt {
+    /// The nodes as ADDRESS[:PORT]
+    #[arg(required = true, value_name = "NODE", value_parser = node)]
+    nodes: Vec<String>,
+    /// What `sudo brambled pair` shows there; one for each node, in their order
+    #[arg(long, value_name = "CODE,..", value_delimiter = ',', required_unless_present = "ssh",
+        value_parser = <Code as std::str::FromStr>::from_str)]
+    code: Vec<Code>,
+    /// Get the codes with `ssh NODE sudo brambled pair --json`
+    #[arg(long, conflicts_with = "code")]
+    ssh: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Runs it: each node for itself; the first failure is what it ends with.
+pub(super) async fn run(options: Adopt, file: Option<PathBuf>) -> Result<u8, Failure> {
+    let path = file.map_or_else(key::default_path, Ok)?;
+    let secret = match key::current(&path) {
+        Ok(Key::Secret(secret)) => secret,
+        Ok(other) => {
+            return Err(Failure::Usage {
+                message: format!("{} holds a key of the role {}", path.display(), other.name()),
+                next: "adopt nodes where the cluster's secret is",
+            });
+        }
+        Err(_) if !path.exists() => {
+            return Err(Failure::Usage {
+                message: format!("there is no key file {}", path.display()),
+                next: "make the cluster's key with console key new, or name its file with --key FILE",
+            });
+        }
+        Err(failure) => return Err(failure),
+    };
+    if !options.ssh && options.code.len() != options.nodes.len() {
+        return Err(Failure::Usage {
+            message: format!("{} codes for {} nodes", options.code.len(), options.nodes.len()),
+            next: "give one --code for each node, in their order, or --ssh",
+        });
+    }
+    let mut interrupts = Interrupts::listen()?;
+    interrupts.end(all(&options, &secret)).await
+}
+
+async fn all(options: &Adopt, secret: &[u8; 32]) -> Result<u8, Failure> {
+    let (mut results, mut first) = (Vec::new(), None);
+    for (index, node) in options.nodes.iter().enumerate() {
+        let adopted = async {
+            let code = match options.code.get(index) {
+                Some(code) => code.clone(),
+                None => over_ssh(node).await?,
+            };
+            Ok::<_, Failure>(adopt(&with_port(node), &code, secret).await?)
+        };
+        match adopted.await {
+            Ok(adopted) => {
+                results.push(json!({"node": adopted.node, "address": node, "fingerprint": adopted.fingerprint}));
+                if !options.json {
+                    let (name, fingerprint) = (output::clean(&adopted.node), output::clean(&adopted.fingerprint));
+                    output::line(&format!("{name} ({node}) has key {fingerprint}"));
+                }
+            }
+            Err(failure) => {
+                let mut object = failure.json();
+                object["address"] = json!(node);
+                results.push(object);
+                if options.nodes.len() > 1 {
+                    output::note(&format!("{node}: {}", output::clean(&failure.to_string())));
+                }
+                first.get_or_insert(failure);
+            }
+        }
+    }
+    match first {
+        None if options.json => output::line(&json!({"nodes": results}).to_string()),
+        None => {}
+        Some(failure) if options.nodes.len() == 1 => return Err(failure),
+        Some(failure) => {
+            if options.json {
+                output::line(&json!({"nodes": results}).to_string());
+            }
+            return Ok(failure.code());
+        }
+    }
+    Ok(0)
+}
+
+/// Asks a node for a code over ssh.
+async fn over_ssh(node: &str) -> Result<Code, Failure> {
+    let host = host(node);
+    let unreachable = |reason: String| {
+        let kind = FaultKind::Unreachable { address: format!("{host} (ssh)"), reason };
+        Failure::Fault(Fault::new(node, kind))
+    };
+    let mut command = Command::new("ssh");
+    command.args(["-o", "ConnectTimeout=10", "--", host, "sudo", "brambled", "pair", "--json"]);
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    let ended = timeout(SSH, command.output()).await.map_err(|_| unreachable("ssh took too long".into()))?;
+    let ended = ended.context("cannot run ssh")?;
+    if !ended.status.success() {
+        let said = String::from_utf8_lossy(&ended.stderr);
+        let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+        return Err(unreachable(last.trim().to_owned()));
+    }
+    let object: Value = serde_json::from_slice(&ended.stdout)
+        .with_context(|| format!("{host} answered with no object to sudo brambled pair --json"))?;
+    let code = object["code"].as_str().and_then(|code| code.parse().ok());
+    code.ok_or_else(|| Failure::Other(anyhow!("{host} showed no code")))
+}
+
+/// The host of an address, without its port.
+fn host(node: &str) -> &str {
+    if node.parse::<std::net::Ipv6Addr>().is_ok() {
+        return node;
+    }
+    let host = node.rsplit_once(':').map_or(node, |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ssh_gets_the_host_alone() {
+        for (node, expected) in
+            [("pi1", "pi1"), ("pi1:9999", "pi1"), ("[fe80::1]:9999", "fe80::1"), ("fe80::1", "fe80::1")]
+        {
+            assert_eq!(host(node), expected);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! `console key rotate`: a new key for all nodes. The new key is on this disk before any node has it, and takes the place of the one before
+//! when all have it; a rotation that was broken off goes on with the same new key.
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use anyhow::{Context, anyhow};
+use serde_json::json;
+use shared::protocol::noise::{
+    key::{Key, Role},
+    keyring::{self, Held, Keyring},
+};
+
+use super::{
+    Failure,
+    confirm::{check, confirm},
+    interrupts::Interrupts,
+    key::current,
+    output,
+};
+use crate::client::rotate::rekey;
+
+/// Gives all nodes the next key.
+pub(super) async fn run(path: &Path, nodes: &[String], (grace, yes, json): (u32, bool, bool)) -> Result<u8, Failure> {
+    check(yes)?;
+    let old = current(path)?;
+    if !matches!(old, Key::Secret(_)) {
+        return Err(Failure::Usage {
+            message: format!("{} holds a key of the role {}", path.display(), old.name()),
+            next: "rotate the key where the cluster's secret is",
+        });
+    }
+    let mut interrupts = Interrupts::listen()?;
+    let question = format!("Give {} nodes a new key?", nodes.len());
+    interrupts.end(confirm(&question, yes)).await?;
+    let next = next_path(path);
+    let new = next_key(&next)?;
+    let both = [&old, &new].map(|key| Held { key: key.clone(), until: None });
+    // Some nodes may have the new key from a rotation that was broken off.
+    keyring::set_own(Keyring::with(Role::Operator, both.to_vec()));
+    let work = async {
+        let (mut taken, mut failed) = (Vec::new(), None);
+        for node in nodes {
+            match rekey(node, &old, &new, grace).await {
+                Ok(name) => {
+                    if !json {
+                        output::line(&format!("{} has key {}", output::clean(&name), new.fingerprint()));
+                    }
+                    taken.push(name);
+                }
+                Err(fault) => {
+                    output::note(&output::clean(&fault.to_string()));
+                    failed.get_or_insert(fault);
+                }
+            }
+        }
+        Ok::<_, Failure>((taken, failed))
+    };
+    let (taken, failed) = interrupts.end(work).await?;
+    if let Some(fault) = failed {
+        output::note(&format!(
+            "{} of {} nodes have the new key; it waits in {}: run the same command again",
+            taken.len(),
+            nodes.len(),
+            next.display()
+        ));
+        return Err(fault.into());
+    }
+    let held = Keyring::with(Role::Operator, vec![Held { key: old, until: None }]);
+    let until = seconds() + u64::from(grace);
+    let fingerprint = new.fingerprint();
+    keyring::write(path, &held.rotated(new, until)).with_context(|| format!("cannot write {}", path.display()))?;
+    fs::remove_file(&next).with_context(|| format!("cannot remove {}", next.display()))?;
+    if json {
+        let object = json!({"file": path, "fingerprint": fingerprint, "nodes": taken, "grace_seconds": grace});
+        output::line(&object.to_string());
+    }
+    Ok(0)
+}
+
+fn next_path(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".next");
+    path.with_file_name(name)
+}
+
+/// The key of a rotation that was broken off, or a new one; on the disk.
+fn next_key(next: &Path) -> Result<Key, Failure> {
+    if let Some(held) = keyring::read_if_there(next).map_err(anyhow::Error::from)?.into_iter().next() {
+        return Ok(held.key);
+    }
+    let key = Key::random().map_err(|error| anyhow!(error))?;
+    let held = [Held { key: key.clone(), until: None }];
+    keyring::write(next, &held).with_context(|| format!("cannot write {}", next.display()))?;
+    Ok(key)
+}
+
+fn seconds() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_secs())
+}

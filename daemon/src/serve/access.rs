@@ -1,0 +1,109 @@
+//! Who may ask for what: by the role that a connection has shown. Pure.
+use std::net::SocketAddr;
+
+use shared::protocol::{error::FaultKind, handshake::Purpose, message::RequestBody, noise::key::Role};
+
+/// What a request is called in the audit log and in refusals.
+pub(super) fn name(body: &RequestBody) -> &'static str {
+    match body {
+        RequestBody::Report => "report",
+        RequestBody::Watch { .. } => "watch",
+        RequestBody::Identify { .. } => "identify",
+        RequestBody::Prepare(_) => "prepare",
+        RequestBody::Commit { .. } => "commit",
+        RequestBody::Abort { .. } => "abort",
+        RequestBody::Generate(_) => "generate",
+        RequestBody::Cancel => "cancel",
+        RequestBody::Restart => "restart",
+        RequestBody::Exclude(_) => "exclude",
+        RequestBody::Bench(_) => "bench",
+        RequestBody::Records => "records",
+        RequestBody::BenchLinks(_) => "bench-links",
+        RequestBody::Rekey(_) => "rekey",
+        RequestBody::Models(request) => request.name(),
+    }
+}
+
+/// Whether a request only reads.
+pub(super) fn is_reading(body: &RequestBody) -> bool {
+    match body {
+        RequestBody::Report | RequestBody::Watch { .. } | RequestBody::Identify { .. } | RequestBody::Records => true,
+        RequestBody::Models(request) => request.is_reading(),
+        _ => false,
+    }
+}
+
+/// Whether the audit log tells a request: what changes something, but not every piece of a file.
+pub(super) fn is_told(body: &RequestBody) -> bool {
+    !is_reading(body) && !matches!(body, RequestBody::Models(request) if request.goes_on())
+}
+
+/// Refuses what a role may not ask for; ends without a key (`None`) may do all.
+pub(super) fn check_request(role: Option<Role>, body: &RequestBody) -> Result<(), FaultKind> {
+    match role {
+        Some(role @ Role::Viewer) if !is_reading(body) && !matches!(body, RequestBody::Cancel) => {
+            Err(FaultKind::RoleRefused { role: role.to_string(), what: name(body).into() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a connection: without a key from another machine, unless that is allowed; as a rank without a node's key.
+pub(super) fn check_hello(
+    role: Option<Role>,
+    purpose: &Purpose,
+    (peer, insecure): (SocketAddr, bool),
+) -> Result<(), FaultKind> {
+    match (role, purpose) {
+        (None, _) if !insecure && !peer.ip().to_canonical().is_loopback() => Err(FaultKind::Unclaimed),
+        (Some(role @ (Role::Viewer | Role::Operator)), Purpose::Data(_) | Purpose::Control(_)) => {
+            Err(FaultKind::RoleRefused { role: role.to_string(), what: "links of ranks".into() })
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{
+        ids::{Epoch, MemberIndex, TopologyHash},
+        protocol::{handshake::Between, models::ModelsRequest},
+    };
+
+    use super::*;
+
+    #[test]
+    fn a_viewer_reads_and_does_nothing() {
+        let epoch = Epoch(1);
+        for body in [RequestBody::Report, RequestBody::Watch { interval_ms: 1 }, RequestBody::Records] {
+            assert_eq!(check_request(Some(Role::Viewer), &body), Ok(()));
+        }
+        let models = |request| RequestBody::Models(Box::new(request));
+        assert_eq!(check_request(Some(Role::Viewer), &models(ModelsRequest::List)), Ok(()));
+        let remove = models(ModelsRequest::Remove { model: "m.gguf".into() });
+        assert!(check_request(Some(Role::Viewer), &remove).is_err() && is_told(&remove));
+        for body in [RequestBody::Restart, RequestBody::Commit { epoch, hash: TopologyHash(1) }] {
+            let refused = check_request(Some(Role::Viewer), &body).expect_err("a viewer does not act");
+            assert!(refused.to_string().contains(name(&body)), "{refused}");
+            for role in [None, Some(Role::Operator), Some(Role::Node)] {
+                assert_eq!(check_request(role, &body), Ok(()));
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_key_only_the_own_machine_comes_in_and_ranks_have_a_nodes_key() {
+        let between = Between { epoch: Epoch(1), hash: TopologyHash(1), from: MemberIndex(0), to: MemberIndex(1) };
+        let (near, far) = (SocketAddr::from(([127, 3, 2, 1], 5)), SocketAddr::from(([10, 0, 0, 1], 5)));
+        for purpose in [Purpose::Console, Purpose::Data(between), Purpose::Control(between)] {
+            assert_eq!(check_hello(None, &purpose, (near, false)), Ok(()));
+            assert_eq!(check_hello(None, &purpose, (far, false)), Err(FaultKind::Unclaimed));
+            assert_eq!(check_hello(None, &purpose, (far, true)), Ok(()));
+            assert_eq!(check_hello(Some(Role::Node), &purpose, (far, false)), Ok(()));
+            let is_console = purpose == Purpose::Console;
+            for role in [Role::Viewer, Role::Operator] {
+                assert_eq!(check_hello(Some(role), &purpose, (far, false)).is_ok(), is_console);
+            }
+        }
+    }
+}

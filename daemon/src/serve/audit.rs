@@ -1,0 +1,135 @@
+//! One line in the log for each command: who, what, and how it ended. What only reads is left out.
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use shared::{
+    ids::RequestId,
+    protocol::{
+        error::FaultKind,
+        message::{Request, Response, ResponseBody},
+        models::ModelsResponse,
+        noise::key::Role,
+    },
+};
+
+use super::access::{is_told, name};
+
+/// Commands of one session that are followed to their end.
+const FOLLOWED_MAX: usize = 256;
+
+/// The commands of one session.
+#[derive(Debug)]
+pub(super) struct Audit {
+    who: String,
+    running: Mutex<BTreeMap<RequestId, &'static str>>,
+}
+
+impl Audit {
+    pub(super) fn new(role: Option<Role>, by: &str) -> Self {
+        let role = role.map_or("no key".into(), |role| role.to_string());
+        Self { who: format!("{role} {by}"), running: Mutex::default() }
+    }
+
+    fn running(&self) -> MutexGuard<'_, BTreeMap<RequestId, &'static str>> {
+        // It is whole even if a task panicked while it held the lock.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A command came in.
+    pub(super) fn begin(&self, request: &Request) {
+        if !is_told(&request.body) {
+            return;
+        }
+        let what = name(&request.body);
+        let mut running = self.running();
+        if running.len() >= FOLLOWED_MAX {
+            drop(running);
+            return self.tell(what, "begun");
+        }
+        // A cancel has the id of what it cancels, whose end is told.
+        running.entry(request.id).or_insert(what);
+    }
+
+    /// A command was refused before the node heard of it.
+    pub(super) fn refused(&self, what: &str, kind: &FaultKind) {
+        self.tell(what, &format!("refused: {kind}"));
+    }
+
+    /// An answer goes out.
+    pub(super) fn end(&self, response: &Response) {
+        let Some(result) = result(&response.body) else { return };
+        let what = self.running().remove(&response.id);
+        if let Some(what) = what {
+            self.tell(what, &result);
+        }
+    }
+
+    /// The session is over.
+    pub(super) fn close(&self) {
+        let left = std::mem::take(&mut *self.running());
+        left.into_values().for_each(|what| self.tell(what, "the session ended before it"));
+    }
+
+    fn tell(&self, what: &str, result: &str) {
+        tracing::info!("audit: {}: {what}: {result}", self.who);
+    }
+}
+
+/// How a command ended; `None` while it goes on.
+fn result(body: &ResponseBody) -> Option<String> {
+    match body {
+        ResponseBody::Loading(_)
+        | ResponseBody::Started { .. }
+        | ResponseBody::Token(_)
+        | ResponseBody::Report(_)
+        | ResponseBody::Benching(_) => None,
+        ResponseBody::Models(response) if matches!(**response, ModelsResponse::Working { .. }) => None,
+        ResponseBody::Failed(fault) => Some(format!("failed: {}", fault.kind)),
+        ResponseBody::Finished(finished) => {
+            Some(format!("ok, {} tokens ({:?})", finished.times.sampled_tokens, finished.reason))
+        }
+        _ => Some("ok".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::protocol::{error::Fault, message::RequestBody};
+
+    use super::*;
+
+    fn request(id: u64, body: RequestBody) -> Request {
+        Request { id: RequestId(id), body }
+    }
+
+    #[test]
+    fn a_command_is_followed_to_its_end_and_reading_is_not() {
+        let audit = Audit::new(Some(Role::Operator), "ann@desk (10.0.0.9:5)");
+        assert_eq!(audit.who, "operator ann@desk (10.0.0.9:5)");
+        audit.begin(&request(1, RequestBody::Report));
+        audit.begin(&request(2, RequestBody::Restart));
+        audit.begin(&request(2, RequestBody::Cancel));
+        assert_eq!(audit.running().clone().into_iter().collect::<Vec<_>>(), [(RequestId(2), "restart")]);
+        audit.end(&Response { id: RequestId(2), body: ResponseBody::Restarting });
+        assert!(audit.running().is_empty());
+    }
+
+    #[test]
+    fn what_is_followed_is_bounded() {
+        let audit = Audit::new(None, "x");
+        (0..2000).for_each(|id| audit.begin(&request(id, RequestBody::Restart)));
+        assert_eq!(audit.running().len(), FOLLOWED_MAX);
+        audit.close();
+        assert!(audit.running().is_empty());
+    }
+
+    #[test]
+    fn the_end_is_what_the_node_said() {
+        let failed = ResponseBody::Failed(Fault::new("pi1", FaultKind::Draining));
+        assert!(result(&failed).is_some_and(|text| text.contains("draining")));
+        assert_eq!(result(&ResponseBody::Committed), Some("ok".into()));
+        assert_eq!(result(&ResponseBody::Loading(Default::default())), None);
+    }
+}

@@ -1,0 +1,152 @@
+//! Handshakes over loopback: who gets through, what is refused by name, and that no cut or recorded opening does.
+use std::sync::Arc;
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+};
+
+use super::*;
+use crate::{
+    ids::{Epoch, MemberIndex, RequestId, TopologyHash},
+    protocol::{
+        handshake::{Between, Purpose},
+        message::{Request, RequestBody},
+        noise::{key::Key, keyring::Held},
+    },
+};
+
+fn identity(name: &str) -> Identity {
+    Identity { name: name.into(), build: "0".into(), numeric: 1, machine: "m".into(), cores: vec![0] }
+}
+
+fn hello() -> Hello {
+    let between = Between { epoch: Epoch(7), hash: TopologyHash(9), from: MemberIndex(0), to: MemberIndex(3) };
+    Hello { identity: identity("pi1"), purpose: Purpose::Data(between) }
+}
+
+fn held(byte: u8) -> Held {
+    Held { key: Key::Secret([byte; 32]), until: None }
+}
+
+fn keyring(role: Role, bytes: &[u8]) -> Keyring {
+    Keyring::with(role, bytes.iter().map(|byte| held(*byte)).collect())
+}
+
+type Seen = Result<(Option<Role>, Hello, Option<Request>), FaultKind>;
+
+/// A node that takes one connection after the other, welcomes it and reads one message.
+async fn node(keyring: Keyring, connections: usize) -> (String, JoinHandle<Vec<Seen>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
+    let address = listener.local_addr().expect("a bound listener has an address").to_string();
+    let task = tokio::spawn(async move {
+        let mut seen = Vec::new();
+        for _ in 0..connections {
+            let (stream, _) = listener.accept().await.expect("somebody dials");
+            seen.push(take(stream, &keyring).await);
+        }
+        seen
+    });
+    (address, task)
+}
+
+async fn take(stream: TcpStream, keyring: &Keyring) -> Seen {
+    let door = Door { name: "pi4", keyring, is_pairing: &|| false };
+    let Arrived::Hello(mut connection, hello) = receive_hello(stream, door).await? else {
+        return Err(FaultKind::NotPairing);
+    };
+    let role = connection.role();
+    send_welcome(&mut connection, &Welcome::Accepted(identity("pi4"))).await?;
+    let (mut reader, _writer) = split(connection);
+    Ok((role, hello, reader.receive().await?))
+}
+
+fn request() -> Request {
+    Request { id: RequestId(5), body: RequestBody::Restart }
+}
+
+#[tokio::test]
+async fn ends_with_a_key_of_the_same_secret_meet_in_every_role_and_ends_without_one_too() {
+    for (own, theirs, role) in [
+        (keyring(Role::Node, &[1]), keyring(Role::Node, &[1]), Some(Role::Node)),
+        (keyring(Role::Operator, &[1]), keyring(Role::Node, &[1]), Some(Role::Operator)),
+        (keyring(Role::Operator, &[2, 1]), keyring(Role::Node, &[1]), Some(Role::Operator)),
+        (keyring(Role::Node, &[1]), keyring(Role::Node, &[2, 1]), Some(Role::Node)),
+        (Keyring::empty(Role::Operator), Keyring::empty(Role::Node), None),
+        (keyring(Role::Operator, &[1]), Keyring::empty(Role::Node), None),
+    ] {
+        let attempts = if own.current() == Some(&Key::Secret([2; 32])) { 2 } else { 1 };
+        let (address, node) = node(theirs, attempts).await;
+        let (connection, identity) = dial_with(&address, &hello(), &own).await.expect("the keys fit");
+        assert_eq!((identity.name.as_str(), connection.role()), ("pi4", role));
+        let (_reader, mut writer) = split(connection);
+        writer.send(&request()).await.expect("the node reads");
+        drop((writer, _reader));
+        let seen = node.await.expect("the node ends").pop().expect("it saw one").expect("it was good");
+        assert_eq!(seen, (role, hello(), Some(request())));
+    }
+}
+
+#[tokio::test]
+async fn other_keys_and_missing_ones_are_refused_by_name_on_both_sides() {
+    let viewer = Key::Secret([1; 32]).for_role(Role::Viewer).expect("a secret has all roles");
+    let forged =
+        Keyring::with(Role::Operator, vec![Held { key: Key::Role(Role::Operator, *viewer.bytes()), until: None }]);
+    for (own, kind) in [
+        (keyring(Role::Operator, &[2]), FaultKind::KeyDiffers),
+        (Keyring::empty(Role::Operator), FaultKind::KeyNeeded),
+        // A viewer's key does not become an operator's by saying so.
+        (forged, FaultKind::KeyDiffers),
+    ] {
+        let (address, node) = node(keyring(Role::Node, &[1]), 1).await;
+        let fault = dial_with(&address, &hello(), &own).await.expect_err("the keys differ");
+        assert_eq!(fault.kind, kind);
+        let seen = node.await.expect("the node ends").pop().expect("it saw one");
+        assert_eq!(seen.expect_err("it was refused"), kind);
+    }
+}
+
+#[tokio::test]
+async fn no_cut_changed_or_recorded_opening_gets_through() {
+    let own = keyring(Role::Node, &[1]);
+    // All that can be said without knowing the answer.
+    let recorded = opening(&own).await;
+    let keyring = Arc::new(own);
+    for end in 0..=recorded.len() {
+        let mut bytes = recorded[..end].to_vec();
+        assert!(refuses(&keyring, &bytes).await, "cut at {end}");
+        if let Some(last) = bytes.last_mut() {
+            *last ^= 1;
+            assert!(refuses(&keyring, &bytes).await, "changed at {end}");
+        }
+    }
+}
+
+/// What a dialling side says before anybody answers its handshake.
+async fn opening(keyring: &Keyring) -> Vec<u8> {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
+    let address = listener.local_addr().expect("a bound listener has an address").to_string();
+    let (keyring, mut said) = (keyring.clone(), vec![0; PREAMBLE_BYTES]);
+    let dialling = tokio::spawn(async move { dial_with(&address, &hello(), &keyring).await.map(|_| ()) });
+    let (mut stream, _) = listener.accept().await.expect("it dials");
+    stream.read_exact(&mut said).await.expect("a preamble");
+    let own = offer(None, &self::keyring(Role::Node, &[1]));
+    stream.write_all(&own.encode()).await.expect("it reads");
+    let mut length = [0; 2];
+    stream.read_exact(&mut length).await.expect("a handshake");
+    let mut message = vec![0; usize::from(u16::from_le_bytes(length))];
+    stream.read_exact(&mut message).await.expect("a handshake");
+    dialling.abort();
+    [said, length.to_vec(), message].concat()
+}
+
+/// Whether a node refuses what begins so and then ends.
+async fn refuses(keyring: &Arc<Keyring>, bytes: &[u8]) -> bool {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
+    let mut dialler = TcpStream::connect(listener.local_addr().expect("an address")).await.expect("it listens");
+    let (stream, _) = listener.accept().await.expect("somebody dialled");
+    dialler.write_all(bytes).await.expect("there is room");
+    dialler.shutdown().await.expect("it is open");
+    take(stream, keyring).await.is_err()
+}

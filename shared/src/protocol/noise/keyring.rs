@@ -1,0 +1,310 @@
+//! The keys that this process holds, and the file that they are in. A process has one keyring, as it has one user: a dial that forgot it
+//! would be one without a key.
+use std::{
+    fs, io,
+    io::Write,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::{Arc, LazyLock, PoisonError, RwLock},
+};
+
+use super::{
+    Psk,
+    key::{Key, Role, hexadecimal, of_hexadecimal},
+};
+use crate::protocol::seal::Protection;
+
+/// Longest key file.
+const FILE_BYTES_MAX: u64 = 4096;
+/// Most keys of a file: the current one, and those of a rotation or two that still count.
+const HELD_MAX: usize = 4;
+
+/// Why a key file is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyFileError {
+    /// It is not there, or cannot be read.
+    #[error("cannot read key file {}: {error}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// Others can read it.
+    #[error("key file {} can be read by others (mode {mode:04o}): chmod 600 {}", path.display(), path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// It holds something else.
+    #[error("{} is no key file: {reason}; make one with console key new, or copy it again", path.display())]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// A key and how long it counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The key.
+    pub key: Key,
+    /// Seconds since 1970 up to which it counts; `None`: the current one.
+    pub until: Option<u64>,
+}
+
+/// What a connection has shown: a role's key.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Pass {
+    /// The role.
+    pub role: Role,
+    psk: Psk,
+}
+
+impl std::fmt::Debug for Pass {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pass({})", self.role)
+    }
+}
+
+impl Pass {
+    /// Of a role, by this key.
+    pub fn new(role: Role, psk: Psk) -> Self {
+        Self { role, psk }
+    }
+}
+
+/// The keys of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keyring {
+    /// What the holder of a cluster's secret comes as.
+    acts_as: Role,
+    held: Vec<Held>,
+    /// Protection of this process's data links; the stronger wish of both ends counts.
+    pub data_links: Protection,
+}
+
+static OWN: LazyLock<RwLock<Arc<Keyring>>> = LazyLock::new(|| RwLock::new(Arc::new(Keyring::empty(Role::Operator))));
+
+/// The keyring of this process.
+pub fn own() -> Arc<Keyring> {
+    Arc::clone(&OWN.read().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Sets the keyring of this process, at its start and when its keys change.
+pub fn set_own(keyring: Keyring) {
+    *OWN.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keyring);
+}
+
+impl Keyring {
+    /// Without a key.
+    pub fn empty(acts_as: Role) -> Self {
+        Self { acts_as, held: Vec::new(), data_links: Protection::default() }
+    }
+
+    /// With these keys, the current one first.
+    pub fn with(acts_as: Role, held: Vec<Held>) -> Self {
+        Self { acts_as, held, data_links: Protection::default() }
+    }
+
+    /// Whether it holds a key.
+    pub fn has_key(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// The current key.
+    pub fn current(&self) -> Option<&Key> {
+        self.held.first().map(|held| &held.key)
+    }
+
+    /// Its keys, the current one first.
+    pub fn held(&self) -> &[Held] {
+        &self.held
+    }
+
+    /// What to dial with, in the order of attempts; `now` in seconds since 1970.
+    pub fn dialling(&self, now: u64) -> Vec<(Role, Psk)> {
+        let role = |key: &Key| match key {
+            Key::Secret(_) => self.acts_as,
+            Key::Role(role, _) => *role,
+        };
+        self.counting(now).filter_map(|key| key.psk(role(key)).map(|psk| (role(key), psk))).collect()
+    }
+
+    /// What lets a dialler with this role in.
+    pub fn accepting(&self, role: Role, now: u64) -> Vec<Psk> {
+        self.counting(now).filter_map(|key| key.psk(role)).collect()
+    }
+
+    /// Whether a connection may go on: what it showed still counts, or it showed none and there is still no key.
+    pub fn lets_in(&self, pass: Option<&Pass>, now: u64) -> bool {
+        pass.map_or(!self.has_key(), |pass| self.accepting(pass.role, now).contains(&pass.psk))
+    }
+
+    fn counting(&self, now: u64) -> impl Iterator<Item = &Key> {
+        self.held.iter().filter(move |held| held.until.is_none_or(|until| now < until)).map(|held| &held.key)
+    }
+
+    /// With a new current key; the one before counts until `until`. Keys before that count no more.
+    pub fn rotated(&self, key: Key, until: u64) -> Vec<Held> {
+        let before = self.held.first().filter(|held| held.key != key);
+        let before = before.map(|held| Held { key: held.key.clone(), until: Some(until) });
+        std::iter::once(Held { key, until: None }).chain(before).collect()
+    }
+}
+
+/// Reads a key file.
+///
+/// # Errors
+/// It is not there, others can read it, or it holds something else.
+pub fn read(path: &Path) -> Result<Vec<Held>, KeyFileError> {
+    let unreadable = |error| KeyFileError::Unreadable { path: path.into(), error };
+    let file = fs::File::open(path).map_err(unreadable)?;
+    let metadata = file.metadata().map_err(unreadable)?;
+    let (mode, broken) = (metadata.mode() & 0o777, |reason| KeyFileError::Broken { path: path.into(), reason });
+    if mode & 0o077 != 0 {
+        return Err(KeyFileError::Open { path: path.into(), mode });
+    }
+    if metadata.len() > FILE_BYTES_MAX {
+        return Err(broken(format!("it has {} bytes", metadata.len())));
+    }
+    let mut text = String::new();
+    io::Read::read_to_string(&mut io::Read::take(file, FILE_BYTES_MAX), &mut text).map_err(unreadable)?;
+    parse(&text).map_err(broken)
+}
+
+/// As [`read`]; no keys where there is no file.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_if_there(path: &Path) -> Result<Vec<Held>, KeyFileError> {
+    match read(path) {
+        Err(KeyFileError::Unreadable { error, .. })
+            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+        {
+            Ok(Vec::new())
+        }
+        result => result,
+    }
+}
+
+/// Writes a key file for its owner alone, whole or not at all, and on the disk when it returns.
+///
+/// # Errors
+/// The folder cannot be written.
+pub fn write(path: &Path, held: &[Held]) -> io::Result<()> {
+    let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+    name.push(".new");
+    let beside = path.with_file_name(name);
+    match fs::remove_file(&beside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+    file.write_all(format(held).as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&beside, path)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::File::open(folder)?.sync_all()
+}
+
+fn format(held: &[Held]) -> String {
+    let mut text = "# Key of a Bramble cluster. Whoever can read this file can use the cluster.\n".to_owned();
+    for Held { key, until } in held {
+        let until = until.map_or(String::new(), |until| format!(" until {until}"));
+        text += &format!("{} {}{until}\n", key.name(), hexadecimal(key.bytes()));
+    }
+    text
+}
+
+fn parse(text: &str) -> Result<Vec<Held>, String> {
+    let mut held: Vec<Held> = Vec::new();
+    let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
+    for (number, line) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
+        let wrong = || format!("line {number} is not `secret`, `operator` or `viewer` with 64 hexadecimal digits");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (name, digits, until) = match words[..] {
+            [name, digits] => (name, digits, None),
+            [name, digits, "until", until] => (name, digits, Some(until.parse().map_err(|_| wrong())?)),
+            _ => return Err(wrong()),
+        };
+        let key = of_hexadecimal(digits).and_then(|bytes| Key::named(name, bytes)).ok_or_else(wrong)?;
+        if until.is_none() != held.is_empty() || held.len() >= HELD_MAX {
+            return Err(format!("line {number}: one current key comes first, then at most {} others", HELD_MAX - 1));
+        }
+        held.push(Held { key, until });
+    }
+    if held.is_empty() { Err("it holds no key".into()) } else { Ok(held) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn held(byte: u8, until: Option<u64>) -> Held {
+        Held { key: Key::Secret([byte; 32]), until }
+    }
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("bramble-{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder can be made");
+        folder
+    }
+
+    #[test]
+    fn a_key_file_is_for_its_owner_alone_and_refused_if_it_is_not() {
+        let folder = folder("keyring");
+        let path = folder.join("cluster.key");
+        let keys = vec![held(1, None), held(2, Some(1_700_000_000))];
+        write(&path, &keys).expect("the folder can be written");
+        assert_eq!(fs::metadata(&path).expect("it is there").permissions().mode() & 0o777, 0o600);
+        assert_eq!(read(&path).expect("it is good"), keys);
+        for mode in [0o640, 0o604, 0o660] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("it is ours");
+            let error = read(&path).expect_err("others can read it").to_string();
+            assert!(error.contains(&format!("chmod 600 {}", path.display())), "{error}");
+        }
+        assert!(read_if_there(&path).is_err());
+        assert_eq!(read_if_there(&folder.join("none")).expect("no file is no key"), Vec::new());
+        fs::remove_dir_all(folder).expect("it is ours");
+    }
+
+    #[test]
+    fn what_is_no_key_file_is_refused_with_its_line() {
+        let digits = "0123456789abcdef".repeat(4);
+        let good = format!("# a key\nviewer {digits}\n");
+        assert_eq!(parse(&good).map(|held| held.len()), Ok(1));
+        for (text, named) in [
+            (String::new(), "no key"),
+            (format!("secret {}", &digits[1..]), "line 1"),
+            (format!("node {digits}"), "line 1"),
+            (format!("secret {digits} until"), "line 1"),
+            (format!("secret {digits} until x"), "line 1"),
+            (format!("secret {digits} until 5"), "line 1"),
+            (format!("secret {digits}\nsecret {digits}"), "line 2"),
+        ] {
+            let error = parse(&text).expect_err("it is wrong");
+            assert!(error.contains(named), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn after_a_rotation_the_key_before_counts_for_its_time() {
+        let before = Keyring::with(Role::Node, vec![held(1, None), held(9, Some(50))]);
+        let keyring = Keyring::with(Role::Node, before.rotated(Key::Secret([2; 32]), 100));
+        let psk = |byte: u8| Key::Secret([byte; 32]).psk(Role::Node).expect("a secret has all roles");
+        assert_eq!(keyring.accepting(Role::Node, 99), [psk(2), psk(1)]);
+        assert_eq!(keyring.dialling(99), [(Role::Node, psk(2)), (Role::Node, psk(1))]);
+        assert_eq!(keyring.accepting(Role::Node, 100), [psk(2)]);
+        let pass = Pass::new(Role::Node, psk(1));
+        assert!(keyring.lets_in(Some(&pass), 99) && !keyring.lets_in(Some(&pass), 100));
+        assert!(!keyring.lets_in(None, 0) && Keyring::empty(Role::Node).lets_in(None, 0));
+        assert_eq!(keyring.rotated(Key::Secret([2; 32]), 200).len(), 1, "the same key again is no rotation");
+    }
+}

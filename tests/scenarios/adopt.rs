@@ -1,0 +1,176 @@
+//! Nodes without a key: what they answer, how they get one by a code or over ssh, and how all get another.
+use std::{
+    fs,
+    net::{TcpListener, UdpSocket},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::Command,
+};
+
+use harness::programs::{Cluster, Ended, console, demo_models, programs};
+use tempfile::TempDir;
+
+/// A new key in a folder of its own.
+fn key() -> (TempDir, String) {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let path = folder.path().join("cluster.key").into_os_string().into_string().expect("tempfile's names are ASCII");
+    assert_eq!(console(&["key", "new", "--key", &path, "--json"]).code, Some(0));
+    (folder, path)
+}
+
+/// `brambled pair` beside a running node.
+fn pair(cluster: &Cluster, index: usize) -> String {
+    let mut brambled = Command::new(programs().join("brambled"));
+    brambled.args(["--listen", &cluster.addresses[index], "--name", "pi1", "--state"]).arg(cluster.state(index));
+    let ended = brambled.args(["pair", "--json"]).output().expect("brambled runs");
+    let err = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(ended.status.success(), "{err}");
+    let object: serde_json::Value = serde_json::from_slice(&ended.stdout).expect("an object");
+    object["code"].as_str().expect("a code").to_owned()
+}
+
+fn adopt(address: &str, code: &str, key: &str) -> Ended {
+    console(&["adopt", address, "--code", code, "--key", key, "--json"])
+}
+
+/// A code that is not this one.
+fn another(code: &str, number: u32) -> String {
+    let digits: u32 = code.replace('-', "").parse().expect("eight digits");
+    let other = format!("{:08}", (digits + number) % 100_000_000);
+    format!("{}-{}", &other[..4], &other[4..])
+}
+
+/// `console` without a key of its own in the usual place.
+fn keyless(arguments: &[&str]) -> Ended {
+    let home = tempfile::tempdir().expect("a folder can be made");
+    let mut command = Command::new(programs().join("console"));
+    command.args(arguments).env("XDG_CONFIG_HOME", home.path()).env_remove("BRAMBLE_KEY_FILE");
+    let ended = command.env_remove("BRAMBLE_NODES").output().expect("console runs");
+    let text = |bytes| String::from_utf8(bytes).expect("console prints UTF-8");
+    Ended { code: ended.status.code(), out: text(ended.stdout), err: text(ended.stderr) }
+}
+
+fn generate(address: &str) -> [&str; 11] {
+    let (model, prompt) = ("bard-q8_0.gguf", "ROMEO:");
+    [
+        "generate",
+        "--nodes",
+        address,
+        "--model",
+        model,
+        "--prompt",
+        prompt,
+        "--max-tokens",
+        "4",
+        "--json",
+        "--temperature=0",
+    ]
+}
+
+/// A free address of this machine that is not a loopback one; no packet is sent to find it.
+fn own_address() -> Option<String> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("192.0.2.1:9").ok()?;
+    let ip = socket.local_addr().ok()?.ip();
+    let listener = TcpListener::bind((ip, 0)).ok()?;
+    (!ip.is_loopback() && !ip.is_unspecified()).then(|| listener.local_addr().ok().map(|a| a.to_string())).flatten()
+}
+
+#[test]
+fn an_unclaimed_node_on_the_network_answers_nothing_but_pairing_until_it_has_a_key() {
+    let Some(address) = own_address() else {
+        return eprintln!("SKIPPED: this machine has only loopback addresses");
+    };
+    let cluster = Cluster::at(&address, &[]);
+    keyless(&generate(&address)).assert_error(4, "unclaimed", &["pi1", "no cluster key"]);
+    let status = keyless(&["status", "--nodes", &address, "--json"]).json();
+    assert_eq!(status["nodes"][0]["error"]["code"], "unclaimed", "{status}");
+    let (_folder, key) = key();
+    // Whoever has a key is not talked out of using it.
+    console(&[&generate(&address)[..], &["--key", &key]].concat()).assert_error(4, "unclaimed", &[]);
+    adopt(&address, "1234-5678", &key).assert_error(4, "not_pairing", &["shows no code"]);
+    let code = pair(&cluster, 0);
+    adopt(&address, &another(&code, 1), &key).assert_error(4, "code_wrong", &["pi1", "4 more"]);
+    let adopted = adopt(&address, &code, &key).json();
+    let fingerprint = console(&["key", "fingerprint", "--key", &key]);
+    assert_eq!(adopted["nodes"][0]["fingerprint"], fingerprint.out.trim(), "{adopted}");
+    console(&[&generate(&address)[..], &["--key", &key]].concat()).completion();
+    keyless(&generate(&address)).assert_error(4, "key_needed", &[]);
+    adopt(&address, &code, &key).assert_error(4, "claimed", &["already"]);
+    let mode = fs::metadata(cluster.state(0).join("cluster.key")).expect("it was kept").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn an_insecure_node_on_the_network_serves_everyone_and_says_so() {
+    let Some(address) = own_address() else {
+        return eprintln!("SKIPPED: this machine has only loopback addresses");
+    };
+    let cluster = Cluster::at(&address, &["--insecure"]);
+    keyless(&generate(&address)).completion();
+    assert!(cluster.log(0).contains("insecure: everyone"), "{}", cluster.log(0));
+}
+
+#[test]
+fn after_five_wrong_codes_the_right_one_counts_no_more_and_a_new_one_does() {
+    let cluster = Cluster::of(1);
+    let (_folder, key) = key();
+    let (address, code) = (&cluster.addresses[0], pair(&cluster, 0));
+    for number in 1..=5 {
+        let left = format!("{} more", 5 - number);
+        adopt(address, &another(&code, number), &key).assert_error(4, "code_wrong", &[&left]);
+    }
+    adopt(address, &code, &key).assert_error(4, "not_pairing", &[]);
+    assert!(cluster.log(0).contains("5 wrong codes"), "{}", cluster.log(0));
+    let again = pair(&cluster, 0);
+    assert_eq!(adopt(address, &again, &key).code, Some(0));
+}
+
+#[test]
+fn nodes_are_adopted_over_ssh_and_get_another_key_together() {
+    let cluster = Cluster::with(2, &demo_models(), "");
+    let (folder, key) = key();
+    // What ssh would do on those hosts.
+    let bin = folder.path().join("bin");
+    fs::create_dir(&bin).expect("the folder can be written");
+    let hosts: Vec<&str> = cluster.addresses.iter().filter_map(|a| a.split(':').next()).collect();
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in\n*' {} sudo brambled pair --json') state={} ;;\n*' {} sudo brambled pair --json') state={} ;;\n\
+         *) echo \"unexpected: $*\" >&2; exit 255 ;;\nesac\nexec {}/brambled --state $state pair --json\n",
+        hosts[0],
+        cluster.state(0).display(),
+        hosts[1],
+        cluster.state(1).display(),
+        programs().display()
+    );
+    let ssh = bin.join("ssh");
+    fs::write(&ssh, script).expect("the folder can be written");
+    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
+    let mut command = Command::new(programs().join("console"));
+    command.arg("adopt").args(&cluster.addresses).args(["--ssh", "--json", "--key", &key]).env("PATH", path);
+    let ended = command.output().expect("console runs");
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    let with = |key: &str| cluster.generate(2, &["--prompt", "ROMEO:", "--max-tokens", "4", "--key", key]);
+    with(&key).completion();
+
+    let before = folder.path().join("before.key").into_os_string().into_string().expect("ASCII");
+    copy(Path::new(&key), Path::new(&before));
+    let nodes = cluster.nodes();
+    let rotate =
+        |grace| console(&["key", "rotate", "--nodes", &nodes, "--grace", grace, "--yes", "--json", "--key", &key]);
+    let old = console(&["key", "fingerprint", "--key", &before]).out;
+    let rotated = rotate("3600").json();
+    assert!(rotated["fingerprint"].as_str().is_some_and(|new| new != old.trim()), "{rotated}");
+    with(&key).completion();
+    with(&before).completion();
+    rotate("0").json();
+    with(&before).assert_error(4, "key_differs", &[]);
+    with(&key).completion();
+    assert!(!Path::new(&format!("{key}.next")).exists());
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::copy(from, to).expect("the folder can be written");
+    fs::set_permissions(to, fs::Permissions::from_mode(0o600)).expect("it is ours");
+}
