@@ -257,6 +257,45 @@ mod tests {
     }
 
     #[test]
+    fn every_question_and_answer_survives_the_wire_and_no_truncation_is_one() {
+        use crate::protocol::message::{decode, encode};
+        #[track_caller]
+        fn check<T: Serialize + serde::de::DeserializeOwned + PartialEq + fmt::Debug>(message: &T) {
+            let bytes = encode(message);
+            assert_eq!(decode::<T>(&bytes).as_ref(), Ok(message));
+            for end in 0..bytes.len() {
+                assert!(decode::<T>(&bytes[..end]).is_err(), "cut at {end}: {message:?}");
+            }
+        }
+        let (model, sha256) = ("m.gguf".to_owned(), Sha256([7; 32]));
+        let piece = Piece { model: model.clone(), size: Bytes(9), sha256, offset: 4, bytes: vec![1, 2, 3] };
+        for request in [
+            ModelsRequest::List,
+            ModelsRequest::Verify { model: model.clone(), is_known_enough: true },
+            ModelsRequest::Remove { model: model.clone() },
+            ModelsRequest::Pull { url: "https://a/m.gguf".into(), model: model.clone(), sha256: Some(sha256) },
+            ModelsRequest::Fetch { model: model.clone(), from: "pi1:9999".into() },
+            ModelsRequest::Read { model: model.clone(), offset: u64::MAX },
+            ModelsRequest::Write(piece),
+        ] {
+            check(&request);
+        }
+        let (folder, identity) = ("/models".to_owned(), Some(ModelIdentity([1; 32])));
+        let state = FileState::Broken("cut".into());
+        let file = ModelFile { model, folder, size: Bytes(9), state, identity, sha256: Some(sha256) };
+        for response in [
+            ModelsResponse::Listed(vec![file.clone()]),
+            ModelsResponse::Working { step: Step::Hashing, done: Bytes(1), total: Some(Bytes(9)) },
+            ModelsResponse::Stored(file),
+            ModelsResponse::Removed,
+            ModelsResponse::Piece { size: Bytes(9), bytes: vec![1, 2, 3] },
+            ModelsResponse::Written { length: Bytes(4) },
+        ] {
+            check(&response);
+        }
+    }
+
+    #[test]
     fn the_files_of_one_model_know_each_other() {
         assert_eq!(family("big-00002-of-00003.gguf"), "big");
         assert_eq!(family("a-b-00001-of-00002.gguf"), "a-b");
