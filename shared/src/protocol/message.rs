@@ -8,6 +8,7 @@ use crate::{
     protocol::{
         bench::{Bench, BenchLinks},
         error::{Fault, FaultKind},
+        models::{ModelsRequest, ModelsResponse},
         pairing::Rekey,
     },
     sampling::SamplingParameters,
@@ -81,6 +82,8 @@ pub enum RequestBody {
     Bench(Box<Bench>),
     /// The latest all-reduces one by one. Answered by `Records`.
     Records,
+    /// Look at model files, or change them.
+    Models(Box<ModelsRequest>),
     /// Take the cluster's next key. Answered by `Rekeyed` once it is on disk.
     Rekey(Box<Rekey>),
     /// Time all-reduces of the head's stage while no request runs (heads only). Answered by `BenchedLinks`.
@@ -267,6 +270,8 @@ pub enum ResponseBody {
     Records(Vec<SyncRecord>),
     /// What all-reduces take on the links.
     BenchedLinks(LinkBench),
+    /// About model files.
+    Models(Box<ModelsResponse>),
     /// The new key counts.
     Rekeyed {
         /// Its fingerprint.

@@ -6,6 +6,7 @@ mod benching;
 mod heartbeat;
 mod linking;
 mod loading;
+mod models;
 mod report;
 mod running;
 pub mod state;
@@ -25,7 +26,7 @@ use shared::{
         connection::Connection,
         error::{Fault, FaultKind},
         handshake::{Identity, Purpose},
-        message::{Response, ResponseBody},
+        message::{Request, RequestBody, Response, ResponseBody},
         pairing::Rekey,
     },
     telemetry::{Health, NodeState},
@@ -41,6 +42,7 @@ use tokio::{
 use self::{
     assigning::{LinkOutcome, LoadOutcome, Open},
     benching::Benching,
+    models::Jobs,
     report::{Constants, Watcher},
     running::{Running, Surroundings},
     state::{Kept, StateFolder},
@@ -111,6 +113,7 @@ pub struct Driver {
     running: Option<Running>,
     /// The latest bench.
     benching: Option<Benching>,
+    jobs: Jobs,
     /// Resident memory, and when it was read.
     memory: (Instant, Bytes),
     watching: Watching,
@@ -132,7 +135,7 @@ impl Driver {
         let (inputs, receiver) = channel(INPUTS_MAX);
         let (epoch, exclusions, supervised) = (kept.epoch, kept.exclusions, config.supervised);
         let beginning = Beginning { name: config.name.clone(), epoch, exclusions, supervised };
-        let monitor = Monitor::new(&config.health_root, config.listen);
+        let monitor = Monitor::new(&config.health_root, config.listen, config.models.first().unwrap_or(&config.state));
         let around = Surroundings {
             name: config.name.clone(),
             kernels,
@@ -154,6 +157,7 @@ impl Driver {
             open: None,
             running: None,
             benching: None,
+            jobs: Jobs::default(),
             memory: (Instant::now(), memory::resident()),
             watching: Watching::new(monitor),
             supervisor: Supervisor::from_environment(),
@@ -212,6 +216,10 @@ impl Driver {
             Event::SessionClosed(session) => {
                 self.sessions.remove(session);
                 self.watchers.retain(|watcher| watcher.session != *session);
+                self.jobs.stop_all(*session);
+            }
+            Event::Request { session, request: Request { id, body: RequestBody::Cancel }, .. } => {
+                self.jobs.stop(*session, *id);
             }
             Event::Engine(epoch, Progress::Broken { rank, reason }) => {
                 tracing::warn!(%epoch, ?rank, reason, "the engine cannot go on");
@@ -334,6 +342,7 @@ impl Driver {
             Effect::Rekey { session, id, rekey } => self.rekey(session, id, *rekey),
             Effect::Watch { session, id, interval } => self.watch(session, id, interval).await,
             Effect::Identify { session, id, model } => self.identify(session, id, model),
+            Effect::Models { session, id, request } => self.models(session, id, *request).await,
             Effect::Bench(key, bench) => self.bench(key, *bench),
             Effect::StopBench(key) => {
                 if let Some(benching) = self.benching.as_ref().filter(|benching| benching.key == key) {
