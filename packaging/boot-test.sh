@@ -104,12 +104,21 @@ step "install"
 ctr sh -c 'apt-get install -y /opt/bramble-*.deb' >"target/boot/$arch.install.log" 2>&1 || fail "apt-get install"
 within 15 "it is active" is ActiveState active
 [ "$(ctr systemctl is-enabled brambled)" = enabled ] || fail "it is not enabled"
+[ "$(ctr systemctl is-enabled bramble-governor || true)" = disabled ] || fail "the governor's unit is not there, or not off"
+# A container has no frequency scaling: the unit starts, does nothing, and is no failure.
+ctr systemctl start bramble-governor || fail "the governor's unit fails where there is nothing to set"
 is NRestarts 0 || fail "it was restarted by itself"
 is User bramble || fail "it does not run as bramble"
 within 5 "a status text" is_not StatusText ""
 [ "$(ctr cat /run/bramble/brambled.pid)" = "$(property MainPID)" ] || fail "the PID file is wrong"
 within 15 "port 9999 answers" answers
 ctr console status --nodes 127.0.0.1
+
+step "check"
+code=0
+ctr brambled check >"target/boot/$arch.check.log" 2>&1 || code=$?
+[[ $code =~ ^(0|6|7)$ ]] || fail "brambled check ends with $code"
+ctr console doctor --nodes 127.0.0.1 >>"target/boot/$arch.check.log" 2>&1 || [[ $? =~ ^(6|7)$ ]] || fail "console doctor"
 
 step "bench as a child of the unit"
 ctr console bench --nodes 127.0.0.1 --model bard-q8_0.gguf --read-mib 16 --repeats 1 || fail "console bench"
@@ -187,7 +196,8 @@ said "nonsense\|bramble.toml is refused" || fail "the journal does not say why"
 step "purge"
 ctr apt-get purge -y bramble-daemon bramble-console >"target/boot/$arch.purge.log" 2>&1 || fail "purge"
 for path in /etc/bramble /etc/needrestart/conf.d/bramble.conf /var/lib/bramble /run/bramble /usr/share/bramble \
-    /usr/bin/brambled /usr/bin/console /usr/lib/systemd/system/brambled.service; do
+    /usr/bin/brambled /usr/bin/console /usr/lib/systemd/system/brambled.service \
+    /usr/lib/systemd/system/bramble-governor.service; do
     ! ctr test -e $path || fail "purge left $path"
 done
 ! ctr pgrep -x brambled || fail "purge left a process"

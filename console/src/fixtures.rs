@@ -269,6 +269,7 @@ pub(crate) fn idle(node: usize) -> NodeReport {
         name: name(node),
         instance: 1,
         supervised: true,
+        unix_ms: 0,
         build: "0.1.0".to_owned(),
         kernels: "avx2".to_owned(),
         state: NodeState::Idle,
@@ -324,9 +325,10 @@ pub(crate) fn health() -> Health {
         clock: Some(clock),
         firmware: Some(ThrottleBits(0)),
         memory: Some(memory),
-        link: Some(NetworkLink { interface: "eth0".into(), mbit: Some(1000), is_wireless: false }),
+        link: Some(NetworkLink { interface: "eth0".into(), mbit: Some(1000), ..NetworkLink::default() }),
         load: Some(LoadByOthers { others: 0.1, cores: 4 }),
         run_queue: Some(RunQueue { waited: 0.01, ran: 0.9 }),
+        ..Health::default()
     }
 }
 

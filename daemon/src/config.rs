@@ -2,14 +2,14 @@
 use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context, bail, ensure};
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use serde::Deserialize;
 use shared::{
     protocol::{PORT, seal::Protection},
     topology::spec::NAME_LENGTH_MAX,
 };
 
-use crate::{bench::Command, gateway, health::machine::host_name};
+use crate::{bench::Bench, check::Check, gateway, health::machine::host_name, pair};
 
 /// Where a packaged daemon keeps its state.
 const STATE_DEFAULT: &str = "/var/lib/bramble";
@@ -74,6 +74,18 @@ pub struct Arguments {
     pub command: Option<Command>,
 }
 
+/// What brambled can do instead of serving.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Measure this machine
+    #[command(subcommand)]
+    Bench(Bench),
+    /// Say what is wrong with this machine, and what cures it; exit code 6: warnings, 7: errors
+    Check(Check),
+    /// Show a code by which this node can be adopted (as root: sudo brambled pair)
+    Pair(pair::Arguments),
+}
+
 /// Prompts of at least so many tokens are computed elsewhere: a chunk of a step, below which the way costs more than it spares.
 const ELSEWHERE_FROM: u32 = 128;
 
@@ -89,6 +101,7 @@ struct File {
     log_dir: Option<PathBuf>,
     memory_max_mib: Option<u64>,
     packed_shards: Option<bool>,
+    mdns: Option<bool>,
     prefill_elsewhere_from: Option<u32>,
     heartbeat_ms: Option<u64>,
     silent_ms: Option<u64>,
@@ -177,6 +190,8 @@ pub struct Config {
     pub memory_max: Option<u64>,
     /// Whether packed shards are kept in the state folder for the next start.
     pub packed_shards: bool,
+    /// Whether the node announces itself to the local network.
+    pub mdns: bool,
     /// When a peer counts as lost.
     pub liveness: Liveness,
     /// Longest drain.
@@ -196,6 +211,19 @@ pub struct Config {
 }
 
 impl Config {
+    /// Settings for a check of the machine: those of the file that is named, else of the packaged one where there is one that can be read,
+    /// else none.
+    ///
+    /// # Errors
+    /// The file that is named cannot be read or is refused.
+    pub fn for_check(arguments: Arguments) -> anyhow::Result<Option<Self>> {
+        if arguments.config.is_some() || arguments.listen.is_some() {
+            return Self::load(arguments).map(Some);
+        }
+        let packaged = Arguments { config: Some(FILE_DEFAULT.into()), ..arguments };
+        Ok(Self::load(packaged).ok())
+    }
+
     /// Reads the file that the arguments name, and lets the arguments win.
     ///
     /// # Errors
@@ -288,6 +316,7 @@ impl Config {
             log_dir: file.log_dir,
             memory_max: file.memory_max_mib.map(|mib| mib.saturating_mul(1 << 20)),
             packed_shards: file.packed_shards.unwrap_or(true),
+            mdns: file.mdns.unwrap_or(!listen.ip().is_loopback()),
             liveness,
             drain: milliseconds("drain_ms", file.drain_ms, 20_000, 1)?,
             lease: milliseconds("lease_ms", file.lease_ms, 60_000, 100)?,
@@ -333,7 +362,7 @@ mod tests {
         let text = include_str!("../../packaging/bramble.toml");
         let is_setting = |line: &&str| line.starts_with('#') && line.contains(" = ") && !line.starts_with("# ");
         let settings: Vec<&str> = text.lines().filter(is_setting).map(|line| &line[1..]).collect();
-        assert_eq!(settings.len(), 27);
+        assert_eq!(settings.len(), 28);
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         assert!(check(text).is_ok(), "as shipped, it says nothing");

@@ -1,5 +1,6 @@
 //! brambled: one node of a bramble. See ARCHITECTURE.md for the rooms and who may import whom.
 pub mod bench;
+pub mod check;
 pub mod collective;
 pub mod config;
 pub mod engine;
@@ -10,4 +11,6 @@ pub mod keys;
 pub mod model;
 pub mod node;
 pub mod pair;
+mod print;
 pub mod serve;
+pub mod store;

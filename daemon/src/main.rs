@@ -3,8 +3,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use daemon::{
-    bench::{self, Command},
-    config::{Arguments, Config},
+    bench, check,
+    config::{Arguments, Command, Config},
     gateway,
     kernels::Kernels,
     keys,
@@ -35,6 +35,9 @@ fn run() -> anyhow::Result<i32> {
                 bench::end_with_parent();
             }
             return bench::run(bench, kernels).map(|()| 0);
+        }
+        Some(Command::Check(check)) => {
+            return check::run(&check, Config::for_check(arguments)?.as_ref()).map(i32::from);
         }
         Some(Command::Pair(pair)) => {
             return pair::run(&pair, &Config::load_as_packaged(arguments)?).map(|()| 0);

@@ -81,7 +81,7 @@ impl fmt::Display for TopologyHash {
 }
 
 /// Identity of a model's files: SHA-256 of metadata and tensor table of each split and the splits' sizes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ModelIdentity(pub [u8; 32]);
 
 impl fmt::Display for ModelIdentity {

@@ -78,7 +78,7 @@ fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Syn
             while let Some(progress) = receiver.blocking_recv() {
                 match progress {
                     Progress::Finished(..) => orders.send(EngineCommand::Stop).expect("the engine listens"),
-                    Progress::Started(..) | Progress::Token(..) => {}
+                    Progress::Started(..) | Progress::Token(..) | Progress::Kv(_) => {}
                     other => panic!("{other:?}"),
                 }
             }

@@ -85,3 +85,88 @@ fn a_reading_that_hangs_holds_up_neither_the_beginning_nor_the_end_of_a_daemon()
     cluster.signal(0, nix::sys::signal::Signal::SIGTERM);
     assert_eq!(cluster.wait(0), Some(0));
 }
+
+/// `brambled check --json` of a fixture: its exit code and its findings' codes.
+fn check(fixture: &str) -> (Option<i32>, Vec<String>) {
+    let output = Command::new(programs().join("brambled")).args(["check", "--json", "--root", fixture]).output();
+    let output = output.expect("brambled runs");
+    let object: serde_json::Value = serde_json::from_slice(&output.stdout).expect("it prints an object");
+    (output.status.code(), codes(&object["findings"]))
+}
+
+fn codes(findings: &serde_json::Value) -> Vec<String> {
+    let findings = findings.as_array().expect("findings");
+    assert!(findings.iter().all(|finding| finding["fix"].as_str().is_some_and(|fix| !fix.is_empty())));
+    findings.iter().map(|finding| finding["code"].as_str().expect("a code").to_owned()).collect()
+}
+
+#[test]
+fn check_doctor_and_status_find_the_same() {
+    let cases = [
+        ("pi4", 0, "sd_card"),
+        ("pi4-throttled", 7, "under_voltage"),
+        ("pi5-undervolt", 7, "under_voltage"),
+        ("pi4-powersave", 6, "governor_low"),
+        ("pi4-slow-link", 6, "link_slow"),
+        ("pi4-bare", 0, "sd_card"),
+        ("pi5-wifi", 6, "link_wireless"),
+        ("pi4-full-disk", 7, "disk_full"),
+    ];
+    let mut cluster = Cluster::of(1);
+    for (name, exit, wanted) in cases {
+        let (code, checked) = check(&fixture(name));
+        assert_eq!(code, Some(exit), "{name}: {checked:?}");
+        assert!(checked.iter().any(|code| code == wanted), "{name}: {checked:?}");
+        cluster.signal(0, nix::sys::signal::Signal::SIGTERM);
+        assert_eq!(cluster.wait(0), Some(0));
+        cluster.start_with_arguments(0, &["--health-root", &fixture(name)]);
+        let doctor = cluster.console(&["doctor", "--nodes", &cluster.nodes(), "--json"]);
+        assert_eq!(doctor.code, Some(exit), "{name}: {} {}", doctor.out, doctor.err);
+        // A daemon compares two readings after a second; the fixture stands still, but it has a load by others then.
+        assert_eq!(codes(&doctor.json()["nodes"][0]["findings"]), checked, "{name}");
+        assert_eq!(codes(&cluster.status(0)["findings"]), checked, "{name}");
+    }
+    let words = cluster.console(&["doctor", "--nodes", &cluster.nodes()]);
+    for part in [
+        "error    / is mounted read-only",
+        "fix: sudo dmesg",
+        "note     models lie on an SD card",
+        "cannot be read there: ",
+    ] {
+        assert!(words.out.contains(part), "{part}: {}", words.out);
+    }
+    let away = cluster.console(&["doctor", "--nodes", &format!("{},127.0.0.1:1", cluster.nodes()), "--json"]);
+    assert_eq!((away.code, &away.json()["nodes"][1]["error"]["code"]), (Some(3), &"node_unreachable".into()));
+}
+
+#[test]
+fn doctor_compares_nodes() {
+    let mut cluster = Cluster::of(2);
+    let copy = cluster.state(0).with_extension("health");
+    let copied = Command::new("cp").args(["-r", &fixture("pi5")]).arg(&copy).status().expect("cp runs");
+    assert!(copied.success());
+    std::fs::write(copy.join("sys/class/net/eth0/mtu"), "9000\n").expect("the copy can be written");
+    for (index, root) in [fixture("pi5"), copy.to_string_lossy().into_owned()].iter().enumerate() {
+        cluster.signal(index, nix::sys::signal::Signal::SIGTERM);
+        assert_eq!(cluster.wait(index), Some(0));
+        cluster.start_with_arguments(index, &["--health-root", root]);
+    }
+    let doctor = cluster.console(&["doctor", "--nodes", &cluster.nodes(), "--json"]);
+    let between = doctor.json()["between"].clone();
+    assert_eq!((doctor.code, codes(&between)), (Some(6), vec!["mtu_differs".to_owned()]));
+    assert!(between[0]["meaning"].as_str().is_some_and(|text| text.contains("1500 on pi1; 9000 on pi2")), "{between}");
+}
+
+#[test]
+fn check_says_what_it_cannot_read_and_refuses_a_root_that_is_none() {
+    let run = |root: &str| {
+        Command::new(programs().join("brambled")).args(["check", "--root", root]).output().expect("it runs")
+    };
+    let bare = run(&fixture("pi4-bare"));
+    let text = String::from_utf8_lossy(&bare.stdout);
+    assert!(text.contains("cannot be read here: temperature, clock and governor"), "{text}");
+    assert!(text.contains("disk         / on mmcblk0 (SD card), writable, 20.0 GiB of 29.1 GiB free"), "{text}");
+    let nowhere = run("/no/such/folder");
+    assert_eq!(nowhere.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&nowhere.stderr).contains("/no/such/folder"));
+}

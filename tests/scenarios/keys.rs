@@ -71,6 +71,24 @@ fn four_nodes_with_a_key_say_the_same_as_without() {
 }
 
 #[test]
+fn stages_and_groups_with_roles_say_the_same_over_links_with_a_key() {
+    let keys = Keys::new();
+    let cluster = keys.cluster(3, "prefill_elsewhere_from = 16");
+    let prompt = "to be or not to be ".repeat(6);
+    let generate = |count: usize, topology: &str| {
+        let more = ["--prompt", &prompt, "--max-tokens", "12", "--temperature", "0", "--topology", topology];
+        cluster.generate(count, &[&more[..], &["--key", keys.text()]].concat()).completion()
+    };
+    let expected = generate(1, "tp1");
+    for (count, topology) in [(2, "pp2-tp1"), (3, "prefill:tp2+decode:tp1")] {
+        let found = generate(count, topology);
+        assert_eq!(found["token_ids"], expected["token_ids"], "{topology}");
+        let came = found["timings"]["transfer"]["bytes"].as_u64();
+        assert_eq!(came.is_some_and(|bytes| bytes > 0), topology.starts_with("prefill"), "{topology}");
+    }
+}
+
+#[test]
 fn another_key_and_no_key_are_refused_by_name() {
     let (keys, others) = (Keys::new(), Keys::new());
     let cluster = keys.cluster(1, "");

@@ -8,6 +8,8 @@ mod bench;
 mod dashboard;
 // The demo: daemons, one text or the dashboard, nothing left behind.
 mod demo;
+// Nodes that are found without being named.
+mod discovery;
 // Mixtures of experts on n ranks against the oracle and against one.
 mod experts;
 // Groups that compute prompts for groups that answer.
@@ -30,6 +32,8 @@ mod gguf_splits;
 mod grammar;
 // What machines say of themselves.
 mod health;
+// Model files between servers, nodes and consoles.
+mod models;
 // Nodes without a key get one, or another.
 mod adopt;
 // Cluster keys: who may come, and what is refused.

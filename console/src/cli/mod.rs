@@ -9,6 +9,8 @@ mod confirm;
 mod dashboard;
 mod demo;
 mod disaggregation;
+mod discover;
+mod doctor;
 mod endpoint;
 mod exclude;
 mod failure;
@@ -16,6 +18,7 @@ mod generate;
 mod hypothetical;
 mod interrupts;
 mod key;
+mod model;
 mod node;
 mod options;
 mod output;
@@ -27,6 +30,7 @@ mod rolling;
 mod rotate;
 mod simulate;
 mod sizing;
+mod source;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -48,7 +52,7 @@ pub use failure::Failure;
     version,
     after_help = "Examples:\n  console demo\n  console --nodes pi1,pi2 --model llama-3.2-1b-q4_k_m.gguf\n  \
         console generate --nodes pi1,pi2 --model llama-3.2-1b-q4_k_m.gguf --prompt 'Once upon a time'\n\n\
-        Exit codes: 0 ok, 1 failed, 2 usage, 3 node unreachable, 4 refused, 5 request lost, 130 interrupted (SIGTERM: 143)"
+        Exit codes: 0 ok, 1 failed, 2 usage, 3 node unreachable, 4 refused, 5 request lost, 6 warnings, 7 errors (doctor), 130 interrupted (SIGTERM: 143)"
 )]
 struct Arguments {
     #[command(flatten)]
@@ -74,6 +78,10 @@ enum Command {
     Chat(chat::Chat),
     /// Start daemons on this machine, assign a topology and open the dashboard (or print a text, without a terminal)
     Demo(options::Demo),
+    /// Show the nodes that announce themselves on the local network
+    Discover(discover::Discover),
+    /// Say what is wrong with nodes and between them, and what cures it
+    Doctor(doctor::Doctor),
     /// Take a node out, with a reason; what runs is assigned anew on the rest
     Exclude(options::Exclude),
     /// Complete a text, on nodes or over the HTTP API of one
@@ -85,6 +93,9 @@ enum Command {
     Node(node::Node),
     /// Say what would be left if a node were stopped; exit code 1: nothing that serves
     OkToStop(node::OkToStop),
+    /// Model files of nodes: list, pull, add, fetch, verify, remove
+    #[command(subcommand)]
+    Model(model::Model),
     /// Make the cluster's key, show it or what is derived from it
     #[command(subcommand)]
     Key(key::Command),
@@ -114,11 +125,14 @@ impl Arguments {
             Some(Command::Bench(bench)) => bench.json(),
             Some(Command::Chat(chat)) => chat.json,
             Some(Command::Demo(demo)) => demo.json,
+            Some(Command::Discover(discover)) => discover.json,
+            Some(Command::Doctor(doctor)) => doctor.json,
             Some(Command::Exclude(exclude)) => exclude.change.json,
             Some(Command::Generate(generate)) => generate.completing.json,
             Some(Command::Include(include)) => include.change.json,
             Some(Command::Node(node)) => node.json(),
             Some(Command::OkToStop(options)) => options.json,
+            Some(Command::Model(model)) => model.json(),
             Some(Command::Key(key)) => key.json(),
             Some(Command::Plan(plan)) => plan.json(),
             Some(Command::Profile(profile)) => profile.completing.json,
@@ -177,11 +191,14 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Some(Command::Bench(bench)) => bench::run(bench).await,
         Some(Command::Chat(chat)) => chat::run(chat).await,
         Some(Command::Demo(demo)) => demo::run(demo).await,
+        Some(Command::Discover(discover)) => discover::run(discover).await,
+        Some(Command::Doctor(doctor)) => doctor::run(doctor).await,
         Some(Command::Exclude(exclude)) => exclude::run_exclude(exclude).await,
         Some(Command::Generate(generate)) => generate::run(generate).await,
         Some(Command::Include(include)) => exclude::run_include(include).await,
         Some(Command::Node(node)) => node::run(node).await,
         Some(Command::OkToStop(options)) => node::ok_to_stop(options).await,
+        Some(Command::Model(model)) => model::run(model).await,
         Some(Command::Key(key)) => key::run(key, arguments.key).await,
         Some(Command::Plan(plan)) => plan::run(plan).await,
         Some(Command::Profile(profile)) => profile::run(profile).await,

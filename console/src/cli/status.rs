@@ -63,6 +63,7 @@ fn object(address: &str, answer: &Result<NodeReport, Fault>) -> serde_json::Valu
         "topology": topology, "fault": report.fault.as_ref().map(ToString::to_string), "load": load,
         "shard_bytes": report.shard.0, "memory_resident": report.memory_resident.0,
         "health": report.health, "warnings": report.health.warnings().iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "findings": report.health.findings(),
         "collectives": report.collectives, "supervised": report.supervised, "exclusions": report.exclusions,
         "requests": report.requests, "tokens": report.tokens, "kernels": report.kernels, "build": report.build,
     })

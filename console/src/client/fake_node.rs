@@ -12,6 +12,7 @@ use shared::{
             FinishReason, Finished, ModelCard, Prepare, Request, RequestBody, Response, ResponseBody, TokenEvent,
             TokenLogprob, ToolFormat,
         },
+        models::ModelsResponse,
         noise::{key::Role, keyring::Keyring},
     },
     telemetry::{
@@ -84,6 +85,7 @@ pub(crate) fn idle_report(name: &str) -> NodeReport {
         name: name.into(),
         instance: 1,
         supervised: true,
+        unix_ms: 0,
         build: "0".into(),
         kernels: "scalar".into(),
         state: NodeState::Idle,
@@ -191,6 +193,9 @@ impl State {
                 vec![ResponseBody::Report(Box::new(lock(&self.report).clone()))]
             }
             RequestBody::Identify { model } => vec![ResponseBody::Model(card(model))],
+            RequestBody::Models(_) => {
+                vec![ResponseBody::Models(Box::new(ModelsResponse::Listed(Vec::new())))]
+            }
             RequestBody::Prepare(prepare) => {
                 let seen = lock(&self.report).epoch;
                 if prepare.seen != seen {
@@ -277,6 +282,7 @@ fn name_of(body: &RequestBody) -> &'static str {
         RequestBody::Records => "records",
         RequestBody::BenchLinks(_) => "bench links",
         RequestBody::Recovery(_) => "recovery",
+        RequestBody::Models(_) => "models",
         RequestBody::Rekey(_) => "rekey",
     }
 }

@@ -10,6 +10,7 @@ mod progress;
 
 use std::path::PathBuf;
 
+use crate::print::line_out;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use shared::{
@@ -21,18 +22,6 @@ use shared::{
     telemetry::bench::{collectives_table, kernels_table, node_table},
     topology::KvFormat,
 };
-
-use crate::pair;
-
-/// What brambled can do instead of serving.
-#[derive(Clone, Debug, Subcommand)]
-pub enum Command {
-    /// Measure this machine
-    #[command(subcommand)]
-    Bench(Bench),
-    /// Show a code by which this node can be adopted (as root: sudo brambled pair)
-    Pair(pair::Arguments),
-}
 
 /// What is measured.
 #[derive(Clone, Debug, Subcommand)]
@@ -164,15 +153,6 @@ fn show<F: Serialize>(found: &F, table: fn(&F) -> Vec<String>, json: bool) -> an
         line_out(&serde_json::to_string(found)?)
     } else {
         table(found).iter().try_for_each(|line| line_out(line))
-    }
-}
-
-/// A reader that left had enough.
-fn line_out(line: &str) -> anyhow::Result<()> {
-    use std::io::{ErrorKind, Write};
-    match writeln!(std::io::stdout(), "{line}") {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
     }
 }
 

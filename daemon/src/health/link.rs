@@ -1,10 +1,13 @@
-//! The network interface that the node listens on: its speed, and whether it is wireless.
-use std::net::{IpAddr, SocketAddr};
+//! The network interface that the node listens on: speed, duplex, longest packet, broken frames, whether it is wireless.
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
 
 use nix::ifaddrs::getifaddrs;
-use shared::telemetry::health::NetworkLink;
+use shared::telemetry::health::{NetworkLink, Traffic};
 
-use super::source::Root;
+use super::{eee::Ethtool, source::Root, window::Window};
 
 /// The interface with the listen address; for all addresses, and in fixtures, the one of the default route.
 pub(super) fn interface(root: &Root, listen: SocketAddr) -> Option<String> {
@@ -22,13 +25,35 @@ pub(super) fn interface(root: &Root, listen: SocketAddr) -> Option<String> {
     found.or_else(|| listen.ip().is_loopback().then(|| "lo".into()))
 }
 
-pub(super) fn read(root: &Root, interface: &str) -> Option<NetworkLink> {
+/// What is known of an interface that exists.
+pub(super) fn read(
+    root: &Root,
+    interface: &str,
+    ethtool: &Ethtool,
+    window: &mut Window,
+    now: Instant,
+) -> Option<NetworkLink> {
     let folder = format!("sys/class/net/{interface}");
     // Loopback and interfaces that are down have a speed that cannot be read, or -1.
     let mbit: Option<i64> = root.value(&format!("{folder}/speed"));
-    let mbit = mbit.filter(|mbit| *mbit > 0).and_then(|mbit| u32::try_from(mbit).ok());
-    let is_wireless = root.has(&format!("{folder}/wireless"));
-    root.has(&folder).then(|| NetworkLink { interface: interface.into(), mbit, is_wireless })
+    let duplex: Option<String> = root.value(&format!("{folder}/duplex"));
+    root.has(&folder).then(|| NetworkLink {
+        interface: interface.into(),
+        mbit: mbit.filter(|mbit| *mbit > 0).and_then(|mbit| u32::try_from(mbit).ok()),
+        is_wireless: root.has(&format!("{folder}/wireless")),
+        is_full_duplex: duplex.filter(|word| word == "full" || word == "half").map(|word| word == "full"),
+        is_energy_efficient: ethtool.is_active(root, interface),
+        mtu: root.value(&format!("{folder}/mtu")),
+        frames: frames(root, &folder).map(|frames| window.since(now, frames)),
+    })
+}
+
+/// Frames in both directions; dropped ones are the machine's doing, not the wire's.
+fn frames(root: &Root, folder: &str) -> Option<Traffic> {
+    let counter = |name: &str| root.value::<u64>(&format!("{folder}/statistics/{name}"));
+    let count = counter("rx_packets")?.saturating_add(counter("tx_packets")?);
+    let failed = counter("rx_errors")?.saturating_add(counter("tx_errors")?);
+    Some(Traffic { count, failed })
 }
 
 /// The interface of the line with destination and mask 0 in /proc/net/route.

@@ -1,41 +1,67 @@
 //! What this machine says about itself; one source a file. Reads only, never writes to the system.
 mod clock;
+mod disk;
+mod eee;
 mod firmware;
 mod link;
 mod load;
 pub mod machine;
 pub mod memory;
+mod page;
 mod scheduling;
 mod source;
+mod tcp;
 #[cfg(test)]
 mod tests;
 mod thermal;
+mod time;
+mod voltage;
+mod window;
 
-use std::{net::SocketAddr, path::Path, time::Instant};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use shared::telemetry::Health;
 
-use self::{firmware::Firmware, load::Load, memory::Swap, scheduling::Scheduling, source::Root};
+use self::{
+    disk::Reads, eee::Ethtool, firmware::Firmware, load::Load, memory::Swap, scheduling::Scheduling, source::Root,
+    window::Window,
+};
 
 /// All sources, and the counters of the reading before.
 #[derive(Debug)]
 pub struct Monitor {
     root: Root,
     listen: SocketAddr,
+    models: PathBuf,
     /// Looked for by the first reading.
     firmware: Option<Firmware>,
+    /// As well.
+    ethtool: Option<Ethtool>,
+    reads: Reads,
+    frames: Window,
+    segments: Window,
     swap: Swap,
     load: Load,
     scheduling: Scheduling,
 }
 
 impl Monitor {
-    /// Sources below `root` (`/`: this machine) for a node that listens on `listen`. Opens nothing yet.
-    pub fn new(root: &Path, listen: SocketAddr) -> Self {
+    /// Sources below `root` (`/`: this machine) for a node that listens on `listen` and keeps models in `models`. Opens
+    /// nothing yet.
+    pub fn new(root: &Path, listen: SocketAddr, models: &Path) -> Self {
         Self {
             root: Root::new(root),
             listen,
+            models: models.into(),
             firmware: None,
+            ethtool: None,
+            reads: Reads::default(),
+            frames: Window::default(),
+            segments: Window::default(),
             swap: Swap::default(),
             load: Load::default(),
             scheduling: Scheduling::default(),
@@ -46,14 +72,21 @@ impl Monitor {
     pub fn read(&mut self, now: Instant) -> Health {
         let root = &self.root;
         let interface = link::interface(root, self.listen);
+        let ethtool = self.ethtool.get_or_insert_with(|| Ethtool::find(root));
+        let frames = &mut self.frames;
         Health {
             temperature: thermal::read(root),
             clock: clock::read(root),
             firmware: self.firmware.get_or_insert_with(|| Firmware::find(root)).read(root),
+            is_voltage_low: voltage::read(root),
             memory: memory::read(root, &mut self.swap, now),
-            link: interface.and_then(|interface| link::read(root, &interface)),
+            disk: disk::read(root, &self.models, &mut self.reads),
+            link: interface.and_then(|interface| link::read(root, &interface, ethtool, frames, now)),
+            tcp: tcp::read(root, &mut self.segments, now),
             load: self.load.read(root),
             run_queue: self.scheduling.read(root, now),
+            is_time_synchronized: time::read(root),
+            page: page::read(root),
         }
     }
 }

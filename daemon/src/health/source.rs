@@ -30,6 +30,13 @@ impl Root {
         read(&self.0.join(path))
     }
 
+    /// A file's bytes.
+    pub(super) fn bytes(&self, path: &str) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        File::open(self.0.join(path)).ok()?.take(BYTES_MAX).read_to_end(&mut bytes).ok()?;
+        Some(bytes)
+    }
+
     /// A file that holds one word or number.
     pub(super) fn value<T: FromStr>(&self, path: &str) -> Option<T> {
         self.text(path)?.trim().parse().ok()

@@ -6,7 +6,10 @@ use std::{
 };
 
 use shared::{
-    telemetry::health::{Clock, LoadByOthers, RunQueue, ThrottleBits, Warning},
+    telemetry::{
+        Warning,
+        health::{Clock, LoadByOthers, RunQueue, Space, Storage, ThrottleBits, Traffic},
+    },
     units::{Bytes, Celsius, Megahertz},
 };
 
@@ -17,7 +20,7 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 fn monitor(root: &Path) -> Monitor {
-    Monitor::new(root, ([192, 168, 1, 11], 9999).into())
+    Monitor::new(root, ([192, 168, 1, 11], 9999).into(), Path::new("/models"))
 }
 
 /// What a fixture says: temperature, (governor, now, limit), bits, (interface, speed), the words of the warnings.
@@ -56,6 +59,65 @@ fn a_plain_linux_machine() {
     let memory = monitor(&fixture("linux")).read(Instant::now()).memory.expect("memory");
     assert_eq!((memory.total, memory.available), (Bytes(16_291_828 << 10), Bytes(12_345_678 << 10)));
     assert_eq!((memory.swap_total, memory.swap_used), (Bytes(2_097_148 << 10), Bytes(97_148 << 10)));
+}
+
+/// What is found in a fixture: the codes, and the exit code of a check.
+#[track_caller]
+fn findings(name: &str, codes: &[&str], exit: u8) -> Health {
+    let health = monitor(&fixture(name)).read(Instant::now());
+    let findings = health.findings();
+    assert_eq!(findings.iter().map(|finding| finding.code).collect::<Vec<_>>(), codes, "{name}");
+    assert_eq!(shared::telemetry::finding::exit_code(&findings), exit, "{name}");
+    health
+}
+
+#[test]
+fn machines_that_are_well_have_notes_at_most() {
+    let pi4 = findings("pi4", &["sd_card", "governor_scales"], 0);
+    assert_eq!(pi4.unread(), ["read rate of the disk", "load by others"]);
+    assert_eq!(pi4.page, Some(Bytes(4096)));
+    let disk = pi4.disk.expect("a disk");
+    assert_eq!((disk.device.as_str(), disk.mount.as_str(), disk.storage), ("mmcblk0", "/", Storage::Sd));
+    assert_eq!(disk.space, Some(Space { total: Bytes(31_268_536_320), available: Bytes(21_474_836_480) }));
+    let link = pi4.link.expect("a link");
+    assert_eq!((link.is_full_duplex, link.mtu, link.is_energy_efficient), (Some(true), Some(1500), Some(false)));
+    assert_eq!(link.frames, Some(Traffic { count: 17_456_381, failed: 0 }));
+    assert_eq!(pi4.tcp, Some(Traffic { count: 8_273_645, failed: 412 }));
+    let pi5 = findings("pi5", &["governor_scales", "link_energy_efficient"], 0);
+    let storage = pi5.disk.map(|disk| (disk.device, disk.storage));
+    assert_eq!((storage, pi5.page), (Some(("nvme0n1".into(), Storage::Nvme)), Some(Bytes(16_384))));
+}
+
+#[test]
+fn what_is_wrong_is_found() {
+    findings("pi5-undervolt", &["under_voltage", "governor_scales", "link_energy_efficient"], 7);
+    findings("pi4-powersave", &["governor_low", "time_free", "sd_card"], 6);
+    let slow = ["link_slow", "link_half_duplex", "link_errors", "tcp_resends", "sd_card", "governor_scales"];
+    findings("pi4-slow-link", &slow, 6);
+    findings("pi5-wifi", &["link_wireless", "governor_scales"], 6);
+    let full = findings("pi4-full-disk", &["disk_read_only", "disk_full", "sd_card", "governor_scales"], 7);
+    assert!(full.findings()[0].fix.contains("sudo mount -o remount,rw /"), "{:?}", full.findings());
+    let bare = findings("pi4-bare", &["sd_card"], 0);
+    for missing in ["temperature", "clock and governor", "throttle bits of the firmware", "time synchronisation"] {
+        assert!(bare.unread().contains(&missing), "{missing}: {:?}", bare.unread());
+    }
+}
+
+#[test]
+fn a_disks_read_rate_is_known_once_something_large_was_read() {
+    let copy = Copy::of("pi5", "disk");
+    let mut monitor = monitor(&copy.0);
+    let mut rate = |sectors: u64, busy_ms: u64| {
+        let line = format!(" 259 0 nvme0n1 1 0 {sectors} 9 0 0 0 0 0 {busy_ms} 9\n");
+        copy.write("proc/diskstats", line.as_bytes());
+        monitor.read(Instant::now()).disk.and_then(|disk| disk.read_rate)
+    };
+    assert_eq!(rate(1000, 50), None, "since boot says nothing");
+    assert_eq!(rate(2000, 60), None, "half a MB says nothing");
+    // 512 MiB in 500 ms of work.
+    assert_eq!(rate(2000 + (1 << 20), 560), Some(Bytes(1 << 30)));
+    assert_eq!(rate(2000 + (2 << 20), 60_560), Some(Bytes(1 << 30)), "the best stays");
+    assert_eq!(rate(0, 0), Some(Bytes(1 << 30)), "counters that go back");
 }
 
 /// A copy of a fixture that a test may change.
@@ -217,7 +279,7 @@ fn what_is_odd_or_missing_is_not_a_reading_and_never_a_panic() {
 
 #[test]
 fn this_machine_can_be_read() {
-    let mut monitor = Monitor::new(Path::new("/"), ([127, 3, 2, 1], 9999).into());
+    let mut monitor = Monitor::new(Path::new("/"), ([127, 3, 2, 1], 9999).into(), Path::new("/no/such/folder"));
     monitor.read(Instant::now());
     let health = monitor.read(Instant::now());
     assert!(health.memory.is_some_and(|memory| memory.total.0 > memory.available.0));

@@ -8,6 +8,7 @@ use shared::{
         bench::{Bench, BenchLinks},
         error::{Fault, Loss},
         message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent, ToolFormat},
+        models::ModelsRequest,
         pairing::Rekey,
         recovery::Committed,
     },
@@ -192,6 +193,15 @@ pub enum Effect {
         id: RequestId,
         /// The file's name.
         model: String,
+    },
+    /// Look at model files or change them, and answer.
+    Models {
+        /// The session.
+        session: SessionId,
+        /// The request.
+        id: RequestId,
+        /// What is asked.
+        request: Box<ModelsRequest>,
     },
     /// Write the list of exclusions to the disk.
     KeepExclusions {

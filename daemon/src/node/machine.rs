@@ -318,6 +318,7 @@ impl Node {
                 Ok(()) => self.start(session, id, |key| EngineCommand::BenchLinks(key, wanted)),
                 Err(kind) => self.refuse(session, id, kind),
             },
+            RequestBody::Models(request) => self.models(session, id, *request),
             RequestBody::Restart => self.restart(session, id),
             RequestBody::Exclude(list) => self.exclude(session, id, &list),
             RequestBody::Bench(bench) => self.bench((session, id), by, *bench),

@@ -5,6 +5,7 @@ mod benching;
 pub mod driver;
 pub mod event;
 pub mod machine;
+mod models;
 mod operate;
 pub mod quorum;
 #[cfg(test)]

@@ -23,6 +23,7 @@ pub(super) fn name(body: &RequestBody) -> &'static str {
         RequestBody::BenchLinks(_) => "bench-links",
         RequestBody::Rekey(_) => "rekey",
         RequestBody::Recovery(_) => "recovery",
+        RequestBody::Models(request) => request.name(),
     }
 }
 
@@ -31,8 +32,14 @@ pub(super) fn is_reading(body: &RequestBody) -> bool {
     match body {
         RequestBody::Report | RequestBody::Watch { .. } | RequestBody::Identify { .. } | RequestBody::Records => true,
         RequestBody::Recovery(ask) => matches!(**ask, RecoveryAsk::Standing(_)),
+        RequestBody::Models(request) => request.is_reading(),
         _ => false,
     }
+}
+
+/// Whether the audit log tells a request: what changes something, but not every piece of a file.
+pub(super) fn is_told(body: &RequestBody) -> bool {
+    !is_reading(body) && !matches!(body, RequestBody::Models(request) if request.goes_on())
 }
 
 /// Refuses what a role may not ask for; ends without a key (`None`) may do all.
@@ -64,7 +71,7 @@ pub(super) fn check_hello(
 mod tests {
     use shared::{
         ids::{Epoch, MemberIndex, TopologyHash},
-        protocol::handshake::Between,
+        protocol::{handshake::Between, models::ModelsRequest},
     };
 
     use super::*;
@@ -75,6 +82,10 @@ mod tests {
         for body in [RequestBody::Report, RequestBody::Watch { interval_ms: 1 }, RequestBody::Records] {
             assert_eq!(check_request(Some(Role::Viewer), &body), Ok(()));
         }
+        let models = |request| RequestBody::Models(Box::new(request));
+        assert_eq!(check_request(Some(Role::Viewer), &models(ModelsRequest::List)), Ok(()));
+        let remove = models(ModelsRequest::Remove { model: "m.gguf".into() });
+        assert!(check_request(Some(Role::Viewer), &remove).is_err() && is_told(&remove));
         for body in [RequestBody::Restart, RequestBody::Commit { epoch, hash: TopologyHash(1) }] {
             let refused = check_request(Some(Role::Viewer), &body).expect_err("a viewer does not act");
             assert!(refused.to_string().contains(name(&body)), "{refused}");

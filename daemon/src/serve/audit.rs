@@ -9,11 +9,12 @@ use shared::{
     protocol::{
         error::FaultKind,
         message::{Request, Response, ResponseBody},
+        models::ModelsResponse,
         noise::key::Role,
     },
 };
 
-use super::access::{is_reading, name};
+use super::access::{is_told, name};
 
 /// Commands of one session that are followed to their end.
 const FOLLOWED_MAX: usize = 256;
@@ -38,7 +39,7 @@ impl Audit {
 
     /// A command came in.
     pub(super) fn begin(&self, request: &Request) {
-        if is_reading(&request.body) {
+        if !is_told(&request.body) {
             return;
         }
         let what = name(&request.body);
@@ -84,6 +85,7 @@ fn result(body: &ResponseBody) -> Option<String> {
         | ResponseBody::Token(_)
         | ResponseBody::Report(_)
         | ResponseBody::Benching(_) => None,
+        ResponseBody::Models(response) if matches!(**response, ModelsResponse::Working { .. }) => None,
         ResponseBody::Failed(fault) => Some(format!("failed: {}", fault.kind)),
         ResponseBody::Finished(finished) => {
             Some(format!("ok, {} tokens ({:?})", finished.times.sampled_tokens, finished.reason))

@@ -10,7 +10,7 @@ use shared::protocol::{
     error::{Fault, FaultKind},
     noise::{
         key::Key,
-        keyring::Held,
+        keyring::{self, Held},
         pake::{Code, ELEMENT_BYTES, Pake},
     },
     pairing::{Adopt, Adopted},
@@ -107,12 +107,20 @@ impl Desk {
     }
 
     async fn adopt(&self, adopt: &Adopt, config: &Config) -> Result<Adopted, FaultKind> {
+        if keyring::own().has_key() {
+            // Somebody else with the code was quicker.
+            return Err(FaultKind::Claimed);
+        }
         let key = Key::Secret(adopt.secret);
         let (fingerprint, state, config) = (key.fingerprint(), self.state.clone(), config.clone());
         let node = config.name.clone();
         let kept = spawn_blocking(move || {
             keys::keep(vec![Held { key, until: None }], &config)?;
-            pair::forget(&state)
+            // A node with a key looks at no code.
+            pair::forget(&state).or_else(|error| {
+                tracing::warn!("the code cannot be removed: {error}");
+                std::io::Result::Ok(())
+            })
         });
         let kept = kept.await.map_err(|error| error.to_string()).and_then(|kept| kept.map_err(|e| e.to_string()));
         kept.map_err(|reason| FaultKind::KeyRefused { reason })?;

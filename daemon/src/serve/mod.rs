@@ -1,6 +1,7 @@
 //! Listens on 9999: one task per connection, handshake first, then a console's session or a rank's socket handed on.
 //! Turns signals into a drain. Decides nothing about assignments or requests.
 mod access;
+mod announce;
 mod audit;
 mod desk;
 mod limits;
@@ -130,6 +131,7 @@ pub async fn serve(
     };
     let started = Instant::now();
     let (own, settings, drain) = (listener.local_addr().unwrap_or(config.listen), config.http.clone(), config.drain);
+    let announcing = config.mdns.then(|| tokio::spawn(announce::keep(own, config.name.clone())));
     let config = Arc::new(config);
     let steward = Steward::new(&config, identity.clone(), gateway::dialled(own));
     let (driver, inputs, receiver) = Driver::new(Arc::clone(&config), identity.clone(), kernels, state);
@@ -149,6 +151,11 @@ pub async fn serve(
     let steward = tokio::spawn(steward.run());
     let code = driver.run(receiver).await;
     steward.abort();
+    if let Some(announcing) = announcing {
+        announcing.abort();
+        // It says goodbye; that it was ended is what was wanted.
+        let _ = announcing.await;
+    }
     if let Some(gateway) = gateway {
         // Answers that come from other nodes go on, in bounds.
         gateway.end(drain.min(GATEWAY_DRAIN)).await;

@@ -187,6 +187,30 @@ pub enum FaultKind {
     /// A stage of one rank has no all-reduces.
     #[error("is the only rank of its stage: it sums with nobody")]
     NoLinks,
+    /// A file that others are not to lose.
+    #[error("holds a shard of {model}")]
+    ModelInUse { model: String },
+    /// A file of this name is there.
+    #[error("has a model {model} already")]
+    ModelExists { model: String },
+    /// Not enough room.
+    #[error("its disk has {available} free, {needed} are needed")]
+    DiskShort { needed: Bytes, available: Bytes },
+    /// Somebody else writes the same file.
+    #[error("is getting {model} already")]
+    StoreBusy { model: String },
+    /// The disk refuses.
+    #[error("{reason}")]
+    StoreFailed { reason: String },
+    /// Whoever asked for it ended it, or left.
+    #[error("stopped, as it was asked to; what is there is kept")]
+    StoreCancelled,
+    /// A download that cannot be done.
+    #[error("cannot get it: {reason}")]
+    DownloadFailed { reason: String },
+    /// Bytes that are not those that were promised.
+    #[error("{model} has SHA-256 {actual}, expected was {expected}; it is deleted")]
+    HashDiffers { model: String, expected: String, actual: String },
     /// The node has a key, the program has none.
     #[error("belongs to a cluster with a key, and this program has none")]
     KeyNeeded,
@@ -276,6 +300,14 @@ impl FaultKind {
             Self::RequestsRun { .. } => "requests_run",
             Self::OnlyPrefills => "only_prefills",
             Self::NoLinks => "no_links",
+            Self::ModelInUse { .. } => "model_in_use",
+            Self::ModelExists { .. } => "model_exists",
+            Self::DiskShort { .. } => "disk_short",
+            Self::StoreBusy { .. } => "store_busy",
+            Self::StoreFailed { .. } => "store_failed",
+            Self::StoreCancelled => "store_cancelled",
+            Self::DownloadFailed { .. } => "download_failed",
+            Self::HashDiffers { .. } => "hash_differs",
             Self::KeyNeeded => "key_needed",
             Self::KeyDiffers => "key_differs",
             Self::Unclaimed => "unclaimed",
@@ -300,6 +332,8 @@ impl FaultKind {
                 FaultClass::Failed
             }
             Self::BenchFailed { .. } => FaultClass::Failed,
+            Self::StoreFailed { .. } | Self::DownloadFailed { .. } | Self::HashDiffers { .. } => FaultClass::Failed,
+            Self::StoreCancelled => FaultClass::Lost,
             _ => FaultClass::Refused,
         }
     }
@@ -344,7 +378,7 @@ impl FaultKind {
             Self::NotIdle { .. } => {
                 "take it out first (console exclude NODE --reason bench), or restart it (systemctl restart brambled)"
             }
-            Self::BenchRuns { .. } => "wait until that bench is done",
+            Self::BenchRuns { .. } | Self::StoreBusy { .. } => "wait until that is done",
             Self::BenchCancelled { .. } => "run it again",
             Self::BenchSuperseded { .. } => "run it again when the node is idle",
             Self::BenchFailed { .. } => "correct the cause and try again",
@@ -364,6 +398,16 @@ impl FaultKind {
             Self::Seal { .. } => "somebody may be interfering with the network between; try again, then look there",
             Self::KeyRefused { .. } => "correct the cause on that node and try again",
             Self::NoLinks => "ask for a topology with several nodes in a stage, for example --topology tp2",
+            Self::ModelInUse { .. } => {
+                "assign a topology with another model first, or take the node out (console exclude)"
+            }
+            Self::ModelExists { .. } => "console model verify compares it; console model remove makes room for another",
+            Self::DiskShort { .. } => {
+                "remove a model (console model remove), or name a folder on a larger disk in models"
+            }
+            Self::StoreFailed { .. } => "correct the cause (console doctor looks at the disk) and try again",
+            Self::StoreCancelled | Self::DownloadFailed { .. } => "the same command again goes on where it stopped",
+            Self::HashDiffers { .. } => "check the address and the hash; look at the disk if it happens again",
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::{
     protocol::{
         bench::{Bench, BenchLinks},
         error::{Fault, FaultKind},
+        models::{ModelsRequest, ModelsResponse},
         pairing::Rekey,
         recovery::{RecoveryAnswer, RecoveryAsk},
     },
@@ -82,6 +83,8 @@ pub enum RequestBody {
     Bench(Box<Bench>),
     /// The latest all-reduces one by one. Answered by `Records`.
     Records,
+    /// Look at model files, or change them.
+    Models(Box<ModelsRequest>),
     /// Take the cluster's next key. Answered by `Rekeyed` once it is on disk.
     Rekey(Box<Rekey>),
     /// Time all-reduces of the head's stage while no request runs (heads only). Answered by `BenchedLinks`.
@@ -272,6 +275,8 @@ pub enum ResponseBody {
     BenchedLinks(LinkBench),
     /// The answer to `Recovery`.
     Recovery(RecoveryAnswer),
+    /// About model files.
+    Models(Box<ModelsResponse>),
     /// The new key counts.
     Rekeyed {
         /// Its fingerprint.

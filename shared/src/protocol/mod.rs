@@ -2,10 +2,12 @@
 pub mod across;
 pub mod bench;
 pub mod connection;
+pub mod discovery;
 pub mod error;
 pub mod frame;
 pub mod handshake;
 pub mod message;
+pub mod models;
 pub mod noise;
 pub mod pairing;
 pub mod recovery;

@@ -1,12 +1,17 @@
 //! What a node reports about itself and about where time goes. Plain values; nothing is measured here.
 pub mod bench;
+pub mod doctor;
+pub mod finding;
 pub mod health;
 pub mod node;
 pub mod straggler;
 pub mod sync;
+pub mod warning;
 
 pub use bench::{BenchFound, BenchProgress, KernelBench, LinkBench, LinkTime, NodeBench};
-pub use health::{Health, Warning};
+pub use finding::{Finding, Severity};
+pub use health::Health;
 pub use node::{KvUse, LoadProgress, NodeReport, NodeState};
 pub use straggler::{LatenessSums, Named, WINDOW_STEPS, judge, straggler};
 pub use sync::{Lateness, LayerSync, PhaseTotals, RankTotals, SyncKind, SyncRecord};
+pub use warning::Warning;

@@ -83,6 +83,8 @@ pub struct NodeReport {
     pub instance: u64,
     /// Whether something starts the daemon again when it ends to be restarted.
     pub supervised: bool,
+    /// Its machine's clock: milliseconds since 1970.
+    pub unix_ms: u64,
     /// Build of the daemon.
     pub build: String,
     /// Kernel table in use.

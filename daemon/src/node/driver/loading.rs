@@ -14,6 +14,7 @@ use shared::{
     protocol::{
         error::FaultKind,
         message::{ModelCard, Prepare},
+        models::PART,
     },
     telemetry::LoadProgress,
     tokenizer::{Tokenizer, template::ChatTemplate},
@@ -48,7 +49,10 @@ pub(super) struct Loaded {
 /// The model file of this name: below one of the folders, and nothing else.
 fn find(folders: &[PathBuf], model: &str) -> Result<PathBuf, FaultKind> {
     let path = Path::new(model);
-    let is_plain = !model.is_empty() && path.components().all(|part| matches!(part, Component::Normal(_)));
+    // What is not yet whole is never opened, whoever asks for it.
+    let is_plain = !model.is_empty()
+        && !model.ends_with(PART)
+        && path.components().all(|part| matches!(part, Component::Normal(_)));
     let found = folders.iter().map(|folder| folder.join(path)).find(|path| path.is_file());
     found.filter(|_| is_plain).ok_or_else(|| {
         let names: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();

@@ -7,6 +7,7 @@ mod benching;
 mod heartbeat;
 mod linking;
 mod loading;
+mod models;
 mod recovery;
 mod report;
 mod running;
@@ -28,7 +29,7 @@ use shared::{
         connection::Connection,
         error::{Fault, FaultKind},
         handshake::{Identity, Purpose},
-        message::{Response, ResponseBody},
+        message::{Request, RequestBody, Response, ResponseBody},
         pairing::Rekey,
     },
     telemetry::{Health, NodeState},
@@ -44,6 +45,7 @@ use tokio::{
 use self::{
     assigning::{LinkOutcome, LoadOutcome, Open},
     benching::Benching,
+    models::Jobs,
     report::{Constants, Watcher},
     running::{Running, Surroundings},
     state::{Kept, StateFolder},
@@ -118,6 +120,7 @@ pub struct Driver {
     running: Option<Running>,
     /// The latest bench.
     benching: Option<Benching>,
+    jobs: Jobs,
     /// Resident memory, and when it was read.
     memory: (Instant, Bytes),
     watching: Watching,
@@ -156,7 +159,7 @@ impl Driver {
                 "{name} in the state folder was damaged and is put aside; the other nodes tell what it said"
             );
         }
-        let monitor = Monitor::new(&config.health_root, config.listen);
+        let monitor = Monitor::new(&config.health_root, config.listen, config.models.first().unwrap_or(&config.state));
         let around = Surroundings {
             name: config.name.clone(),
             kernels,
@@ -178,6 +181,7 @@ impl Driver {
             open: None,
             running: None,
             benching: None,
+            jobs: Jobs::default(),
             memory: (Instant::now(), memory::resident()),
             watching: Watching::new(monitor),
             supervisor: Supervisor::from_environment(),
@@ -243,6 +247,10 @@ impl Driver {
             Event::SessionClosed(session) => {
                 self.sessions.remove(session);
                 self.watchers.retain(|watcher| watcher.session != *session);
+                self.jobs.stop_all(*session);
+            }
+            Event::Request { session, request: Request { id, body: RequestBody::Cancel }, .. } => {
+                self.jobs.stop(*session, *id);
             }
             Event::Engine(epoch, Progress::Broken { rank, reason }) => {
                 tracing::warn!(%epoch, ?rank, reason, "the engine cannot go on");
@@ -359,6 +367,7 @@ impl Driver {
             Effect::Rekey { session, id, rekey } => self.rekey(session, id, *rekey),
             Effect::Watch { session, id, interval } => self.watch(session, id, interval).await,
             Effect::Identify { session, id, model } => self.identify(session, id, model),
+            Effect::Models { session, id, request } => self.models(session, id, *request).await,
             Effect::Bench(key, bench) => self.bench(key, *bench),
             Effect::StopBench(key) => {
                 if let Some(benching) = self.benching.as_ref().filter(|benching| benching.key == key) {

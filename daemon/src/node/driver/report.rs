@@ -1,7 +1,7 @@
 //! Reports: the node's state, its memory and its all-reduces by layer since the last report.
 use std::{
     collections::BTreeMap,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use shared::{
@@ -49,6 +49,7 @@ pub(super) fn report(
         name: constants.name.into(),
         instance: constants.instance,
         supervised: constants.supervised,
+        unix_ms: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64),
         build: BUILD.into(),
         kernels: constants.kernels.into(),
         state: node.state(),

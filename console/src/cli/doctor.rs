@@ -1,0 +1,161 @@
+//! `console doctor`: asks every node what `brambled check` finds on its machine, and compares the nodes with each other.
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use serde_json::{Value, json};
+use shared::{
+    ids::ModelIdentity,
+    protocol::{error::Fault, models::FileState},
+    telemetry::{
+        Finding, NodeReport,
+        doctor::{Examined, compare},
+        finding::exit_code,
+    },
+    units::Bytes,
+};
+use tokio::task::JoinSet;
+
+use super::{Failure, interrupts::Interrupts, options::Nodes, output};
+use crate::client::{
+    assign::report,
+    models,
+    session::{self, Session},
+    with_port,
+};
+
+/// Options of `console doctor`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Doctor {
+    #[command(flatten)]
+    nodes: Nodes,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// A node that answered.
+struct Visit {
+    report: NodeReport,
+    examined: Examined,
+}
+
+/// Runs the command. Exit code: 0, that of the worst finding, or 3 if a node does not answer.
+pub(super) async fn run(options: Doctor) -> Result<u8, Failure> {
+    let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
+    let mut interrupts = Interrupts::listen()?;
+    let visits = interrupts.end(async { Ok::<_, Failure>(visit_all(&addresses).await) }).await?;
+    let examined: Vec<Examined> =
+        visits.iter().filter_map(|(_, visit)| visit.as_ref().ok()).map(|visit| visit.examined.clone()).collect();
+    let between = compare(&examined);
+    if options.json {
+        let nodes: Vec<Value> = visits.iter().map(|(address, visit)| object(address, visit)).collect();
+        output::line(&json!({"nodes": nodes, "between": between}).to_string());
+    } else {
+        print(&visits, &between);
+    }
+    let mut findings = between;
+    findings.extend(
+        visits.iter().filter_map(|(_, visit)| visit.as_ref().ok()).flat_map(|visit| visit.report.health.findings()),
+    );
+    let failed = visits.into_iter().find_map(|(_, visit)| visit.err());
+    Ok(failed.map_or_else(|| exit_code(&findings), |fault| Failure::from(fault).code()))
+}
+
+async fn visit_all(addresses: &[String]) -> Vec<(String, Result<Visit, Fault>)> {
+    let mut asked = JoinSet::new();
+    for (index, address) in addresses.iter().enumerate() {
+        let address = address.clone();
+        asked.spawn(async move {
+            let visit = visit(&address).await;
+            (index, (address, visit))
+        });
+    }
+    let mut visits = asked.join_all().await;
+    visits.sort_by_key(|(index, _)| *index);
+    visits.into_iter().map(|(_, visit)| visit).collect()
+}
+
+async fn visit(address: &str) -> Result<Visit, Fault> {
+    let session = session::open(address).await?;
+    let begun = (Instant::now(), SystemTime::now());
+    let report = report(&session).await?;
+    let examined = Examined {
+        name: report.name.clone(),
+        build: report.build.clone(),
+        numeric: session.identity.numeric,
+        skew_ms: skew(begun.1, begun.0.elapsed(), report.unix_ms),
+        mtu: report.health.link.as_ref().and_then(|link| link.mtu),
+        models: files(&session).await,
+    };
+    Ok(Visit { report, examined })
+}
+
+/// The whole model files of a node; one that cannot say is not compared.
+async fn files(session: &Session) -> Option<Vec<(String, Option<ModelIdentity>, Bytes)>> {
+    let files = models::list(session).await.ok()?;
+    let whole = files.into_iter().filter(|file| file.state != FileState::Partial);
+    Some(whole.map(|file| (file.model, file.identity, file.size)).collect())
+}
+
+/// The node's clock minus this machine's: the node looked at it in the middle of the question, within half of its length.
+fn skew(begun: SystemTime, took: Duration, node_ms: u64) -> i64 {
+    let own = begun.duration_since(UNIX_EPOCH).unwrap_or_default() + took / 2;
+    let own = i64::try_from(own.as_millis()).unwrap_or(i64::MAX);
+    i64::try_from(node_ms).unwrap_or(i64::MAX).saturating_sub(own)
+}
+
+fn object(address: &str, visit: &Result<Visit, Fault>) -> Value {
+    match visit {
+        Ok(Visit { report, examined }) => json!({
+            "address": address, "name": report.name, "state": report.state.name(), "build": report.build,
+            "numeric_version": examined.numeric, "skew_ms": examined.skew_ms,
+            "health": report.health, "unread": report.health.unread(), "findings": report.health.findings(),
+        }),
+        Err(fault) => json!({"address": address, "error": Failure::from(fault.clone()).json()["error"]}),
+    }
+}
+
+fn print(visits: &[(String, Result<Visit, Fault>)], between: &[Finding]) {
+    let show =
+        |finding: &Finding| finding.lines().iter().for_each(|line| output::line(&output::clean(&format!("  {line}"))));
+    for (address, visit) in visits {
+        match visit {
+            Ok(visit) => {
+                let (name, health) = (output::clean(&visit.report.name), &visit.report.health);
+                let findings = health.findings();
+                let fine = if findings.is_empty() { ": nothing found" } else { "" };
+                output::line(&format!("{name} ({address}), {}{fine}", output::clean(&visit.report.build)));
+                findings.iter().for_each(show);
+                let unread = health.unread();
+                if !unread.is_empty() {
+                    output::line(&format!("  cannot be read there: {}", unread.join(", ")));
+                }
+            }
+            Err(fault) => {
+                let why = format!("{} ({address}): {}; {}", fault.node, fault.kind, fault.kind.next());
+                output::line(&output::clean(&why));
+            }
+        }
+    }
+    let answered = visits.iter().filter(|(_, visit)| visit.is_ok()).count();
+    if answered > 1 {
+        let fine = if between.is_empty() { ": nothing found" } else { "" };
+        output::line(&format!("between the {answered} nodes{fine}"));
+        between.iter().for_each(show);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_are_compared_at_the_middle_of_the_question() {
+        let begun = UNIX_EPOCH + Duration::from_millis(5000);
+        let took = Duration::from_millis(200);
+        assert_eq!(skew(begun, took, 5100), 0);
+        assert_eq!(skew(begun, took, 8100), 3000);
+        assert_eq!(skew(begun, took, 0), -5100);
+        assert_eq!(skew(begun, took, u64::MAX), i64::MAX - 5100);
+    }
+}

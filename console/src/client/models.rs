@@ -1,0 +1,121 @@
+//! Model files of nodes, over a session: a question, its progress, its answer; and a local file's way to a node.
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::unix::fs::FileExt,
+    path::Path,
+    time::Duration,
+};
+
+use sha2::Digest;
+use shared::{
+    protocol::{
+        error::{Fault, FaultKind},
+        message::{RequestBody, ResponseBody},
+        models::{ModelFile, ModelsRequest, ModelsResponse, PIECE_BYTES_MAX, Piece, Sha256, Step},
+    },
+    units::Bytes,
+};
+
+use super::{assign::unexpected, session::Session};
+
+/// A node must say something within this: a server may be asked several times before it answers.
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 300 });
+
+/// Hears of progress.
+pub type Told<'a> = dyn Fn(Step, Bytes, Option<Bytes>) + Sync + 'a;
+
+/// Asks a node and waits for the end.
+///
+/// # Errors
+/// The node refuses or fails, or says nothing for too long.
+pub async fn ask(session: &Session, request: ModelsRequest, told: &Told<'_>) -> Result<ModelsResponse, Fault> {
+    let mut reply = session.ask(RequestBody::Models(Box::new(request))).await?;
+    loop {
+        match reply.next("progress with model files", PATIENCE).await? {
+            ResponseBody::Models(response) => match *response {
+                ModelsResponse::Working { step, done, total } => told(step, done, total),
+                other => return Ok(other),
+            },
+            other => return Err(unexpected(session, &other)),
+        }
+    }
+}
+
+/// As [`ask`] for what ends with a file.
+///
+/// # Errors
+/// As [`ask`].
+pub async fn stored(session: &Session, request: ModelsRequest, told: &Told<'_>) -> Result<ModelFile, Fault> {
+    match ask(session, request, told).await? {
+        ModelsResponse::Stored(file) => Ok(file),
+        other => Err(odd(session, &other)),
+    }
+}
+
+/// The model files of a node.
+///
+/// # Errors
+/// As [`ask`].
+pub async fn list(session: &Session) -> Result<Vec<ModelFile>, Fault> {
+    match ask(session, ModelsRequest::List, &|_, _, _| {}).await? {
+        ModelsResponse::Listed(files) => Ok(files),
+        other => Err(odd(session, &other)),
+    }
+}
+
+fn odd(session: &Session, response: &ModelsResponse) -> Fault {
+    let kind = FaultKind::Malformed { reason: format!("{response:?} where something else was asked for") };
+    Fault::new(&session.identity.name, kind)
+}
+
+/// SHA-256 and size of a local file.
+///
+/// # Errors
+/// It cannot be read.
+pub fn digest(path: &Path) -> io::Result<(Sha256, u64)> {
+    let mut file = File::open(path)?;
+    let mut hasher = sha2::Sha256::new();
+    let mut block = vec![0; PIECE_BYTES_MAX];
+    let mut size = 0;
+    loop {
+        let count = file.read(&mut block)?;
+        if count == 0 {
+            return Ok((Sha256(hasher.finalize().into()), size));
+        }
+        hasher.update(&block[..count]);
+        size += count as u64;
+    }
+}
+
+/// Sends a local file, from where an earlier try ended.
+///
+/// # Errors
+/// The node refuses or fails, or the file cannot be read.
+pub async fn send(
+    session: &Session,
+    (path, model): (&Path, &str),
+    (sha256, size): (Sha256, u64),
+    told: &Told<'_>,
+) -> Result<ModelFile, Fault> {
+    let local = |error: io::Error| {
+        let reason = format!("cannot read {}: {error}", path.display());
+        Fault::new("console", FaultKind::StoreFailed { reason })
+    };
+    let file = File::open(path).map_err(local)?;
+    let mut offset = 0;
+    let mut bytes = Vec::new();
+    loop {
+        let piece = Piece { model: model.into(), size: Bytes(size), sha256, offset, bytes };
+        match ask(session, ModelsRequest::Write(piece), told).await? {
+            ModelsResponse::Stored(file) => return Ok(file),
+            ModelsResponse::Written { length } if length.0 < size && (length.0 > offset || offset == 0) => {
+                offset = length.0
+            }
+            other => return Err(odd(session, &other)),
+        }
+        told(Step::Copying, Bytes(offset), Some(Bytes(size)));
+        bytes = vec![0; (size - offset).min(PIECE_BYTES_MAX as u64) as usize];
+        file.read_exact_at(&mut bytes, offset).map_err(local)?;
+    }
+}

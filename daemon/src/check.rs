@@ -1,0 +1,77 @@
+//! `brambled check`: reads this machine as a running daemon does, and says what is wrong and what cures it. Changes nothing.
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::json;
+use shared::{
+    protocol::{BUILD, PORT},
+    telemetry::{Health, finding::exit_code},
+};
+
+use crate::{config::Config, health::Monitor, print::line_out};
+
+/// Between the two readings that rates need.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// Options of `brambled check`.
+#[derive(Clone, Debug, Args)]
+pub struct Check {
+    /// Read /proc and /sys below this folder instead of /
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Checks the machine for a daemon with these settings (`None`: with the defaults, at the interface of the default route). Returns the
+/// exit code: 0, or that of the worst finding.
+///
+/// # Errors
+/// The root is no folder, or nothing can be written.
+pub fn run(check: &Check, config: Option<&Config>) -> anyhow::Result<u8> {
+    std::fs::read_dir(&check.root).with_context(|| format!("cannot read {}", check.root.display()))?;
+    let anywhere = SocketAddr::from((IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT));
+    // A daemon on loopback serves nobody yet; what matters is the link that it will serve on.
+    let listen = config.map(|config| config.listen).filter(|address| !address.ip().is_loopback()).unwrap_or(anywhere);
+    let models =
+        config.and_then(|config| config.models.first()).map_or(Path::new("/var/lib/bramble"), PathBuf::as_path);
+    let mut monitor = Monitor::new(&check.root, listen, models);
+    let first = monitor.read(Instant::now());
+    let health = if check.root == Path::new("/") {
+        std::thread::sleep(INTERVAL);
+        monitor.read(Instant::now())
+    } else {
+        first
+    };
+    let findings = health.findings();
+    if check.json {
+        line_out(
+            &json!({"build": BUILD, "health": health, "unread": health.unread(), "findings": findings}).to_string(),
+        )?;
+    } else {
+        summary(&health).iter().try_for_each(|line| line_out(line))?;
+        for finding in &findings {
+            finding.lines().iter().try_for_each(|line| line_out(line))?;
+        }
+        if findings.is_empty() {
+            line_out("ok       nothing found")?;
+        }
+    }
+    Ok(exit_code(&findings))
+}
+
+/// What was read, and what was not.
+fn summary(health: &Health) -> Vec<String> {
+    let unread = health.unread();
+    let mut lines = health.readings();
+    if !unread.is_empty() {
+        lines.push(format!("cannot be read here: {}", unread.join(", ")));
+    }
+    lines
+}

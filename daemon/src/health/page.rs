@@ -1,0 +1,15 @@
+//! The size of a page of the kernel's memory, from the auxiliary vector that it gives every process (getauxval(3)).
+use shared::units::Bytes;
+
+use super::source::Root;
+
+/// Type of the entry with the page size.
+const AT_PAGESZ: u64 = 6;
+
+pub(super) fn read(root: &Root) -> Option<Bytes> {
+    let vector = root.bytes("proc/self/auxv")?;
+    let word = |bytes: &[u8; 8]| u64::from_ne_bytes(*bytes);
+    let mut entries = vector.as_chunks::<8>().0.as_chunks::<2>().0.iter();
+    let size = entries.find(|[kind, _]| word(kind) == AT_PAGESZ).map(|[_, value]| word(value))?;
+    size.is_power_of_two().then_some(Bytes(size))
+}

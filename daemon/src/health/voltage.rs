@@ -1,0 +1,10 @@
+//! The supply's voltage as the kernel's hardware monitor `rpi_volt` sees it: an alarm that stays for about two seconds.
+use super::source::Root;
+
+/// Whether it was too low just now.
+pub(super) fn read(root: &Root) -> Option<bool> {
+    let monitors = root.entries("sys/class/hwmon", "hwmon");
+    let is_it = |monitor: &&String| root.value::<String>(&format!("{monitor}/name")).as_deref() == Some("rpi_volt");
+    let alarm: u8 = root.value(&format!("{}/in0_lcrit_alarm", monitors.iter().find(is_it)?))?;
+    Some(alarm != 0)
+}

@@ -1,0 +1,201 @@
+//! Does what is asked of model files, each request on a blocking thread of its own; ends it when whoever asked leaves.
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use shared::{
+    ids::RequestId,
+    protocol::{
+        error::{Fault, FaultKind},
+        handshake::Identity,
+        message::{RequestBody, Response, ResponseBody},
+        models::{ModelFile, ModelsRequest, ModelsResponse, PIECE_BYTES_MAX, Piece, Step},
+        session::{Reply, Session},
+    },
+    units::Bytes,
+};
+use tokio::{runtime::Handle, sync::mpsc::Sender, task::spawn_blocking};
+
+use super::Driver;
+use crate::{
+    node::SessionId,
+    store::{Origin, Store, Tell, pull},
+};
+
+/// Most requests about model files at the same time.
+const JOBS_MAX: usize = 16;
+/// Pieces that are asked for ahead.
+const AHEAD: usize = 4;
+/// Another node must say something within this.
+const PEER: Duration = Duration::from_secs(30);
+
+/// Requests under way, and whether they are still wanted.
+#[derive(Debug, Default)]
+pub(super) struct Jobs(HashMap<(SessionId, RequestId), Arc<AtomicBool>>);
+
+impl Jobs {
+    /// Nobody wants this one any more.
+    pub(super) fn stop(&self, session: SessionId, id: RequestId) {
+        if let Some(wanted) = self.0.get(&(session, id)) {
+            wanted.store(false, Ordering::Release);
+        }
+    }
+
+    /// Nobody wants what this session asked for any more.
+    pub(super) fn stop_all(&self, session: SessionId) {
+        let of = self.0.iter().filter(|((of, _), _)| *of == session);
+        of.for_each(|(_, wanted)| wanted.store(false, Ordering::Release));
+    }
+}
+
+/// One request.
+struct Job {
+    store: Store,
+    identity: Identity,
+    wanted: Arc<AtomicBool>,
+    responses: Sender<Response>,
+    id: RequestId,
+}
+
+impl Driver {
+    pub(super) async fn models(&mut self, session: SessionId, id: RequestId, request: ModelsRequest) {
+        let Some(responses) = self.sessions.get(&session).cloned() else { return };
+        // A job that is done has dropped its end.
+        self.jobs.0.retain(|_, wanted| Arc::strong_count(wanted) > 1);
+        if self.jobs.0.len() >= JOBS_MAX {
+            let kind = FaultKind::Full { what: "requests about model files".into(), limit: JOBS_MAX as u32 };
+            return self.respond(session, id, ResponseBody::Failed(self.fault(kind))).await;
+        }
+        let wanted = Arc::new(AtomicBool::new(true));
+        self.jobs.0.insert((session, id), Arc::clone(&wanted));
+        let store = Store::new(&self.config.models, &self.config.state);
+        let job = Job { store, identity: self.identity.clone(), wanted, responses, id };
+        spawn_blocking(move || job.run(request));
+    }
+}
+
+impl Job {
+    fn run(self, request: ModelsRequest) {
+        let body = match self.result(request) {
+            Ok(response) => ResponseBody::Models(Box::new(response)),
+            Err(kind) => {
+                tracing::info!("model store: {kind}");
+                ResponseBody::Failed(Fault::new(&self.identity.name, kind))
+            }
+        };
+        // Whoever asked may have left.
+        let _ = self.responses.blocking_send(Response { id: self.id, body });
+    }
+
+    fn result(&self, request: ModelsRequest) -> Result<ModelsResponse, FaultKind> {
+        let store = &self.store;
+        let mut tell = |step, done, total: Option<u64>| self.tell(step, done, total);
+        match request {
+            ModelsRequest::List => Ok(ModelsResponse::Listed(store.list())),
+            ModelsRequest::Verify { model, is_known_enough } => {
+                store.verify(&model, is_known_enough, &mut tell).map(ModelsResponse::Stored)
+            }
+            ModelsRequest::Remove { model } => {
+                store.remove(&model)?;
+                tracing::info!(model, "model removed");
+                Ok(ModelsResponse::Removed)
+            }
+            ModelsRequest::Pull { url, model, sha256 } => pull(store, &url, &model, sha256, &mut tell).map(stored),
+            ModelsRequest::Fetch { model, from } => self.fetch(&model, &from, &mut tell).map(stored),
+            ModelsRequest::Read { model, offset } => {
+                store.read(&model, offset).map(|(size, bytes)| ModelsResponse::Piece { size, bytes })
+            }
+            ModelsRequest::Write(piece) => self.write(&piece, &mut tell),
+        }
+    }
+
+    /// Says progress; whether to go on.
+    fn tell(&self, step: Step, done: u64, total: Option<u64>) -> bool {
+        let working = ModelsResponse::Working { step, done: Bytes(done), total: total.map(Bytes) };
+        let body = ResponseBody::Models(Box::new(working));
+        self.wanted.load(Ordering::Acquire) && self.responses.blocking_send(Response { id: self.id, body }).is_ok()
+    }
+
+    /// Takes a piece that a console sends; the last one makes the file.
+    fn write(&self, piece: &Piece, tell: &mut Tell<'_>) -> Result<ModelsResponse, FaultKind> {
+        if piece.bytes.len() > PIECE_BYTES_MAX {
+            return Err(FaultKind::ParameterInvalid {
+                reason: format!("a piece of more than {PIECE_BYTES_MAX} bytes"),
+            });
+        }
+        let origin = Origin { size: Some(piece.size.0), sha256: Some(piece.sha256.to_string()), etag: None };
+        let mut part = self.store.begin(&piece.model, origin)?;
+        if piece.bytes.is_empty() && part.length() < piece.size.0 {
+            return Ok(ModelsResponse::Written { length: Bytes(part.length()) });
+        }
+        if piece.offset != part.length() {
+            let reason = format!("{} are there, the piece begins at {}", Bytes(part.length()), Bytes(piece.offset));
+            return Err(FaultKind::ParameterInvalid { reason });
+        }
+        part.append(&piece.bytes)?;
+        if part.length() < piece.size.0 {
+            return Ok(ModelsResponse::Written { length: Bytes(part.length()) });
+        }
+        self.store.finish(part, tell).map(stored)
+    }
+
+    /// Copies a whole file from another node, which says first what it hashes to.
+    fn fetch(&self, model: &str, from: &str, tell: &mut Tell<'_>) -> Result<ModelFile, FaultKind> {
+        let other = |fault: Fault| match fault.kind {
+            FaultKind::StoreCancelled => FaultKind::StoreCancelled,
+            _ => FaultKind::DownloadFailed { reason: fault.to_string() },
+        };
+        let wait = Handle::current();
+        let session = wait.block_on(Session::open(from, self.identity.clone())).map_err(other)?;
+        let ask = |request| wait.block_on(session.ask(RequestBody::Models(Box::new(request)))).map_err(other);
+        let next = |reply: &mut Reply| match wait.block_on(reply.next("a piece of the file", PEER)).map_err(other)? {
+            ResponseBody::Models(response) => Ok(*response),
+            _ => Err(FaultKind::Malformed { reason: "another answer than was asked for".into() }),
+        };
+        let mut verified = ask(ModelsRequest::Verify { model: model.into(), is_known_enough: true })?;
+        let source = loop {
+            match next(&mut verified)? {
+                ModelsResponse::Stored(file) => break file,
+                ModelsResponse::Working { done, total, .. } => {
+                    if !tell(Step::Waiting, done.0, total.map(|total| total.0)) {
+                        return Err(FaultKind::StoreCancelled);
+                    }
+                }
+                _ => return Err(FaultKind::Malformed { reason: "no file where one was asked for".into() }),
+            }
+        };
+        let size = source.size.0;
+        let sha256 = source.sha256.map(|hash| hash.to_string());
+        let mut part = self.store.begin(model, Origin { size: Some(size), sha256, etag: None })?;
+        let mut asked = part.length();
+        let mut replies = VecDeque::new();
+        while part.length() < size {
+            while asked < size && replies.len() < AHEAD {
+                replies.push_back(ask(ModelsRequest::Read { model: model.into(), offset: asked })?);
+                asked += (size - asked).min(PIECE_BYTES_MAX as u64);
+            }
+            let Some(mut reply) = replies.pop_front() else { break };
+            let ModelsResponse::Piece { bytes, .. } = next(&mut reply)? else {
+                return Err(FaultKind::Malformed { reason: "no piece where one was asked for".into() });
+            };
+            if bytes.len() as u64 != (size - part.length()).min(PIECE_BYTES_MAX as u64) {
+                return Err(FaultKind::DownloadFailed { reason: format!("{model} changed there meanwhile") });
+            }
+            part.append(&bytes)?;
+            if !tell(Step::Copying, part.length(), Some(size)) {
+                return Err(FaultKind::StoreCancelled);
+            }
+        }
+        self.store.finish(part, tell)
+    }
+}
+
+fn stored(file: ModelFile) -> ModelsResponse {
+    tracing::info!(model = file.model, folder = file.folder, "model stored, {}", file.size);
+    ModelsResponse::Stored(file)
+}

@@ -1,0 +1,13 @@
+//! Standard output of the commands that run instead of serving.
+
+/// Prints a line; a reader that left had enough.
+///
+/// # Errors
+/// Standard output takes nothing more for another reason.
+pub(crate) fn line_out(line: &str) -> anyhow::Result<()> {
+    use std::io::{ErrorKind, Write};
+    match writeln!(std::io::stdout(), "{line}") {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,72 @@
+//! Tells the local network over multicast DNS that a node is here. A thread of the library answers; nothing else depends on it.
+use std::{net::SocketAddr, time::Duration};
+
+use mdns_sd::{IfKind, ServiceDaemon, ServiceInfo};
+use shared::protocol::{
+    BUILD,
+    discovery::{Announcement, SERVICE},
+    noise::keyring,
+};
+use tokio::time::sleep;
+
+/// Between two looks at whether the node was adopted meanwhile.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Announces the node until it is dropped, anew when it gets a key.
+pub(super) async fn keep(listen: SocketAddr, name: String) {
+    loop {
+        let claimed = keyring::own().has_key();
+        let said = Announcement { name: name.clone(), build: BUILD.into(), claimed: Some(claimed) };
+        let _announcer = Announcer::begin(listen, &said);
+        while keyring::own().has_key() == claimed {
+            sleep(LOOK).await;
+        }
+    }
+}
+
+/// The announcement, until it is dropped.
+struct Announcer {
+    daemon: ServiceDaemon,
+    name: String,
+}
+
+impl Announcer {
+    /// Announces a node at `listen`; where that cannot be, the log says why and the node works without.
+    fn begin(listen: SocketAddr, said: &Announcement) -> Option<Self> {
+        match announce(listen, said) {
+            Ok(announcer) => Some(announcer),
+            Err(error) => {
+                tracing::warn!("not announced by mDNS: {error}; consoles find this node by its address");
+                None
+            }
+        }
+    }
+}
+
+fn announce(listen: SocketAddr, said: &Announcement) -> Result<Announcer, mdns_sd::Error> {
+    let properties = said.properties();
+    // A host name of its own: that of the machine is avahi's, where it runs.
+    let letters = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    let host = format!("bramble-{}.local.", said.instance().chars().map(letters).collect::<String>());
+    let is_any = listen.ip().is_unspecified();
+    let address = if is_any { String::new() } else { listen.ip().to_string() };
+    let info = ServiceInfo::new(SERVICE, &said.instance(), &host, address.as_str(), listen.port(), &properties[..])?;
+    let mut info = if is_any { info.enable_addr_auto() } else { info };
+    let daemon = ServiceDaemon::new()?;
+    if !is_any {
+        // Only where the node can be reached; all of 127/8 is one interface.
+        let interface = if listen.ip().is_loopback() { IfKind::LoopbackV4 } else { IfKind::Addr(listen.ip()) };
+        info.set_interfaces(vec![interface]);
+    }
+    let name = info.get_fullname().to_owned();
+    daemon.register(info)?;
+    Ok(Announcer { daemon, name })
+}
+
+impl Drop for Announcer {
+    fn drop(&mut self) {
+        // Both are said without waiting; whoever misses the goodbye forgets the node when its record ends.
+        let _ = self.daemon.unregister(&self.name);
+        let _ = self.daemon.shutdown();
+    }
+}

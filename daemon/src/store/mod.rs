@@ -1,0 +1,254 @@
+//! The files in a node's model folders: what is there, taking one away, bringing one in. A file is either whole and checked, or has
+//! another name (`.part`). Blocking; knows no node and no session.
+mod hash;
+mod part;
+mod pull;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use nix::sys::statvfs::statvfs;
+use shared::{
+    gguf::{GgufFile, Shape},
+    ids::ModelIdentity,
+    protocol::{
+        error::FaultKind,
+        models::{FILES_MAX, FileState, ModelFile, PART, PIECE_BYTES_MAX, Sha256, Step, check_name, files_of},
+    },
+    units::Bytes,
+};
+
+pub use part::{Origin, Part};
+pub use pull::pull;
+
+/// Room that stays free on the disk: for state, packed shards, the journal.
+pub const ROOM: Bytes = Bytes(64 << 20);
+/// Between two words on progress.
+const WORD: Duration = Duration::from_millis(200);
+
+/// Hears of progress (step, bytes done, bytes in all) and says whether to go on.
+pub type Tell<'a> = dyn FnMut(Step, u64, Option<u64>) -> bool + 'a;
+
+/// The folders of a node.
+#[derive(Clone, Debug)]
+pub struct Store {
+    folders: Vec<PathBuf>,
+    /// What was computed of files is kept here.
+    hashes: PathBuf,
+}
+
+/// Says progress now and then, and whether to go on always.
+pub(super) struct Pace<'a, 'b> {
+    tell: &'a mut Tell<'b>,
+    next: Instant,
+}
+
+impl<'a, 'b> Pace<'a, 'b> {
+    pub(super) fn new(tell: &'a mut Tell<'b>) -> Self {
+        Self { tell, next: Instant::now() }
+    }
+
+    /// # Errors
+    /// Whoever wanted the result wants it no more.
+    pub(super) fn at(&mut self, step: Step, done: u64, total: Option<u64>) -> Result<(), FaultKind> {
+        let now = Instant::now();
+        if now < self.next {
+            return Ok(());
+        }
+        self.next = now + WORD;
+        if (self.tell)(step, done, total) { Ok(()) } else { Err(FaultKind::StoreCancelled) }
+    }
+}
+
+/// A failure of the disk, with what it was about.
+pub(super) fn disk(what: &str, path: &Path, error: &io::Error) -> FaultKind {
+    FaultKind::StoreFailed { reason: format!("cannot {what} {}: {error}", path.display()) }
+}
+
+impl Store {
+    /// The store of these folders, in the order in which models are looked for; `state` is the daemon's own folder.
+    pub fn new(folders: &[PathBuf], state: &Path) -> Self {
+        Self { folders: folders.to_vec(), hashes: state.join("hashes") }
+    }
+
+    /// All model files and unfinished ones, by name. Opens each, reads none.
+    pub fn list(&self) -> Vec<ModelFile> {
+        let mut files: Vec<ModelFile> = Vec::new();
+        for folder in &self.folders {
+            let Ok(entries) = fs::read_dir(folder) else { continue };
+            let mut names: Vec<String> =
+                entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+            names.sort();
+            for name in names {
+                let (model, is_part) = name.strip_suffix(PART).map_or((name.as_str(), false), |model| (model, true));
+                let is_hidden =
+                    files.iter().any(|file| file.model == model && (file.state == FileState::Partial) == is_part);
+                if check_name(model).is_err() || is_hidden || files.len() >= FILES_MAX {
+                    continue;
+                }
+                files.extend(self.describe(folder, model, is_part));
+            }
+        }
+        files.sort_by(|one, two| one.model.cmp(&two.model));
+        files
+    }
+
+    /// What is known of a file without reading it; `None` if it is no file.
+    fn describe(&self, folder: &Path, model: &str, is_part: bool) -> Option<ModelFile> {
+        let path = folder.join(if is_part { format!("{model}{PART}") } else { model.to_owned() });
+        let metadata = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        let (state, identity) = match is_part {
+            true => (FileState::Partial, None),
+            false => inspect(&path),
+        };
+        let sha256 = if is_part { None } else { hash::known(&self.hashes, model, &metadata) };
+        let (model, folder) = (model.to_owned(), folder.display().to_string());
+        Some(ModelFile { model, folder, size: Bytes(metadata.len()), state, identity, sha256 })
+    }
+
+    /// The whole file of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find(&self, model: &str) -> Result<PathBuf, FaultKind> {
+        check_name(model).map_err(|reason| FaultKind::ParameterInvalid { reason })?;
+        let found = self.folders.iter().map(|folder| folder.join(model)).find(|path| path.is_file());
+        found.ok_or_else(|| {
+            let names: Vec<String> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
+            FaultKind::ModelMissing { model: model.into(), folders: names.join(", ") }
+        })
+    }
+
+    /// Reads a file and computes its SHA-256; or takes the known one, if that is enough.
+    ///
+    /// # Errors
+    /// There is no such file, it cannot be read, or nobody wants it any more.
+    pub fn verify(&self, model: &str, is_known_enough: bool, tell: &mut Tell<'_>) -> Result<ModelFile, FaultKind> {
+        let path = self.find(model)?;
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        let metadata = fs::metadata(&path).map_err(|error| disk("read", &path, &error))?;
+        if !is_known_enough || hash::known(&self.hashes, model, &metadata).is_none() {
+            let hash = hash::compute(&path, &mut Pace::new(tell))?;
+            hash::keep(&self.hashes, model, &metadata, hash);
+        }
+        let file = self.describe(folder, model, false);
+        file.ok_or_else(|| FaultKind::ModelMissing { model: model.into(), folders: folder.display().to_string() })
+    }
+
+    /// Deletes a file and what there is of an unfinished one.
+    ///
+    /// # Errors
+    /// There is neither, or the disk refuses.
+    pub fn remove(&self, model: &str) -> Result<(), FaultKind> {
+        check_name(model).map_err(|reason| FaultKind::ParameterInvalid { reason })?;
+        let part = |folder: &PathBuf| folder.join(format!("{model}{PART}"));
+        let parts: Vec<PathBuf> = self.folders.iter().map(part).filter(|path| path.is_file()).collect();
+        if parts.is_empty() {
+            self.find(model)?;
+        }
+        let whole = self.folders.iter().map(|folder| folder.join(model)).filter(|path| path.is_file());
+        for path in parts.iter().cloned().chain(whole) {
+            fs::remove_file(&path).map_err(|error| disk("remove", &path, &error))?;
+            // What belongs to it means nothing without it.
+            let _ = fs::remove_file(part::origin_path(&path));
+        }
+        hash::forget(&self.hashes, model);
+        Ok(())
+    }
+
+    /// A piece of a whole file, and the file's size.
+    ///
+    /// # Errors
+    /// There is no such file, or it cannot be read.
+    pub fn read(&self, model: &str, offset: u64) -> Result<(Bytes, Vec<u8>), FaultKind> {
+        use std::os::unix::fs::FileExt;
+        let path = self.find(model)?;
+        let failed = |error: io::Error| disk("read", &path, &error);
+        let file = fs::File::open(&path).map_err(failed)?;
+        let size = file.metadata().map_err(failed)?.len();
+        let length = size.saturating_sub(offset).min(PIECE_BYTES_MAX as u64) as usize;
+        let mut bytes = vec![0; length];
+        file.read_exact_at(&mut bytes, offset).map_err(failed)?;
+        Ok((Bytes(size), bytes))
+    }
+
+    /// The unfinished file of this name in the first folder that takes it; what was there of the same origin is kept.
+    ///
+    /// # Errors
+    /// A file of this name is there, somebody else is at it, or no folder can be written.
+    pub fn begin(&self, model: &str, origin: Origin) -> Result<Part, FaultKind> {
+        check_name(model).map_err(|reason| FaultKind::ParameterInvalid { reason })?;
+        if self.find(model).is_ok() {
+            return Err(FaultKind::ModelExists { model: model.into() });
+        }
+        let mut refused = FaultKind::StoreFailed { reason: "there is no model folder".into() };
+        for folder in &self.folders {
+            match Part::open(folder, model, origin.clone()) {
+                Ok(part) => return Ok(part),
+                Err(kind @ FaultKind::StoreBusy { .. }) => return Err(kind),
+                Err(kind) => refused = kind,
+            }
+        }
+        Err(refused)
+    }
+
+    /// Checks the unfinished file and gives it its name. What is not what it should be is deleted.
+    ///
+    /// # Errors
+    /// It has another SHA-256 than it should, is no model, or the disk refuses.
+    pub fn finish(&self, part: Part, tell: &mut Tell<'_>) -> Result<ModelFile, FaultKind> {
+        let (folder, model) = (part.folder.clone(), part.model.clone());
+        let hash = part.finish(&mut Pace::new(tell))?;
+        let path = folder.join(&model);
+        let metadata = fs::metadata(&path).map_err(|error| disk("read", &path, &error))?;
+        hash::keep(&self.hashes, &model, &metadata, hash);
+        let file = self.describe(&folder, &model, false);
+        file.ok_or(FaultKind::ModelMissing { model, folders: folder.display().to_string() })
+    }
+}
+
+/// What a whole file is. Of a model in several files only the first can tell.
+fn inspect(path: &Path) -> (FileState, Option<ModelIdentity>) {
+    match GgufFile::open(path) {
+        Ok(file) => match Shape::read(&file) {
+            Ok(_) => (FileState::Complete, Some(ModelIdentity(file.identity()))),
+            Err(error) => (FileState::Broken(error.to_string()), None),
+        },
+        Err(_) if is_later_split(path) => (FileState::Complete, None),
+        Err(error) => (FileState::Broken(error.to_string()), None),
+    }
+}
+
+/// Whether it is the second or a later file of several.
+fn is_later_split(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    files_of(name).iter().skip(1).any(|other| other == name)
+}
+
+/// Refuses what would fill the disk.
+pub(super) fn check_room(folder: &Path, needed: u64) -> Result<(), FaultKind> {
+    let found = statvfs(folder).map_err(|error| disk("look at", folder, &error.into()))?;
+    let available = (found.blocks_available() as u64).saturating_mul(found.fragment_size() as u64);
+    if needed.saturating_add(ROOM.0) > available {
+        return Err(FaultKind::DiskShort { needed: Bytes(needed.saturating_add(ROOM.0)), available: Bytes(available) });
+    }
+    Ok(())
+}
+
+/// What a file should be, if somebody says so.
+pub(super) fn check_hash(model: &str, expected: Option<Sha256>, actual: Sha256) -> Result<(), FaultKind> {
+    match expected {
+        Some(expected) if expected != actual => Err(FaultKind::HashDiffers {
+            model: model.into(),
+            expected: expected.to_string(),
+            actual: actual.to_string(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

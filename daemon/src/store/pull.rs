@@ -1,0 +1,304 @@
+//! Downloads over http and https (ureq with rustls: proxies by HTTPS_PROXY, its own root certificates). Follows few redirects, goes on
+//! where a connection broke, trusts no length twice.
+use std::{io::Read, time::Duration};
+
+use shared::{
+    protocol::{
+        error::FaultKind,
+        models::{ModelFile, Sha256, Step, URL_BYTES_MAX},
+    },
+    units::Bytes,
+};
+use ureq::{
+    Agent, Body,
+    http::{HeaderMap, Response, Uri},
+};
+
+use super::{Origin, Pace, Part, Store, Tell};
+
+const CONNECT: Duration = Duration::from_secs(20);
+const ANSWER: Duration = Duration::from_secs(60);
+/// A server that says nothing for so long is left.
+const SILENT: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 30 });
+/// A name server must have answered within this.
+const RESOLVE: Duration = Duration::from_secs(20);
+const REDIRECTS_MAX: usize = 8;
+/// Connections in a row that bring nothing before it is given up.
+const VAIN_MAX: u32 = 4;
+/// Before the next connection, times the connections in vain.
+const PAUSE: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
+/// Bytes that are read at a time.
+const BLOCK: usize = 256 << 10;
+/// Largest file that anybody offers.
+const FILE_BYTES_MAX: u64 = 1 << 42;
+
+/// What a server says of a file.
+#[derive(Debug, Default, PartialEq)]
+struct Offer {
+    /// Where the bytes are, behind all redirects.
+    url: String,
+    origin: Origin,
+    /// Whether it can begin in the middle.
+    has_ranges: bool,
+}
+
+fn failed(reason: impl Into<String>) -> FaultKind {
+    FaultKind::DownloadFailed { reason: reason.into() }
+}
+
+/// Downloads `url` as `model`; what was there of the same version goes on.
+///
+/// # Errors
+/// The server has no such file or breaks off again and again, the disk is too small, the bytes are not what they should be, or nobody
+/// wants it any more.
+pub fn pull(
+    store: &Store,
+    url: &str,
+    model: &str,
+    sha256: Option<Sha256>,
+    tell: &mut Tell<'_>,
+) -> Result<ModelFile, FaultKind> {
+    if url.len() > URL_BYTES_MAX {
+        return Err(FaultKind::ParameterInvalid { reason: format!("an address of more than {URL_BYTES_MAX} bytes") });
+    }
+    let agent = agent();
+    let mut offer = ask(&agent, url, sha256)?;
+    let mut part = store.begin(model, offer.origin.clone())?;
+    let mut vain = 0;
+    while part.size() != Some(part.length()) {
+        let before = part.length();
+        let mut pace = Pace::new(tell);
+        pace.at(Step::Downloading, before, part.size())?;
+        match transfer(&agent, &offer, &mut part, &mut pace) {
+            // A server that names no length ends with the file.
+            Ok(()) if part.size().is_none() => break,
+            Ok(()) => {}
+            Err(Trouble::Fatal(kind)) => return Err(kind),
+            Err(Trouble::Broken(reason)) => {
+                vain = if part.length() > before { 0 } else { vain + 1 };
+                if vain >= VAIN_MAX {
+                    let (length, size) =
+                        (Bytes(part.length()), part.size().map_or("?".into(), |size| Bytes(size).to_string()));
+                    return Err(failed(format!("{reason}; {length} of {size} are there")));
+                }
+                tracing::info!(model, bytes = part.length(), "download goes on: {reason}");
+                pause(PAUSE * vain, &part, tell)?;
+                // Addresses of redirects are signed for a time; and the file may be another now.
+                let again = ask(&agent, url, sha256)?;
+                if again.origin != offer.origin {
+                    return Err(failed("the file on the server changed meanwhile"));
+                }
+                offer = again;
+            }
+        }
+    }
+    store.finish(part, tell)
+}
+
+/// Waits, and hears whether it is still wanted.
+fn pause(time: Duration, part: &Part, tell: &mut Tell<'_>) -> Result<(), FaultKind> {
+    if !tell(Step::Downloading, part.length(), part.size()) {
+        return Err(FaultKind::StoreCancelled);
+    }
+    std::thread::sleep(time);
+    Ok(())
+}
+
+fn agent() -> Agent {
+    let config = Agent::config_builder()
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .http_status_as_error(false)
+        .timeout_connect(Some(CONNECT))
+        .timeout_resolve(Some(RESOLVE))
+        .timeout_recv_response(Some(ANSWER))
+        .timeout_per_read(Some(SILENT))
+        .timeout_per_write(Some(SILENT))
+        .user_agent(concat!("bramble/", env!("CARGO_PKG_VERSION")))
+        .build();
+    config.into()
+}
+
+/// Why a transfer ended early.
+enum Trouble {
+    /// Another connection may go on.
+    Broken(String),
+    /// Nothing will.
+    Fatal(FaultKind),
+}
+
+impl From<FaultKind> for Trouble {
+    fn from(kind: FaultKind) -> Self {
+        Self::Fatal(kind)
+    }
+}
+
+fn get(agent: &Agent, url: &str, range: Option<String>, etag: Option<&str>) -> Result<Response<Body>, ureq::Error> {
+    let mut request = agent.get(url).header("Accept-Encoding", "identity");
+    if let Some(range) = range {
+        request = request.header("Range", range);
+        // A weak tag names no bytes.
+        if let Some(etag) = etag.filter(|etag| !etag.starts_with("W/")) {
+            request = request.header("If-Range", etag);
+        }
+    }
+    request.call()
+}
+
+fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok().map(str::trim)
+}
+
+/// Asks for one byte: whether the file is there, where, how long it is and what it hashes to.
+fn ask(agent: &Agent, url: &str, sha256: Option<Sha256>) -> Result<Offer, FaultKind> {
+    let mut offer = Offer { url: url.into(), ..Offer::default() };
+    let (mut linked_hash, mut linked_size) = (None, None);
+    for _ in 0..=REDIRECTS_MAX {
+        check_scheme(url, &offer.url)?;
+        let response = retried(|| get(agent, &offer.url, Some("bytes=0-0".into()), None))?;
+        let headers = response.headers();
+        // Hugging Face says both of the file behind its redirect; an etag of 64 digits is its SHA-256.
+        let quoted = header(headers, "x-linked-etag").map(|tag| tag.trim_start_matches("W/").trim_matches('"'));
+        linked_hash = quoted.and_then(|tag| tag.parse::<Sha256>().ok()).or(linked_hash);
+        linked_size = header(headers, "x-linked-size").and_then(|size| size.parse::<u64>().ok()).or(linked_size);
+        match response.status().as_u16() {
+            200 | 206 => {
+                let size = size(&response)?;
+                if let (Some(linked), Some(size)) = (linked_size, size)
+                    && linked != size
+                {
+                    return Err(failed(format!("the server announced {linked} bytes, then {size}")));
+                }
+                offer.has_ranges = response.status().as_u16() == 206;
+                offer.origin = Origin {
+                    size: size.or(linked_size),
+                    sha256: sha256.or(linked_hash).map(|hash| hash.to_string()),
+                    etag: header(headers, "etag").map(str::to_owned),
+                };
+                return Ok(offer);
+            }
+            301 | 302 | 303 | 307 | 308 => offer.url = target(&offer.url, header(headers, "location"))?,
+            401 | 403 => {
+                return Err(failed(format!(
+                    "{} is not open to everyone (HTTP {})",
+                    host(&offer.url),
+                    response.status().as_u16()
+                )));
+            }
+            404 | 410 => {
+                return Err(failed(format!(
+                    "{} has no such file (HTTP {})",
+                    host(&offer.url),
+                    response.status().as_u16()
+                )));
+            }
+            status => return Err(failed(format!("{} answers with HTTP {status}", host(&offer.url)))),
+        }
+    }
+    Err(failed(format!("more than {REDIRECTS_MAX} redirects")))
+}
+
+/// An answer of the server; a connection that cannot be made may be the network's mood.
+fn retried(get: impl Fn() -> Result<Response<Body>, ureq::Error>) -> Result<Response<Body>, FaultKind> {
+    let mut tried = 1;
+    loop {
+        match get() {
+            Ok(response) if response.status().is_server_error() && tried < VAIN_MAX => {}
+            Ok(response) => return Ok(response),
+            Err(error) if tried >= VAIN_MAX => return Err(failed(error.to_string())),
+            Err(ureq::Error::BadUri(reason)) => return Err(FaultKind::ParameterInvalid { reason }),
+            Err(_) => {}
+        }
+        std::thread::sleep(PAUSE * tried);
+        tried += 1;
+    }
+}
+
+/// Only http and https, and never from https to http.
+pub(super) fn check_scheme(first: &str, url: &str) -> Result<(), FaultKind> {
+    match (first.starts_with("https://"), url) {
+        (_, url) if url.starts_with("https://") => Ok(()),
+        (false, url) if url.starts_with("http://") => Ok(()),
+        (true, url) if url.starts_with("http://") => Err(failed("a redirect from https to http")),
+        _ => Err(FaultKind::ParameterInvalid { reason: "an address begins with https:// or http://".into() }),
+    }
+}
+
+fn host(url: &str) -> String {
+    url.parse::<Uri>().ok().and_then(|uri| uri.host().map(str::to_owned)).unwrap_or_else(|| "the server".into())
+}
+
+/// Where a redirect leads: an address, or a path on the same server.
+fn target(from: &str, location: Option<&str>) -> Result<String, FaultKind> {
+    let location = location.filter(|to| to.len() <= URL_BYTES_MAX).ok_or_else(|| failed("a redirect to nowhere"))?;
+    if location.contains("://") {
+        return Ok(location.into());
+    }
+    let uri: Uri = from.parse().map_err(|_| failed("an address that cannot be read"))?;
+    let (scheme, authority) =
+        (uri.scheme_str().unwrap_or("https"), uri.authority().map_or("", |authority| authority.as_str()));
+    let location = location.strip_prefix("//").map_or_else(|| location.to_owned(), |rest| format!("{scheme}://{rest}"));
+    match location.strip_prefix('/') {
+        Some(path) => Ok(format!("{scheme}://{authority}/{path}")),
+        None if location.contains("://") => Ok(location),
+        None => Err(failed(format!("a redirect to {location:?}"))),
+    }
+}
+
+/// The length of the whole file.
+fn size(response: &Response<Body>) -> Result<Option<u64>, FaultKind> {
+    let headers = response.headers();
+    let size = if response.status().as_u16() == 206 {
+        let (_, total) =
+            content_range(headers).ok_or_else(|| failed("a part of a file without a place (Content-Range)"))?;
+        total
+    } else {
+        header(headers, "content-length").and_then(|length| length.parse().ok())
+    };
+    match size {
+        Some(size) if size > FILE_BYTES_MAX => Err(failed(format!("a file of {}", Bytes(size)))),
+        size => Ok(size),
+    }
+}
+
+/// `bytes 7-99/100`: where the part begins, and the length of the whole.
+fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
+    let (range, total) = header(headers, "content-range")?.strip_prefix("bytes ")?.split_once('/')?;
+    let start = range.split('-').next()?.parse().ok()?;
+    if total == "*" { Some((start, None)) } else { Some((start, Some(total.parse().ok()?))) }
+}
+
+/// One connection: from where we are to the end, or to its end.
+fn transfer(agent: &Agent, offer: &Offer, part: &mut Part, pace: &mut Pace<'_, '_>) -> Result<(), Trouble> {
+    if part.length() > 0 && !offer.has_ranges {
+        part.restart()?;
+    }
+    let range = (part.length() > 0).then(|| format!("bytes={}-", part.length()));
+    let response = get(agent, &offer.url, range, offer.origin.etag.as_deref());
+    let mut response = response.map_err(|error| Trouble::Broken(error.to_string()))?;
+    match response.status().as_u16() {
+        206 => {
+            let (start, total) = content_range(response.headers()).unwrap_or_default();
+            if start != part.length() || (total.is_some() && total != part.size()) {
+                return Err(Trouble::Fatal(failed("the server sends another part than it was asked for")));
+            }
+        }
+        200 if part.length() > 0 => part.restart()?,
+        200 => {}
+        status => return Err(Trouble::Broken(format!("{} answers with HTTP {status}", host(&offer.url)))),
+    }
+    let mut reader = response.body_mut().as_reader();
+    let mut block = vec![0; BLOCK];
+    loop {
+        let count = reader.read(&mut block).map_err(|error| Trouble::Broken(error.to_string()))?;
+        if count == 0 {
+            break;
+        }
+        part.append(&block[..count])?;
+        pace.at(Step::Downloading, part.length(), part.size())?;
+    }
+    match part.size() {
+        Some(size) if part.length() < size => Err(Trouble::Broken("the connection ended early".into())),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,337 @@
+//! Files that come whole, in parts, wrong or never; over http from a server that misbehaves as servers do.
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::{TcpListener, TcpStream},
+    sync::{Arc, Mutex},
+};
+
+use sha2::Digest;
+use tempfile::TempDir;
+
+use super::*;
+
+const NAME: &str = "bard.gguf";
+
+fn model() -> Vec<u8> {
+    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/demo/bard-q8_0.gguf"))
+        .expect("the demo model is there")
+}
+
+fn hash_of(bytes: &[u8]) -> Sha256 {
+    Sha256(sha2::Sha256::digest(bytes).into())
+}
+
+fn store() -> (Store, TempDir) {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    (Store::new(&[folder.path().join("models")], folder.path()), folder)
+}
+
+/// What the server does with the n-th request: (method and path, range) -> bytes to write before it closes.
+type Script = dyn Fn(usize, &str, Option<u64>) -> Vec<u8> + Send + Sync;
+
+/// A server whose every connection takes one request. Ends with the test's process.
+fn server(script: Arc<Script>) -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
+    let address = listener.local_addr().expect("it is bound");
+    let asked = Arc::<Mutex<Vec<String>>>::default();
+    let seen = Arc::clone(&asked);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let (range, line) = head(&stream);
+            let count = {
+                let mut asked = seen.lock().expect("nobody panics with it");
+                asked.push(format!("{line} {range:?}"));
+                asked.len() - 1
+            };
+            let mut stream = stream;
+            // A reader that heard enough closes.
+            let _ = stream.write_all(&script(count, &line, range));
+        }
+    });
+    (format!("http://{address}"), asked)
+}
+
+fn head(stream: &TcpStream) -> (Option<u64>, String) {
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok).take_while(|line| !line.is_empty());
+    let first = lines.next().unwrap_or_default();
+    let range = lines.filter_map(|line| line.to_lowercase().strip_prefix("range: bytes=").map(str::to_owned)).last();
+    let start = range.and_then(|range| range.split('-').next()?.parse().ok());
+    (start, first.split(' ').nth(1).unwrap_or_default().to_owned())
+}
+
+/// An answer with the bytes from `start` on, cut after `count` of them.
+fn part(bytes: &[u8], start: u64, count: usize, more: &str) -> Vec<u8> {
+    let rest = &bytes[start as usize..];
+    let (size, end) = (bytes.len(), bytes.len() - 1);
+    let head = format!(
+        "HTTP/1.1 206 Partial Content\r\nContent-Length: {}\r\nContent-Range: bytes {start}-{end}/{size}\r\n{more}Connection: close\r\n\r\n",
+        rest.len()
+    );
+    [head.as_bytes(), &rest[..count.min(rest.len())]].concat()
+}
+
+fn whole(bytes: &[u8], length: usize) -> Vec<u8> {
+    [format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n").as_bytes(), bytes].concat()
+}
+
+fn go_on(_: Step, _: u64, _: Option<u64>) -> bool {
+    true
+}
+
+#[track_caller]
+fn nothing_is_listed(store: &Store) {
+    let complete: Vec<ModelFile> = store.list().into_iter().filter(|file| file.state != FileState::Partial).collect();
+    assert_eq!(complete, []);
+    assert!(store.find(NAME).is_err());
+}
+
+#[test]
+fn a_download_that_breaks_off_again_and_again_goes_on_to_the_whole_file() {
+    let bytes = Arc::new(model());
+    let (url, asked) = server({
+        let bytes = Arc::clone(&bytes);
+        Arc::new(move |_, _, range| {
+            // A megabyte, then the end of the connection.
+            part(&bytes, range.unwrap_or(0), 1_000_000, "ETag: \"v1\"\r\n")
+        })
+    });
+    let (store, _folder) = store();
+    let file = pull(&store, &format!("{url}/{NAME}"), NAME, Some(hash_of(&bytes)), &mut go_on).expect("it comes");
+    assert_eq!(
+        (file.size, file.sha256, &file.state),
+        (Bytes(bytes.len() as u64), Some(hash_of(&bytes)), &FileState::Complete)
+    );
+    assert!(file.identity.is_some());
+    assert_eq!(store.list(), [file]);
+    let asked = asked.lock().expect("nobody panics with it");
+    assert!(asked.len() > 5 && asked.iter().any(|line| line.contains("Some(1000000)")), "{asked:?}");
+    // A second of the same name is refused before anything is loaded.
+    let again = store.begin(NAME, Origin::default()).expect_err("it is there");
+    assert!(matches!(again, FaultKind::ModelExists { .. }));
+}
+
+#[test]
+fn a_download_goes_on_where_an_earlier_one_was_ended() {
+    let bytes = Arc::new(model());
+    let (url, asked) = server({
+        let bytes = Arc::clone(&bytes);
+        Arc::new(move |count, _, range| {
+            let most = if count < 2 { 1_000_000 } else { usize::MAX };
+            part(&bytes, range.unwrap_or(0), most, "ETag: \"v1\"\r\n")
+        })
+    });
+    let (store, folder) = store();
+    let ended = pull(&store, &format!("{url}/{NAME}"), NAME, None, &mut |_, done, _| done == 0);
+    assert!(matches!(ended, Err(FaultKind::StoreCancelled)), "{ended:?}");
+    let length = fs::metadata(folder.path().join("models").join(format!("{NAME}{PART}"))).expect("it is kept").len();
+    assert!(length > 0 && length < bytes.len() as u64, "{length}");
+    nothing_is_listed(&store);
+    pull(&store, &format!("{url}/{NAME}"), NAME, None, &mut go_on).expect("it goes on");
+    assert!(asked.lock().expect("nobody panics with it").iter().any(|line| line.ends_with(&format!("Some({length})"))));
+    assert_eq!(fs::read(store.find(NAME).expect("it is there")).expect("it can be read"), *bytes);
+}
+
+#[test]
+fn another_version_on_the_server_begins_anew() {
+    let bytes = Arc::new(model());
+    let (store, folder) = store();
+    for version in ["a", "b"] {
+        let (bytes, tag) = (Arc::clone(&bytes), format!("ETag: \"{version}\"\r\n"));
+        let (url, asked) = server(Arc::new(move |_, _, range| part(&bytes, range.unwrap_or(0), 1_000_000, &tag)));
+        let ended = pull(&store, &format!("{url}/{NAME}"), NAME, None, &mut |_, done, _| done == 0);
+        assert!(matches!(ended, Err(FaultKind::StoreCancelled)), "{ended:?}");
+        assert!(
+            asked
+                .lock()
+                .expect("nobody panics with it")
+                .iter()
+                .all(|line| line.ends_with("Some(0)") || line.ends_with("None"))
+        );
+    }
+    assert!(folder.path().join("models").join(format!("{NAME}{PART}")).is_file());
+}
+
+#[test]
+fn a_server_that_lies_about_the_length_gives_no_file() {
+    let bytes = Arc::new(model());
+    let lies: [(&str, Arc<Script>); 4] = [
+        ("are there", {
+            // It announces more than it has, and ends.
+            let bytes = Arc::clone(&bytes);
+            Arc::new(move |_, _, _| whole(&bytes, bytes.len() + 100))
+        }),
+        ("more than the", {
+            // It announces one byte less in its first answer than in its second.
+            let bytes = Arc::clone(&bytes);
+            Arc::new(
+                move |count, _, _| if count == 0 { whole(&bytes, bytes.len() - 1) } else { whole(&bytes, bytes.len()) },
+            )
+        }),
+        ("another part", {
+            let bytes = Arc::clone(&bytes);
+            Arc::new(
+                move |count, _, range| {
+                    if count == 0 { part(&bytes, 0, 1, "") } else { part(&bytes, range.unwrap_or(0) + 5, 9, "") }
+                },
+            )
+        }),
+        ("without a place", Arc::new(|_, _, _| b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\n\r\nx".to_vec())),
+    ];
+    for (part, script) in lies {
+        let (url, _) = server(script);
+        let (store, _folder) = store();
+        let error = pull(&store, &format!("{url}/{NAME}"), NAME, None, &mut go_on).expect_err(part);
+        assert!(
+            matches!(error, FaultKind::DownloadFailed { .. }) && error.to_string().contains(part),
+            "{part}: {error}"
+        );
+        nothing_is_listed(&store);
+    }
+}
+
+#[test]
+fn what_does_not_fit_on_the_disk_is_refused_before_it_is_loaded() {
+    let (url, asked) = server(Arc::new(|_, _, _| {
+        b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/4000000000000\r\n\r\nx".to_vec()
+    }));
+    let (store, _folder) = store();
+    let error = pull(&store, &format!("{url}/{NAME}"), NAME, None, &mut go_on).expect_err("nobody has so much room");
+    assert!(matches!(error, FaultKind::DiskShort { .. }), "{error}");
+    assert_eq!(asked.lock().expect("nobody panics with it").len(), 1);
+    let (url, _) = server(Arc::new(|_, _, _| {
+        b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/99999999999999999\r\n\r\nx"
+            .to_vec()
+    }));
+    let error = pull(&store, &format!("{url}/{NAME}"), NAME, None, &mut go_on).expect_err("there is no such file");
+    assert!(error.to_string().contains("a file of"), "{error}");
+}
+
+#[test]
+fn redirects_are_followed_and_the_hash_that_they_name_is_checked() {
+    let bytes = Arc::new(model());
+    let with = |hash: String, size: usize| -> Arc<Script> {
+        let bytes = Arc::clone(&bytes);
+        Arc::new(move |_, path, range| {
+            match path {
+            "/o/r/resolve/main/bard.gguf" => format!(
+                "HTTP/1.1 302 Found\r\nX-Linked-Etag: \"{hash}\"\r\nX-Linked-Size: {size}\r\nLocation: /there\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            )
+            .into_bytes(),
+            _ => part(&bytes, range.unwrap_or(0), usize::MAX, ""),
+        }
+        })
+    };
+    let path = "o/r/resolve/main/bard.gguf";
+    let (url, _) = server(with(hash_of(&bytes).to_string(), bytes.len()));
+    let (good, _folder) = store();
+    assert!(pull(&good, &format!("{url}/{path}"), NAME, None, &mut go_on).is_ok());
+    let (url, _) = server(with("00".repeat(32), bytes.len()));
+    let (bad, folder) = store();
+    let error = pull(&bad, &format!("{url}/{path}"), NAME, None, &mut go_on).expect_err("the hash is another");
+    assert!(matches!(error, FaultKind::HashDiffers { .. }), "{error}");
+    nothing_is_listed(&bad);
+    assert_eq!(
+        fs::read_dir(folder.path().join("models")).expect("the folder is there").count(),
+        0,
+        "nothing of it is kept"
+    );
+    let (url, _) = server(with(hash_of(&bytes).to_string(), 5));
+    let error = pull(&bad, &format!("{url}/{path}"), NAME, None, &mut go_on).expect_err("the size is another");
+    assert!(error.to_string().contains("announced 5 bytes"), "{error}");
+    let (url, asked) = server(Arc::new(|_, _, _| {
+        b"HTTP/1.1 302 Found\r\nLocation: /again\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_vec()
+    }));
+    let error = pull(&bad, &format!("{url}/{path}"), NAME, None, &mut go_on).expect_err("it leads nowhere");
+    assert!(error.to_string().contains("redirects"), "{error}");
+    assert_eq!(asked.lock().expect("nobody panics with it").len(), 9);
+}
+
+#[test]
+fn https_never_leads_to_http_and_other_schemes_are_refused() {
+    assert!(check_scheme_of("https://a/x", "http://a/x").contains("from https to http"));
+    assert!(check_scheme_of("file:///etc/passwd", "file:///etc/passwd").contains("begins with"));
+    assert!(check_scheme_of("http://a", "ftp://a").contains("begins with"));
+    let (store, _folder) = store();
+    for url in ["file:///etc/passwd", "ftp://a/b", "", "http://"] {
+        assert!(pull(&store, url, NAME, None, &mut go_on).is_err(), "{url:?}");
+    }
+    for status in [401, 404, 500] {
+        let (url, _) = server(Arc::new(move |_, _, _| {
+            format!("HTTP/1.1 {status} No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").into_bytes()
+        }));
+        let error = pull(&store, &format!("{url}/{NAME}"), NAME, None, &mut go_on).expect_err("it says no");
+        assert!(error.to_string().contains(&status.to_string()), "{error}");
+    }
+}
+
+fn check_scheme_of(first: &str, url: &str) -> String {
+    pull::check_scheme(first, url).expect_err("it is refused").to_string()
+}
+
+#[test]
+fn what_is_no_model_is_not_kept_and_what_is_not_whole_is_not_found() {
+    let (store, folder) = store();
+    let text = b"this is no model".repeat(100);
+    let origin =
+        |bytes: &[u8]| Origin { size: Some(bytes.len() as u64), sha256: Some(hash_of(bytes).to_string()), etag: None };
+    let mut part = store.begin(NAME, origin(&text)).expect("the folder can be made");
+    part.append(&text).expect("it fits");
+    let error = store.finish(part, &mut go_on).expect_err("it is no model");
+    assert!(matches!(error, FaultKind::ModelInvalid { .. }), "{error}");
+    let bytes = model();
+    let mut part = store.begin(NAME, origin(&bytes)).expect("nothing is there");
+    part.append(&bytes[..4_000_000]).expect("it fits");
+    assert!(matches!(store.begin(NAME, origin(&bytes)), Err(FaultKind::StoreBusy { .. })), "one writer at a time");
+    let error = store.finish(part, &mut go_on).expect_err("it is not whole");
+    assert!(error.to_string().contains("4000000 of"), "{error}");
+    nothing_is_listed(&store);
+    let listed = store.list();
+    assert_eq!((listed.len(), &listed[0].state, listed[0].size), (1, &FileState::Partial, Bytes(4_000_000)));
+    // It goes on, and more than was announced is refused.
+    let mut part = store.begin(NAME, origin(&bytes)).expect("it goes on");
+    assert_eq!(part.length(), 4_000_000);
+    part.append(&bytes[4_000_000..]).expect("it fits");
+    assert!(part.append(b"x").is_err());
+    let file = store.finish(part, &mut go_on).expect("it is whole");
+    assert_eq!(file.state, FileState::Complete);
+    assert_eq!(
+        store.remove("other.gguf"),
+        Err(FaultKind::ModelMissing {
+            model: "other.gguf".into(),
+            folders: folder.path().join("models").display().to_string()
+        })
+    );
+    for odd in ["../bard.gguf", "/etc/passwd", "bard.gguf.part"] {
+        assert!(store.remove(odd).is_err() && store.find(odd).is_err() && store.read(odd, 0).is_err(), "{odd}");
+    }
+    store.remove(NAME).expect("it is there");
+    assert_eq!(store.list(), []);
+}
+
+#[test]
+fn a_hash_is_remembered_until_the_file_changes() {
+    let (store, folder) = store();
+    let path = folder.path().join("models").join(NAME);
+    fs::create_dir_all(folder.path().join("models")).expect("a folder can be made");
+    let mut bytes = model();
+    fs::write(&path, &bytes).expect("it can be written");
+    assert_eq!(store.list()[0].sha256, None);
+    let mut read = 0;
+    let mut count = |step: Step, done: u64, _: Option<u64>| {
+        assert_eq!(step, Step::Hashing);
+        read = read.max(done);
+        true
+    };
+    assert_eq!(store.verify(NAME, true, &mut count).map(|file| file.sha256), Ok(Some(hash_of(&bytes))));
+    assert!(read > 0);
+    let mut never = |_: Step, _: u64, _: Option<u64>| panic!("it is known");
+    assert_eq!(store.verify(NAME, true, &mut never).map(|file| file.sha256), Ok(Some(hash_of(&bytes))));
+    *bytes.last_mut().expect("it has bytes") ^= 1;
+    fs::write(&path, &bytes).expect("it can be written");
+    assert_eq!(store.verify(NAME, true, &mut go_on).map(|file| file.sha256), Ok(Some(hash_of(&bytes))));
+    assert_eq!(
+        store.read(NAME, bytes.len() as u64 - 3),
+        Ok((Bytes(bytes.len() as u64), bytes[bytes.len() - 3..].to_vec()))
+    );
+    assert_eq!(store.read(NAME, u64::MAX), Ok((Bytes(bytes.len() as u64), Vec::new())));
+}

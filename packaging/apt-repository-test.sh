@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# The repository of packaging/apt-repository.sh with packages of its own: apt takes it, sees an upgrade, refuses a changed list and a
+# stranger's signature. Touches nothing of this machine's apt: all its folders are in a temporary one.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+fail() { echo "apt-repository-test: $*" >&2; exit 1; }
+for program in apt-get dpkg-deb dpkg-scanpackages gpg; do
+    command -v "$program" >/dev/null || { echo "SKIPPED apt-repository: needs $program"; exit 0; }
+done
+work=$(mktemp -d)
+trap 'GNUPGHOME=$work/key gpgconf --kill all 2>/dev/null || true; GNUPGHOME=$work/other gpgconf --kill all 2>/dev/null || true; rm -rf "$work"' EXIT
+# apt reads as its own user.
+chmod 755 "$work"
+export BRAMBLE_APT_KEY=$work/key
+
+package() { # package VERSION: a package that holds a text
+    local root=$work/root-$1
+    mkdir -p "$root/DEBIAN" "$root/usr/share/bramble-probe"
+    echo "$1" >"$root/usr/share/bramble-probe/version"
+    printf 'Package: bramble-probe\nVersion: %s\nArchitecture: all\nMaintainer: Bramble <developers@bramble.invalid>\nDescription: probe\n' "$1" >"$root/DEBIAN/control"
+    dpkg-deb --root-owner-group --build "$root" "$work/bramble-probe_$1_all.deb" >/dev/null
+}
+apt() {
+    apt-get -q -o Dir="$work/apt" -o Dir::State::status="$work/apt/status" -o APT::Architecture=amd64 -o APT::Architectures=amd64 \
+        -o Dir::Etc::sourcelist="$work/apt/sources.list" -o Dir::Etc::sourceparts=- -o APT::Sandbox::User=root -o Debug::NoLocking=true "$@"
+}
+
+package 1.0
+package 1.1
+packaging/apt-repository.sh "$work/repository" "$work/bramble-probe_1.0_all.deb"
+mkdir -p "$work"/apt/{etc/apt,var/lib/apt/lists/partial,var/cache/apt/archives/partial}
+mkdir -p "$work"/apt/etc/apt/{apt.conf.d,preferences.d}
+cp "$work/repository/bramble.gpg" "$work/trusted.gpg"
+echo "deb [signed-by=$work/trusted.gpg] file:$work/repository ./" >"$work/apt/sources.list"
+printf 'Package: bramble-probe\nStatus: install ok installed\nVersion: 1.0\nArchitecture: all\nMaintainer: x\nDescription: probe\n\n' >"$work/apt/status"
+
+apt update >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "apt refuses the repository"; }
+apt -s upgrade | grep -q '^Inst' && fail "there is nothing to upgrade yet"
+packaging/apt-repository.sh "$work/repository" "$work/bramble-probe_1.1_all.deb"
+apt update >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "apt refuses the second signature"; }
+apt -s upgrade | grep -q '^Inst bramble-probe \[1.0\] (1.1' || fail "apt sees no upgrade"
+(cd "$work" && apt download bramble-probe=1.1 >"$work/log" 2>&1) || { cat "$work/log" >&2; fail "apt does not get the package"; }
+echo "an upgrade is seen and loaded"
+
+# The bytes of a version never change.
+echo changed >>"$work/root-1.1/usr/share/bramble-probe/version"
+dpkg-deb --root-owner-group --build "$work/root-1.1" "$work/bramble-probe_1.1_all.deb" >/dev/null
+packaging/apt-repository.sh "$work/repository" "$work/bramble-probe_1.1_all.deb" 2>"$work/log" && fail "a version changed its bytes"
+grep -q "raise the version" "$work/log" || fail "it does not say why"
+
+# A list that was changed after it was signed.
+cp -r "$work/repository" "$work/good"
+sed -i 's/^Version: 1.1/Version: 6.6/' "$work/repository/Packages"
+gzip -9nkf "$work/repository/Packages"
+rm -rf "$work"/apt/var/lib/apt/lists/* && mkdir -p "$work/apt/var/lib/apt/lists/partial"
+apt update >"$work/log" 2>&1 && ! grep -q "^[EW]:" "$work/log" && fail "apt takes a changed list"
+apt -s upgrade 2>/dev/null | grep -q '6\.6' && fail "apt believes a changed list"
+# A good list signed by somebody else.
+rm -rf "$work/repository" && cp -r "$work/good" "$work/repository"
+BRAMBLE_APT_KEY=$work/other packaging/apt-repository.sh "$work/repository" 2>/dev/null
+rm -rf "$work"/apt/var/lib/apt/lists/* && mkdir -p "$work/apt/var/lib/apt/lists/partial"
+apt update >"$work/log" 2>&1 && ! grep -q "^[EW]:" "$work/log" && fail "apt takes a stranger's signature"
+grep -qi "NO_PUBKEY\|not signed\|couldn't be verified" "$work/log" || { cat "$work/log" >&2; fail "apt does not name the signature"; }
+echo "apt-repository-test: passed"

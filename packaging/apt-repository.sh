@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# A signed flat apt repository: packaging/apt-repository.sh FOLDER FILE.deb.. adds the packages to FOLDER and signs it anew.
+# GPG_KEY names the signing key (fingerprint, in GNUPGHOME); without it one is made and kept in ~/.config/bramble/apt-key.
+set -euo pipefail
+fail() { echo "apt-repository: $*" >&2; exit 1; }
+[ $# -ge 1 ] || fail "usage: apt-repository.sh FOLDER FILE.deb.."
+for program in dpkg-scanpackages gpg gzip sha256sum; do
+    command -v "$program" >/dev/null || fail "needs $program: apt-get install dpkg-dev gpg"
+done
+folder=$(realpath -m "$1")
+shift
+mkdir -p "$folder"
+
+if [ -z "${GPG_KEY:-}" ]; then
+    export GNUPGHOME=${BRAMBLE_APT_KEY:-${XDG_CONFIG_HOME:-$HOME/.config}/bramble/apt-key}
+    mkdir -p "$GNUPGHOME"
+    chmod 700 "$GNUPGHOME"
+    if ! gpg --batch --list-secret-keys --with-colons 2>/dev/null | grep -q ^sec; then
+        gpg --batch --quiet --passphrase '' --quick-generate-key "Bramble packages" ed25519 sign never
+        echo "apt-repository: made a key in $GNUPGHOME; keep it safe, nodes trust what it signs" >&2
+    fi
+    GPG_KEY=$(gpg --batch --list-secret-keys --with-colons 2>/dev/null | awk -F: '/^fpr/ {print $10; exit}')
+fi
+
+for file; do
+    dpkg-deb --info "$file" >/dev/null || fail "$file is no package"
+    to=$folder/$(basename "$file")
+    # A version that somebody may have installed never changes its bytes.
+    if [ -e "$to" ] && ! cmp -s "$file" "$to"; then
+        fail "$(basename "$file") is there with other bytes: raise the version"
+    fi
+    install -m 644 "$file" "$to"
+done
+
+cd "$folder"
+# Everything new beside the old, then one rename after the other, the signature last: a reader sees the old or the new.
+new=$(mktemp -d .new.XXXXXX)
+trap 'rm -rf "$folder/$new"' EXIT
+dpkg-scanpackages --multiversion . /dev/null >"$new/Packages" 2>"$new/log" || { cat "$new/log" >&2; fail "dpkg-scanpackages"; }
+[ -s "$new/Packages" ] || fail "there is no package in $folder"
+gzip -9nk "$new/Packages"
+{
+    echo "Origin: Bramble"
+    echo "Label: Bramble"
+    echo "Suite: stable"
+    echo "Architectures: $(sed -n 's/^Architecture: //p' "$new/Packages" | sort -u | tr '\n' ' ' | sed 's/ $//')"
+    echo "Date: $(date -Ru)"
+    echo "SHA256:"
+    for name in Packages Packages.gz; do
+        printf ' %s %s %s\n' "$(sha256sum "$new/$name" | cut -d' ' -f1)" "$(stat -c %s "$new/$name")" "$name"
+    done
+} >"$new/Release"
+gpg --batch --yes --quiet --local-user "$GPG_KEY" --armor --detach-sign --output "$new/Release.gpg" "$new/Release"
+gpg --batch --yes --quiet --local-user "$GPG_KEY" --clearsign --output "$new/InRelease" "$new/Release"
+gpg --batch --yes --quiet --export "$GPG_KEY" >"$new/bramble.gpg"
+cat >"$new/README" <<TEXT
+On each node, once, with the address under which this folder is served (or file:/FOLDER) as ADDRESS:
+
+    sudo curl -fsSo /usr/share/keyrings/bramble.gpg ADDRESS/bramble.gpg
+    echo 'deb [signed-by=/usr/share/keyrings/bramble.gpg] ADDRESS ./' | sudo tee /etc/apt/sources.list.d/bramble.list
+    sudo apt update && sudo apt install bramble-daemon bramble-console
+
+From then on: sudo apt update && sudo apt upgrade on each node, then console restart, which brings the new version in node by node.
+Key: $GPG_KEY
+TEXT
+chmod 644 "$new"/*
+for name in README bramble.gpg Packages Packages.gz Release Release.gpg InRelease; do
+    mv "$new/$name" "$name"
+done
+echo "apt-repository: $(grep -c '^Package: ' Packages) packages in $folder, signed by $GPG_KEY"

@@ -1,0 +1,176 @@
+//! What is wrong between nodes that are each well: other releases, other files under one model's name, other packet lengths,
+//! clocks apart. Pure.
+use std::collections::BTreeMap;
+
+use super::finding::{Finding, Severity};
+use crate::{ids::ModelIdentity, units::Bytes};
+
+/// Clocks further apart than this make logs hard to compare, in milliseconds.
+pub const SKEW_MAX_MS: i64 = 2000;
+
+/// What of a node is compared with others.
+#[derive(Clone, Debug, Default)]
+pub struct Examined {
+    /// Its name.
+    pub name: String,
+    /// Its release.
+    pub build: String,
+    /// Numeric version of its kernels.
+    pub numeric: u32,
+    /// Its clock minus the asking machine's, in milliseconds.
+    pub skew_ms: i64,
+    /// Longest packet of its link in bytes.
+    pub mtu: Option<u32>,
+    /// Its complete model files; `None` where they were not asked for or could not be listed.
+    pub models: Option<Vec<(String, Option<ModelIdentity>, Bytes)>>,
+}
+
+/// What is wrong between the nodes, the worst first.
+pub fn compare(nodes: &[Examined]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let groups = |value: &dyn Fn(&Examined) -> Option<String>| {
+        let mut groups: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+        for node in nodes {
+            if let Some(value) = value(node) {
+                groups.entry(value).or_default().push(&node.name);
+            }
+        }
+        groups
+    };
+    let numeric = groups(&|node| Some(node.numeric.to_string()));
+    if numeric.len() > 1 {
+        findings.push(Finding {
+            code: "numeric_version_differs",
+            severity: Severity::Error,
+            meaning: format!("kernels of different numeric versions cannot share a stage: {}", told(&numeric)),
+            fix: "sudo apt update && sudo apt install bramble-daemon on each, then: console restart --yes".into(),
+        });
+    }
+    let builds = groups(&|node| Some(node.build.clone()));
+    if builds.len() > 1 {
+        findings.push(Finding {
+            code: "build_differs",
+            severity: Severity::Warning,
+            meaning: format!("releases differ: {}", told(&builds)),
+            fix: "sudo apt update && sudo apt install bramble-daemon on each, then: console restart --yes".into(),
+        });
+    }
+    let mtus = groups(&|node| node.mtu.map(|mtu| mtu.to_string()));
+    if mtus.len() > 1 {
+        findings.push(Finding {
+            code: "mtu_differs",
+            severity: Severity::Warning,
+            meaning: format!("longest packets differ, large frames may be lost between these nodes: {}", told(&mtus)),
+            fix: "sudo ip link set dev eth0 mtu 1500 on each (and the same in its network settings)".into(),
+        });
+    }
+    findings.extend(skew(nodes));
+    findings.extend(models(nodes));
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    findings
+}
+
+/// `VALUE on A, B; VALUE on C`
+fn told(groups: &BTreeMap<String, Vec<&str>>) -> String {
+    let group = |(value, nodes): (&String, &Vec<&str>)| format!("{value} on {}", nodes.join(", "));
+    groups.iter().map(group).collect::<Vec<_>>().join("; ")
+}
+
+fn skew(nodes: &[Examined]) -> Option<Finding> {
+    let first = nodes.iter().min_by_key(|node| node.skew_ms)?;
+    let last = nodes.iter().max_by_key(|node| node.skew_ms)?;
+    let apart = last.skew_ms.saturating_sub(first.skew_ms);
+    (apart > SKEW_MAX_MS).then(|| Finding {
+        code: "clocks_apart",
+        severity: Severity::Warning,
+        meaning: format!("the clock of {} is {:.1} s before that of {}", last.name, apart as f64 / 1e3, first.name),
+        fix: "sudo timedatectl set-ntp true on each".into(),
+    })
+}
+
+/// Files of one name that differ, and files that only some nodes have.
+fn models(nodes: &[Examined]) -> Vec<Finding> {
+    type Holders<'a> = BTreeMap<(Option<ModelIdentity>, Bytes), Vec<&'a str>>;
+    let listed: Vec<&Examined> = nodes.iter().filter(|node| node.models.is_some()).collect();
+    let mut files: BTreeMap<&str, Holders<'_>> = BTreeMap::new();
+    for node in &listed {
+        for (model, identity, size) in node.models.iter().flatten() {
+            files.entry(model).or_default().entry((*identity, *size)).or_default().push(&node.name);
+        }
+    }
+    let mut findings = Vec::new();
+    for (model, holders) in &files {
+        if holders.len() > 1 {
+            let named = |((identity, size), nodes): (&(Option<ModelIdentity>, Bytes), &Vec<&str>)| {
+                let identity = identity.map_or("no model".into(), |identity| identity.to_string());
+                format!("{identity} ({size}) on {}", nodes.join(", "))
+            };
+            let told: Vec<String> = holders.iter().map(named).collect();
+            findings.push(Finding {
+                code: "model_differs",
+                severity: Severity::Error,
+                meaning: format!("files under the name {model} differ: {}", told.join("; ")),
+                fix: format!("console model remove {model} --node WRONG --yes; console model fetch {model} --from RIGHT --node WRONG"),
+            });
+            continue;
+        }
+        let has = |node: &&&Examined| holders.values().flatten().any(|name| *name == node.name);
+        let without: Vec<&str> = listed.iter().filter(|node| !has(node)).map(|node| node.name.as_str()).collect();
+        if let (false, Some(from)) = (without.is_empty(), holders.values().flatten().next()) {
+            findings.push(Finding {
+                code: "model_missing",
+                severity: Severity::Note,
+                meaning: format!("{} without {model}: a topology with it needs the file", without.join(", ")),
+                fix: format!("console model fetch {model} --from {from}"),
+            });
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str) -> Examined {
+        let models = vec![("a.gguf".into(), Some(ModelIdentity([1; 32])), Bytes(9))];
+        let (build, mtu) = ("0.1.0".into(), Some(1500));
+        Examined { name: name.into(), build, numeric: 3, skew_ms: 40, mtu, models: Some(models) }
+    }
+
+    #[track_caller]
+    fn check(change: impl Fn(&mut Examined), code: &str, severity: Severity, parts: &[&str]) {
+        let mut nodes = [node("pi1"), node("pi2"), node("pi3")];
+        change(&mut nodes[1]);
+        let findings = compare(&nodes);
+        let [finding] = findings.as_slice() else { panic!("one finding: {findings:?}") };
+        assert_eq!((finding.code, finding.severity), (code, severity));
+        for part in parts {
+            assert!(finding.meaning.contains(part), "{part}: {}", finding.meaning);
+        }
+        assert!(!finding.fix.is_empty());
+    }
+
+    #[test]
+    fn nodes_that_are_equal_have_nothing_between_them() {
+        assert_eq!(compare(&[node("pi1"), node("pi2")]), []);
+        assert_eq!(compare(&[node("pi1")]), []);
+        assert_eq!(compare(&[]), []);
+        let unknown = Examined { mtu: None, models: None, skew_ms: 1900, ..node("pi2") };
+        assert_eq!(compare(&[node("pi1"), unknown]), []);
+    }
+
+    #[test]
+    fn what_differs_is_named_with_who_has_what() {
+        check(|node| node.numeric = 4, "numeric_version_differs", Severity::Error, &["3 on pi1, pi3", "4 on pi2"]);
+        check(|node| node.build = "0.2.0".into(), "build_differs", Severity::Warning, &["0.2.0 on pi2"]);
+        check(|node| node.mtu = Some(9000), "mtu_differs", Severity::Warning, &["1500 on pi1, pi3; 9000 on pi2"]);
+        check(|node| node.skew_ms = 3040, "clocks_apart", Severity::Warning, &["pi2 is 3.0 s before"]);
+        check(|node| node.skew_ms = i64::MIN, "clocks_apart", Severity::Warning, &["that of pi2"]);
+        let other = |node: &mut Examined| node.models.iter_mut().flatten().for_each(|model| model.1 = None);
+        check(other, "model_differs", Severity::Error, &["a.gguf", "no model (9 B) on pi2", "on pi1, pi3"]);
+        let shorter = |node: &mut Examined| node.models.iter_mut().flatten().for_each(|model| model.2 = Bytes(8));
+        check(shorter, "model_differs", Severity::Error, &["(8 B) on pi2"]);
+        check(|node| node.models = Some(Vec::new()), "model_missing", Severity::Note, &["pi2 without a.gguf"]);
+    }
+}

@@ -1,0 +1,168 @@
+//! Model files on their way: from a server to a node, from node to node, from a console, and away.
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    net::TcpListener,
+    path::PathBuf,
+};
+
+use harness::programs::{Cluster, demo_models};
+use tempfile::TempDir;
+
+const NAME: &str = "bard.gguf";
+
+fn bytes() -> Vec<u8> {
+    fs::read(demo_models().join("bard-q8_0.gguf")).expect("the demo model is there")
+}
+
+/// Nodes with a model folder of their own each.
+fn nodes(count: usize) -> (Cluster, TempDir, Vec<PathBuf>) {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let folders: Vec<PathBuf> = (1..=count).map(|index| folder.path().join(format!("models{index}"))).collect();
+    let mut cluster = Cluster::with(count, folder.path(), "");
+    for (index, models) in folders.iter().enumerate() {
+        fs::create_dir(models).expect("a folder can be made");
+        cluster.signal(index, nix::sys::signal::Signal::SIGTERM);
+        assert_eq!(cluster.wait(index), Some(0));
+        cluster.start_with(index, models);
+    }
+    (cluster, folder, folders)
+}
+
+/// A server that breaks every connection off after a megabyte. Ends with the test's process.
+fn breaking_server() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
+    let url = format!("http://{}/{NAME}", listener.local_addr().expect("it is bound"));
+    std::thread::spawn(move || {
+        let bytes = bytes();
+        for mut stream in listener.incoming().flatten() {
+            let lines = BufReader::new(&stream).lines().map_while(Result::ok).take_while(|line| !line.is_empty());
+            let range =
+                lines.filter_map(|line| line.to_lowercase().strip_prefix("range: bytes=").map(str::to_owned)).last();
+            let start: usize = range.and_then(|range| range.split('-').next()?.parse().ok()).unwrap_or(0);
+            let (size, rest) = (bytes.len(), &bytes[start..]);
+            let head = format!(
+                "HTTP/1.1 206 Partial Content\r\nContent-Length: {}\r\nETag: \"1\"\r\nContent-Range: bytes {start}-{}/{size}\r\nConnection: close\r\n\r\n",
+                rest.len(),
+                size - 1
+            );
+            // Whoever heard enough closes.
+            let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&rest[..rest.len().min(1 << 20)]));
+        }
+    });
+    url
+}
+
+/// (name, state) of a node's files.
+fn listed(cluster: &Cluster, index: usize) -> Vec<(String, String)> {
+    let list = cluster.console(&["model", "list", "--nodes", &cluster.addresses[index], "--json"]).json();
+    let files = list["nodes"][0]["models"].as_array().expect("files").clone();
+    let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
+    files.iter().map(|file| (text(&file["model"]), text(&file["state"]))).collect()
+}
+
+#[test]
+fn one_node_downloads_the_others_copy_and_then_they_serve() {
+    let (cluster, _folder, folders) = nodes(3);
+    let all = cluster.nodes();
+    let pulled = cluster.console(&["model", "pull", &breaking_server(), "--nodes", &all, "--json"]);
+    assert_eq!(pulled.code, Some(0), "{} {}", pulled.out, pulled.err);
+    let stored = pulled.json()["stored"].clone();
+    assert_eq!(stored.as_array().map(Vec::len), Some(3), "{stored}");
+    assert!(folders.iter().all(|folder| fs::read(folder.join(NAME)).expect("it is there") == bytes()));
+    assert!(
+        pulled.err.contains("pi1: bard.gguf downloads") && pulled.err.contains("pi3: bard.gguf copies"),
+        "{}",
+        pulled.err
+    );
+    let text = cluster
+        .generate(3, &["--model", NAME, "--prompt", "ROMEO:", "--max-tokens", "2", "--temperature", "0"])
+        .completion();
+    assert_eq!(text["token_ids"].as_array().map(Vec::len), Some(2));
+    // What a topology holds stays.
+    let refused = cluster.console(&["model", "remove", NAME, "--nodes", &all, "--yes", "--json"]);
+    refused.assert_error(4, "model_in_use", &["pi1", NAME]);
+    let verified = cluster.console(&["model", "verify", NAME, "--nodes", &all, "--json"]).json();
+    assert!(verified["stored"][2]["file"]["sha256"].as_str().is_some_and(|hash| hash.len() == 64), "{verified}");
+    let wrong = cluster.console(&["model", "verify", NAME, "--nodes", &all, "--sha256", &"0".repeat(64)]);
+    assert_eq!(wrong.code, Some(1));
+}
+
+#[test]
+fn a_copy_that_was_damaged_half_way_is_thrown_away_and_comes_anew() {
+    let (cluster, _folder, folders) = nodes(2);
+    fs::write(folders[0].join(NAME), bytes()).expect("it can be written");
+    let all = cluster.nodes();
+    let verified = cluster.console(&["model", "verify", NAME, "--node", "pi1", "--nodes", &all, "--json"]).json();
+    let hash = verified["stored"][0]["file"]["sha256"].as_str().expect("a hash").to_owned();
+    // What an interrupted copy leaves, with bytes that a disk lost.
+    let part = folders[1].join(format!("{NAME}.part"));
+    fs::write(&part, vec![0; 2_000_000]).expect("it can be written");
+    fs::write(part.with_extension("part.from"), format!("size = {}\nsha256 = \"{hash}\"\n", bytes().len()))
+        .expect("it can be written");
+    assert_eq!(listed(&cluster, 1), [(NAME.to_owned(), "partial".to_owned())]);
+    // It serves nobody, under neither name.
+    for name in [NAME, "bard.gguf.part"] {
+        let one = cluster.console(&[
+            "generate",
+            "--nodes",
+            &cluster.addresses[1],
+            "--model",
+            name,
+            "--prompt",
+            "a",
+            "--json",
+        ]);
+        one.assert_error(4, "model_missing", &["pi2"]);
+    }
+    let fetch = ["model", "fetch", NAME, "--from", "pi1", "--nodes", &all, "--json"];
+    cluster.console(&fetch).assert_error(1, "hash_differs", &["pi2", &hash]);
+    assert_eq!(listed(&cluster, 1), []);
+    let fetched = cluster.console(&fetch);
+    assert_eq!(fetched.code, Some(0), "{} {}", fetched.out, fetched.err);
+    assert_eq!(fs::read(folders[1].join(NAME)).expect("it is there"), bytes());
+    // The undamaged beginning of a copy is not copied again: the file there may even be gone by then.
+    let doctor = cluster.console(&["doctor", "--nodes", &all, "--json"]).json();
+    assert!(!doctor["between"].to_string().contains("model_"), "{doctor}");
+}
+
+#[test]
+fn a_console_sends_a_file_and_doctor_names_nodes_with_other_ones() {
+    let (cluster, folder, folders) = nodes(2);
+    let all = cluster.nodes();
+    let local = folder.path().join(NAME);
+    fs::write(&local, bytes()).expect("it can be written");
+    let local = local.to_string_lossy().into_owned();
+    let added = cluster.console(&["model", "add", &local, "--nodes", &all, "--node", "pi1", "--json"]);
+    assert_eq!(added.code, Some(0), "{} {}", added.out, added.err);
+    assert_eq!(fs::read(folders[0].join(NAME)).expect("it is there"), bytes());
+    cluster.console(&["model", "add", &local, "--nodes", &all, "--node", "pi1", "--json"]).assert_error(
+        4,
+        "model_exists",
+        &["pi1"],
+    );
+    let between = |wanted: &str, severity: &str| {
+        let doctor = cluster.console(&["doctor", "--nodes", &all, "--json"]).json();
+        let found =
+            doctor["between"].as_array().expect("findings").iter().find(|finding| finding["code"] == wanted).cloned();
+        assert_eq!(found.expect(wanted)["severity"], severity, "{doctor}");
+    };
+    between("model_missing", "note");
+    // A file of the same name that is another: a text in the metadata differs.
+    let mut other = bytes();
+    let place = other.windows(7).position(|window| window == b"general").expect("it has a key");
+    other[place] = b'G';
+    fs::write(folders[1].join(NAME), &other).expect("it can be written");
+    between("model_differs", "error");
+    for file in ["notes.txt", "../up.gguf"] {
+        let refused = cluster.console(&["model", "remove", file, "--nodes", &all, "--yes", "--json"]);
+        refused.assert_error(2, "usage", &["NAME.gguf"]);
+    }
+    let removed = cluster.console(&["model", "remove", NAME, "--nodes", &all, "--node", "pi2", "--yes"]);
+    assert_eq!((removed.code, removed.out.trim()), (Some(0), "bard.gguf removed on pi2"));
+    assert_eq!(listed(&cluster, 1), []);
+    assert_eq!(listed(&cluster, 0), [(NAME.to_owned(), "complete".to_owned())]);
+    let away = cluster.console(&["model", "pull", "http://127.0.0.1:1/x.gguf", "--nodes", &all, "--json"]);
+    away.assert_error(1, "download_failed", &["pi1"]);
+    cluster.assert_alive();
+}
