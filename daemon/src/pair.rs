@@ -3,12 +3,14 @@
 use std::{
     fs::{self, OpenOptions},
     io::{self, ErrorKind, Write},
+    net::{IpAddr, SocketAddr},
     os::unix::fs::{MetadataExt, OpenOptionsExt, chown},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use nix::ifaddrs::getifaddrs;
 use serde_json::json;
 use shared::protocol::noise::pake::Code;
 
@@ -60,7 +62,7 @@ pub fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let shown = Shown { code: code.clone(), boot, until: now + seconds };
     let help = || format!("cannot write below {}; run it as root: sudo brambled pair", config.state.display());
     write(&config.state, &shown).with_context(help)?;
-    let (name, listen) = (&config.name, config.listen);
+    let (name, listen) = (&config.name, reached(config.listen));
     if arguments.json {
         let object = json!({"node": name, "address": listen.to_string(), "code": code.to_string(),
             "seconds": seconds, "attempts": ATTEMPTS_MAX});
@@ -78,6 +80,16 @@ pub fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Where others reach a daemon that listens on an address; on all: the machine's first that is not loopback, else as it is.
+fn reached(listen: SocketAddr) -> SocketAddr {
+    if !listen.ip().is_unspecified() {
+        return listen;
+    }
+    let addresses = getifaddrs().into_iter().flatten().filter_map(|each| Some(each.address?.as_sockaddr_in()?.ip()));
+    let found = addresses.filter(|ip| !ip.is_loopback() && !ip.is_link_local()).map(IpAddr::V4).next();
+    SocketAddr::new(found.unwrap_or(listen.ip()), listen.port())
 }
 
 /// The code that this node shows, if it still counts.
