@@ -53,14 +53,14 @@ for node in $nodes; do
     printf '#!/bin/sh\nexec "$@"\n' >"$root/usr/bin/sudo"
     chmod +x "$root/usr/bin/sudo"
     rm -f "$root/etc/machine-id"
-    ip netns exec "$space" systemd-nspawn -q -D "$root" --machine="quick$$-$node" --network-bridge=br0 --register=no --keep-unit --capability=CAP_IPC_LOCK --boot \
+    # Not `ip netns exec`: it hides the control groups.
+    nsenter --net="/run/netns/$space" systemd-nspawn -q -D "$root" --machine="quick$$-$node" --network-bridge=br0 --register=no --keep-unit --capability=CAP_IPC_LOCK --boot \
         --console=read-only </dev/null >"target/boot/quick-$node.log" 2>&1 &
     nspawn[$node]=$!
 done
 for node in $nodes; do
     init[$node]=
     for _ in $(seq 150); do
-        # `ip netns exec` becomes nspawn.
         init[$node]=$(pgrep -P "${nspawn[$node]}" -x systemd || true)
         [ -n "${init[$node]}" ] && break
         sleep 0.2

@@ -54,6 +54,8 @@ fn run() -> anyhow::Result<i32> {
         let http = gateway::bind(&config.http).await?;
         let _pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
         let (state, kept) = StateFolder::open(&config.state)?;
+        // It is from before this start; one that cannot be removed counts for its minutes.
+        let _ = pair::forget(&config.state);
         tracing::info!(
             name = config.name, listen = %config.listen, epoch = %kept.epoch, kernels = kernels.name, "brambled {}", env!("CARGO_PKG_VERSION")
         );

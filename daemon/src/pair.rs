@@ -20,6 +20,8 @@ use crate::{config::Config, keys};
 pub const ATTEMPTS_MAX: u32 = 5;
 /// Name of the file in the state folder.
 const FILE: &str = "pairing";
+/// Longest time that a code counts, in seconds.
+const SECONDS_MAX: u64 = 60 * 60;
 /// Longest such file.
 const FILE_BYTES_MAX: u64 = 256;
 
@@ -35,11 +37,12 @@ pub struct Arguments {
 }
 
 /// A code that counts until a time since the machine's start, in seconds: the clock on the wall may be wrong before the first NTP answer.
+/// A daemon forgets at its start what it finds: the code may be from before the machine's. (The kernel's id of the start is no help: a
+/// container shows it to some of its programs.)
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
     /// The code.
     pub code: Code,
-    boot: String,
     until: u64,
 }
 
@@ -58,8 +61,8 @@ pub fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     }
     let code = Code::random().map_err(|error| anyhow!(error))?;
     let seconds = 60 * u64::from(arguments.minutes);
-    let (boot, now) = since_start().context("cannot read how long the machine runs")?;
-    let shown = Shown { code: code.clone(), boot, until: now + seconds };
+    let now = since_start().context("cannot read how long the machine runs")?;
+    let shown = Shown { code: code.clone(), until: now + seconds };
     let help = || format!("cannot write below {}; run it as root: sudo brambled pair", config.state.display());
     write(&config.state, &shown).with_context(help)?;
     let (name, listen) = (&config.name, reached(config.listen));
@@ -100,8 +103,8 @@ pub fn shown(state: &Path) -> Option<Shown> {
         _ => return None,
     };
     let shown = parse(&text)?;
-    let (boot, now) = since_start().ok()?;
-    (shown.boot == boot && now < shown.until).then_some(shown)
+    let now = since_start().ok()?;
+    (now..=now + SECONDS_MAX).contains(&shown.until).then_some(shown).filter(|shown| now < shown.until)
 }
 
 /// The code counts no more.
@@ -136,21 +139,20 @@ fn write(state: &Path, shown: &Shown) -> io::Result<()> {
 }
 
 fn format(shown: &Shown) -> String {
-    format!("{} {} {}\n", shown.code, shown.boot, shown.until)
+    format!("{} {}\n", shown.code, shown.until)
 }
 
 fn parse(text: &str) -> Option<Shown> {
     let mut words = text.split_whitespace();
-    let (code, boot, until) = (words.next()?, words.next()?, words.next()?);
-    Some(Shown { code: code.parse().ok()?, boot: boot.into(), until: until.parse().ok()? })
+    let (code, until) = (words.next()?, words.next()?);
+    Some(Shown { code: code.parse().ok()?, until: until.parse().ok()? })
 }
 
-/// This start of the machine, and the seconds since.
-fn since_start() -> io::Result<(String, u64)> {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+/// Seconds since the machine's start.
+fn since_start() -> io::Result<u64> {
     let uptime = fs::read_to_string("/proc/uptime")?;
     let seconds = uptime.split('.').next().and_then(|seconds| seconds.parse().ok());
-    Ok((boot, seconds.ok_or(ErrorKind::InvalidData)?))
+    Ok(seconds.ok_or(ErrorKind::InvalidData)?)
 }
 
 #[cfg(test)]
@@ -158,12 +160,12 @@ mod tests {
     use super::*;
 
     fn shown_for(seconds: u64) -> Shown {
-        let (boot, now) = since_start().expect("/proc is there");
-        Shown { code: "1234-5678".parse().expect("a code"), boot, until: now + seconds }
+        let now = since_start().expect("/proc is there");
+        Shown { code: "1234-5678".parse().expect("a code"), until: now + seconds }
     }
 
     #[test]
-    fn a_code_counts_for_its_time_and_only_for_this_start_of_the_machine() {
+    fn a_code_counts_for_its_time_and_no_longer_than_any_may() {
         let folder = std::env::temp_dir().join(format!("bramble-pair-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("a folder can be made");
         assert_eq!(shown(&folder), None);
@@ -173,8 +175,8 @@ mod tests {
         assert_eq!(shown(&folder), Some(good.clone()));
         write(&folder, &shown_for(0)).expect("the folder can be written");
         assert_eq!(shown(&folder), None, "its time is over");
-        write(&folder, &Shown { boot: "another".into(), ..good.clone() }).expect("the folder can be written");
-        assert_eq!(shown(&folder), None, "the machine was started again");
+        write(&folder, &shown_for(SECONDS_MAX + 60)).expect("the folder can be written");
+        assert_eq!(shown(&folder), None, "nobody shows a code for so long");
         write(&folder, &good).expect("the folder can be written");
         forget(&folder).expect("it is there");
         assert_eq!(shown(&folder), None);
@@ -184,7 +186,7 @@ mod tests {
 
     #[test]
     fn what_is_no_code_is_none() {
-        for text in ["", "1234-5678", "1234-5678 b", "1234-567 b 9", "1234-5678 b x"] {
+        for text in ["", "1234-5678", "1234-567 9", "1234-5678 x"] {
             assert_eq!(parse(text), None, "{text:?}");
         }
     }
