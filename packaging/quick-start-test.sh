@@ -46,7 +46,7 @@ for node in $nodes; do
     root=$work/$node
     mkdir -p "$work"
     cp -a --reflink=auto "$base" "$root"
-    cp "$debs"/bramble-*_amd64.deb "$root/root/"
+    cp "$debs"/bramble-*_amd64.deb "$root"/root/
     echo "pi$node" >"$root/etc/hostname"
     echo 'APT::Get::Assume-Yes "true";' >"$root/etc/apt/apt.conf.d/yes"
     # The base is minimal: who runs the lines is root already.

@@ -1,6 +1,5 @@
 //! What cannot work gets one clear error with the next step, in the console and in --json, and the daemons stay up.
 use std::{
-    fs,
     io::Write,
     net::TcpListener,
     process::{Command, Stdio},
