@@ -46,7 +46,7 @@ for node in $nodes; do
     root=$work/$node
     mkdir -p "$work"
     cp -a --reflink=auto "$base" "$root"
-    cp "$debs"/bramble-*_amd64.deb "$root"/root/
+    cp "$debs"/bramble-*_amd64.deb "$root/opt/"
     echo "pi$node" >"$root/etc/hostname"
     echo 'APT::Get::Assume-Yes "true";' >"$root/etc/apt/apt.conf.d/yes"
     # The base is minimal: who runs the lines is root already.
@@ -81,7 +81,7 @@ while IFS= read -r line; do
     commands=$((commands + 1))
     printf -- '-- on each: %s\n' "$line"
     for node in $nodes; do
-        ctr "$node" sh -c "cd /root && $line" </dev/null >"target/boot/quick-command.log" 2>&1 || { cat target/boot/quick-command.log >&2; exit 1; }
+        ctr "$node" sh -c "cd /opt && $line" </dev/null >"target/boot/quick-command.log" 2>&1 || { cat target/boot/quick-command.log >&2; exit 1; }
         case $line in
             *pair*)
                 # The words of a code are joined by dashes.
@@ -95,7 +95,7 @@ done < <(lines quick-start-node)
 while IFS= read -r line; do
     commands=$((commands + 1))
     printf -- '-- on pi1: %s\n' "$line"
-    ctr 1 sh -c "cd /root && ${line//CODE,CODE,CODE/$codes}" </dev/null
+    ctr 1 sh -c "cd /opt && ${line//CODE,CODE,CODE/$codes}" </dev/null
 done < <(lines quick-start)
 echo "quick-start-test: passed, $commands commands, $((SECONDS - begin)) s from the first command to the first answer"
 [ $commands -le 6 ] && [ $((SECONDS - begin)) -le 300 ]
