@@ -104,7 +104,7 @@ pub fn shown(state: &Path) -> Option<Shown> {
     };
     let shown = parse(&text)?;
     let now = since_start().ok()?;
-    (now..=now + SECONDS_MAX).contains(&shown.until).then_some(shown).filter(|shown| now < shown.until)
+    (now + 1..=now + SECONDS_MAX).contains(&shown.until).then_some(shown)
 }
 
 /// The code counts no more.

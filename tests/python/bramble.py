@@ -256,6 +256,16 @@ def agreement(one, other, what):
     return clear
 
 
+def tell(found, as_json):
+    """Prints ratios beside the wanted ones: objects with what, ratio, wanted, at_least."""
+    if as_json:
+        return print(json.dumps(found))
+    for one in found:
+        is_good = one["ratio"] >= one["wanted"] if one["at_least"] else one["ratio"] <= one["wanted"]
+        bound = "at least" if one["at_least"] else "at most"
+        print(f"  {one['what']:60} {one['ratio']:5.2f}, wanted {bound} {one['wanted']:.2f}{'' if is_good else '  MISSED'}")
+
+
 def command(main):
     """Runs a script's main function; a console that fails ends it with what it said."""
     end_on_signals()

@@ -147,12 +147,7 @@ def main():
         print("this script is not preferred to others on the machine: needs root", file=sys.stderr)
     with bramble.Cluster(FOLDER) as cluster:
         found = measure(cluster, arguments)
-    if arguments.json:
-        return print(json.dumps(found))
-    for one in found:
-        is_good = one["ratio"] >= one["wanted"] if one["at_least"] else one["ratio"] <= one["wanted"]
-        bound = "at least" if one["at_least"] else "at most"
-        print(f"  {one['what']:60} {one['ratio']:5.2f}, wanted {bound} {one['wanted']:.2f}{'' if is_good else '  MISSED'}")
+    bramble.tell(found, arguments.json)
 
 
 if __name__ == "__main__":

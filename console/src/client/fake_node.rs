@@ -170,7 +170,7 @@ impl State {
 
     async fn serve(&self, mut reader: MessageReader, mut writer: MessageWriter) -> Option<()> {
         while let Some(Request { id, body }) = reader.receive::<Request>().await.ok()? {
-            let name = name_of(&body);
+            let name = body.name();
             self.asked.send_modify(|asked| asked.push(name));
             if self.script.is_mute {
                 continue;
@@ -263,27 +263,6 @@ impl State {
             Generation::Fails(fault) => answers.push(ResponseBody::Failed(fault.clone())),
         }
         answers
-    }
-}
-
-fn name_of(body: &RequestBody) -> &'static str {
-    match body {
-        RequestBody::Report => "report",
-        RequestBody::Watch { .. } => "watch",
-        RequestBody::Identify { .. } => "identify",
-        RequestBody::Prepare(_) => "prepare",
-        RequestBody::Commit { .. } => "commit",
-        RequestBody::Abort { .. } => "abort",
-        RequestBody::Generate(_) => "generate",
-        RequestBody::Cancel => "cancel",
-        RequestBody::Restart => "restart",
-        RequestBody::Exclude(_) => "exclude",
-        RequestBody::Bench(_) => "bench",
-        RequestBody::Records => "records",
-        RequestBody::BenchLinks(_) => "bench links",
-        RequestBody::Recovery(_) => "recovery",
-        RequestBody::Models(_) => "models",
-        RequestBody::Rekey(_) => "rekey",
     }
 }
 

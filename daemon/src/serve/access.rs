@@ -5,28 +5,6 @@ use shared::protocol::{
     error::FaultKind, handshake::Purpose, message::RequestBody, noise::key::Role, recovery::RecoveryAsk,
 };
 
-/// What a request is called in the audit log and in refusals.
-pub(super) fn name(body: &RequestBody) -> &'static str {
-    match body {
-        RequestBody::Report => "report",
-        RequestBody::Watch { .. } => "watch",
-        RequestBody::Identify { .. } => "identify",
-        RequestBody::Prepare(_) => "prepare",
-        RequestBody::Commit { .. } => "commit",
-        RequestBody::Abort { .. } => "abort",
-        RequestBody::Generate(_) => "generate",
-        RequestBody::Cancel => "cancel",
-        RequestBody::Restart => "restart",
-        RequestBody::Exclude(_) => "exclude",
-        RequestBody::Bench(_) => "bench",
-        RequestBody::Records => "records",
-        RequestBody::BenchLinks(_) => "bench-links",
-        RequestBody::Rekey(_) => "rekey",
-        RequestBody::Recovery(_) => "recovery",
-        RequestBody::Models(request) => request.name(),
-    }
-}
-
 /// Whether a request only reads.
 pub(super) fn is_reading(body: &RequestBody) -> bool {
     match body {
@@ -46,7 +24,7 @@ pub(super) fn is_told(body: &RequestBody) -> bool {
 pub(super) fn check_request(role: Option<Role>, body: &RequestBody) -> Result<(), FaultKind> {
     match role {
         Some(role @ Role::Viewer) if !is_reading(body) && !matches!(body, RequestBody::Cancel) => {
-            Err(FaultKind::RoleRefused { role: role.to_string(), what: name(body).into() })
+            Err(FaultKind::RoleRefused { role: role.to_string(), what: body.name().into() })
         }
         _ => Ok(()),
     }
@@ -88,7 +66,7 @@ mod tests {
         assert!(check_request(Some(Role::Viewer), &remove).is_err() && is_told(&remove));
         for body in [RequestBody::Restart, RequestBody::Commit { epoch, hash: TopologyHash(1) }] {
             let refused = check_request(Some(Role::Viewer), &body).expect_err("a viewer does not act");
-            assert!(refused.to_string().contains(name(&body)), "{refused}");
+            assert!(refused.to_string().contains(body.name()), "{refused}");
             for role in [None, Some(Role::Operator), Some(Role::Node)] {
                 assert_eq!(check_request(role, &body), Ok(()));
             }

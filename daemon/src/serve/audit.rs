@@ -14,7 +14,7 @@ use shared::{
     },
 };
 
-use super::access::{is_told, name};
+use super::access::is_told;
 
 /// Commands of one session that are followed to their end.
 const FOLLOWED_MAX: usize = 256;
@@ -42,7 +42,7 @@ impl Audit {
         if !is_told(&request.body) {
             return;
         }
-        let what = name(&request.body);
+        let what = request.body.name();
         let mut running = self.running();
         if running.len() >= FOLLOWED_MAX {
             drop(running);

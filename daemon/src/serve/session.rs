@@ -27,7 +27,7 @@ use tokio::{
 
 use super::{
     CONNECTIONS_MAX, Host,
-    access::{check_hello, check_request, name},
+    access::{check_hello, check_request},
     audit::Audit,
     limits::Ticket,
 };
@@ -135,7 +135,7 @@ async fn console(connection: Connection, by: String, host: &Host) {
                 // A key that was taken back, or a node that has one now, ends what came before.
                 let counts = if lets_in(pass.as_ref()) { Ok(()) } else { Err(FaultKind::KeyDiffers) };
                 if let Err(kind) = counts.and_then(|()| check_request(role, &request.body)) {
-                    audit.refused(name(&request.body), &kind);
+                    audit.refused(request.body.name(), &kind);
                     let body = ResponseBody::Failed(Fault::new(&host.identity.name, kind));
                     let Some(refusals) = refusals.upgrade() else { break };
                     let _ = refusals.send(Response { id: request.id, body }).await;

@@ -93,6 +93,30 @@ pub enum RequestBody {
     Recovery(Box<RecoveryAsk>),
 }
 
+impl RequestBody {
+    /// What it is called in the audit log and in refusals.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Report => "report",
+            Self::Watch { .. } => "watch",
+            Self::Identify { .. } => "identify",
+            Self::Prepare(_) => "prepare",
+            Self::Commit { .. } => "commit",
+            Self::Abort { .. } => "abort",
+            Self::Generate(_) => "generate",
+            Self::Cancel => "cancel",
+            Self::Restart => "restart",
+            Self::Exclude(_) => "exclude",
+            Self::Bench(_) => "bench",
+            Self::Records => "records",
+            Self::BenchLinks(_) => "bench-links",
+            Self::Rekey(_) => "rekey",
+            Self::Recovery(_) => "recovery",
+            Self::Models(request) => request.name(),
+        }
+    }
+}
+
 /// The first phase of an assignment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prepare {
