@@ -107,6 +107,9 @@ pub enum Action {
     AssignAgain,
     Restart,
     Exclude,
+    Cordon,
+    Drain,
+    AbortAssignment,
     Show(Page),
     PageNext,
     PagePrevious,
@@ -135,6 +138,14 @@ pub enum Action {
     EraseWord,
     EraseToStart,
     EraseToEnd,
+}
+
+impl Action {
+    /// Whether it does more than look: a dashboard that only looks refuses it.
+    pub fn acts(self) -> bool {
+        use Action::{AbortAssignment, AssignAgain, Cordon, Drain, Exclude, Restart, Submit};
+        matches!(self, Submit | AssignAgain | AbortAssignment | Restart | Exclude | Cordon | Drain)
+    }
 }
 
 /// Where a binding holds.
@@ -249,8 +260,17 @@ pub const BINDINGS: &[Binding] = &{
         bind(Panels, &[Key::character('i')], Action::FocusPrompt, "to the prompt box", "prompt"),
         bind(Panels, &[key(Enter)], Action::Open, "open what is selected: the node; on Generate the prompt box", ""),
         bind(Panels, &[Key::character('r')], Action::AssignAgain, "assign the topology again", "assign"),
-        bind(Panels, &[Key::character('R')], Action::Restart, "restart all nodes, one by one", "restart"),
+        bind(
+            Panels,
+            &[Key::character('R')],
+            Action::Restart,
+            "restart all nodes, one by one; pause, resume, end that",
+            "restart",
+        ),
+        bind(Panels, &[Key::character('A')], Action::AbortAssignment, "abort the assignment under way", ""),
         bind(Panels, &[Key::character('x')], Action::Exclude, "take the selected node out, or in again", "out/in"),
+        bind(Panels, &[Key::character('c')], Action::Cordon, "nothing new on the selected node (cordon), or again", ""),
+        bind(Panels, &[Key::character('d')], Action::Drain, "cordon it, and wait until nothing runs there", ""),
         bind(Panels, &[key(Up), Key::character('k')], Action::Up, "up: a line, a layer, a node", ""),
         bind(Panels, &[key(Down), Key::character('j')], Action::Down, "down: a line, a layer, a node", ""),
         bind(Panels, &[key(PageUp)], Action::PageUp, "up a page", ""),

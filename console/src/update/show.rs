@@ -4,8 +4,6 @@ use crate::{
     state::{Focus, Page, Spot, State, SyncColumns, TextScroll, lateness::ranks},
 };
 
-use super::operate;
-
 /// What a key does that changes only what is seen.
 pub(super) fn show(state: &mut State, action: Action) {
     match action {
@@ -13,8 +11,6 @@ pub(super) fn show(state: &mut State, action: Action) {
         Action::FocusPrevious => state.spot = state.spot.further(state.spot.page.panels().len() - 1),
         Action::FocusPrompt => state.spot = Spot::first_of(Page::Generate),
         Action::Help => state.help = Some(0),
-        Action::Restart => operate::ask_restart(state),
-        Action::Exclude => operate::ask_exclude(state),
         Action::Show(page) => state.spot = Spot::first_of(page),
         Action::PageNext => leaf(state, 1),
         Action::PagePrevious => leaf(state, Page::ALL.len() - 1),

@@ -12,6 +12,7 @@ mod layers;
 mod node;
 mod nodes;
 mod prompt;
+mod question;
 mod requests;
 mod sync;
 mod tabs;
@@ -68,5 +69,7 @@ pub fn draw(state: &State, theme: &Theme, frame: &mut Frame) -> Extent {
     extent
 }
 
+#[cfg(test)]
+mod operate_tests;
 #[cfg(test)]
 mod snapshot_tests;
