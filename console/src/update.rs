@@ -15,6 +15,7 @@ use crate::{
         editor::Editor,
         node::Standing,
         request::{Phase, Request},
+        sync,
     },
 };
 
@@ -258,6 +259,7 @@ fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
             state.exclusions.merge(&report.exclusions);
             let rolling = report.rolling.clone();
             node.reported(now, *report);
+            sync::record(state);
             if let Some(rolling) = rolling {
                 effects = operate::rolled(state, &rolling);
             }

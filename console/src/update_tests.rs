@@ -30,7 +30,13 @@ fn situations() -> Vec<Story> {
     above.on(Event::Paste("one\ntwo".to_owned())).key(KeyCode::Up);
     let mut ranks = Story::finished();
     ranks.key(KeyCode::Esc).key(KeyCode::Char('3'));
-    let mut situations = vec![above, Story::begin(), Story::ready(), Story::generating(), Story::lost(), ranks];
+    let mut past = Story::generating();
+    for second in 2..30 {
+        past.at(1000 * second).all_report(NodeState::Serving, true);
+    }
+    past.key(KeyCode::Esc).key(KeyCode::Esc).key(KeyCode::Char('3'));
+    past.key(KeyCode::Char('{'));
+    let mut situations = vec![above, Story::begin(), Story::ready(), Story::generating(), Story::lost(), ranks, past];
     let spots =
         Page::ALL.into_iter().flat_map(|page| page.panels().iter().map(move |focus| Spot { page, focus: *focus }));
     for spot in spots {

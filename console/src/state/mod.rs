@@ -9,6 +9,7 @@ pub mod outlook;
 pub mod page;
 pub mod request;
 pub mod standing;
+pub mod sync;
 
 pub use page::{Area, Focus, Page, Spot};
 
@@ -30,6 +31,7 @@ use crate::{
         node::Node,
         operation::{Dialog, Operation},
         request::Request,
+        sync::Metric,
     },
     wanted::least_loaded,
 };
@@ -53,15 +55,6 @@ pub struct Extent {
     pub help_lines: usize,
     /// Lines of the help page that are shown.
     pub help_height: usize,
-}
-
-/// What the table of layers by ranks shows of each all-reduce.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SyncColumns {
-    /// 50th, 95th and 99th percentile of waiting and wire.
-    Percentiles,
-    /// Means of own computing, waiting, wire.
-    Split,
 }
 
 /// Where an assignment from this console is.
@@ -146,8 +139,10 @@ pub struct State {
     pub readonly: bool,
     /// A question that waits for its answer.
     pub dialog: Option<Dialog>,
-    /// What the page of all ranks shows of each layer.
-    pub sync_columns: SyncColumns,
+    /// What the map of the page of all ranks shows of each all-reduce.
+    pub sync_metric: Metric,
+    /// All-reduces of the last minutes.
+    pub sync: sync::History,
     /// The first row that it shows.
     pub sync_scroll: usize,
     /// The prompt box.
@@ -191,7 +186,8 @@ impl State {
             operation: None,
             readonly: false,
             dialog: None,
-            sync_columns: SyncColumns::Percentiles,
+            sync_metric: Metric::P95,
+            sync: sync::History::default(),
             sync_scroll: 0,
             editor: Editor::new(prompt),
             spot: Spot::first_of(if prompt.is_empty() { Page::Cluster } else { Page::Generate }),

@@ -1,7 +1,7 @@
 //! Keys that change only what is seen: pages, panels, what is selected, what is scrolled to.
 use crate::{
     keymap::Action,
-    state::{Focus, Page, Spot, State, SyncColumns, TextScroll, lateness::ranks},
+    state::{Focus, Page, Spot, State, TextScroll, lateness::ranks},
 };
 
 /// What a key does that changes only what is seen.
@@ -15,12 +15,12 @@ pub(super) fn show(state: &mut State, action: Action) {
         Action::PageNext => leaf(state, 1),
         Action::PagePrevious => leaf(state, Page::ALL.len() - 1),
         Action::Open => open(state),
-        Action::SyncColumns => {
-            state.sync_columns = match state.sync_columns {
-                SyncColumns::Percentiles => SyncColumns::Split,
-                SyncColumns::Split => SyncColumns::Percentiles,
-            }
-        }
+        Action::SyncMetric => state.sync_metric = state.sync_metric.next(),
+        Action::Older => state.sync.turn(-1),
+        Action::Newer => state.sync.turn(1),
+        Action::MuchOlder => state.sync.turn(-10),
+        Action::MuchNewer => state.sync.turn(10),
+        Action::Live => state.sync.live(),
         Action::Up | Action::Down | Action::PageUp | Action::PageDown | Action::Top | Action::Bottom => {
             scroll(state, action);
         }

@@ -7,6 +7,7 @@ pub mod format;
 mod generate;
 mod header;
 mod health;
+mod heat;
 mod help;
 mod layers;
 mod node;
@@ -73,3 +74,5 @@ pub fn draw(state: &State, theme: &Theme, frame: &mut Frame) -> Extent {
 mod operate_tests;
 #[cfg(test)]
 mod snapshot_tests;
+#[cfg(test)]
+mod sync_tests;

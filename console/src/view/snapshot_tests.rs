@@ -139,19 +139,6 @@ fn help_is_the_table_of_keys() {
 }
 
 #[test]
-fn all_ranks_stand_side_by_side_the_latest_first() {
-    let mut story = Story::generating();
-    story.key(KeyCode::Esc).key(KeyCode::Esc).key(KeyCode::Char('3'));
-    check("ranks", story);
-    let mut story = Story::generating();
-    story.key(KeyCode::Esc).key(KeyCode::Esc).key(KeyCode::Char('3')).key(KeyCode::Char('v')).key(KeyCode::PageDown);
-    check("ranks-split", story);
-    let mut story = Story::begin();
-    story.key(KeyCode::Esc).key(KeyCode::Char('3'));
-    check("ranks-empty", story);
-}
-
-#[test]
 fn throttled_and_slow_machines_are_flagged() {
     let mut story = Story::ready();
     let with = |node: usize, change: &dyn Fn(&mut Health)| {
