@@ -1,3 +1,4 @@
 //! Pieces that several panels are made of.
 pub(crate) mod bar;
 pub(crate) mod panel;
+pub(crate) mod table;
