@@ -283,6 +283,7 @@ pub(crate) fn idle(node: usize) -> NodeReport {
         memory_resident: Bytes(11 << 20),
         health: health(),
         requests: 0,
+        traces: Vec::new(),
         tokens: 0,
         layers: Vec::new(),
         lateness: Vec::new(),

@@ -10,6 +10,7 @@ pub mod node;
 pub mod operation;
 pub mod page;
 pub mod request;
+pub mod requests;
 pub mod standing;
 pub mod table;
 pub mod tables;
@@ -60,6 +61,10 @@ pub struct Extent {
     pub sync_rows: usize,
     /// Rows of it that are shown.
     pub sync_height: usize,
+    /// Lines of the details of a node.
+    pub details_lines: usize,
+    /// Lines of them that are shown.
+    pub details_height: usize,
     /// Lines of the help page.
     pub help_lines: usize,
     /// Lines of the help page that are shown.
@@ -163,6 +168,8 @@ pub struct State {
     pub help: Option<usize>,
     /// The node whose layers are shown.
     pub selected: usize,
+    /// The first line of a node's details that is shown.
+    pub details_scroll: usize,
     /// The first layer shown.
     pub layers_scroll: usize,
     /// What of the text is shown.
@@ -207,6 +214,7 @@ impl State {
             spot: Spot::first_of(if prompt.is_empty() { Page::Cluster } else { Page::Generate }),
             help: None,
             selected: 0,
+            details_scroll: 0,
             layers_scroll: 0,
             text_scroll: TextScroll::Follow,
             events: events::Log::default(),

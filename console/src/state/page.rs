@@ -49,7 +49,7 @@ impl Page {
 
     /// Whether it has a table that is sorted and filtered.
     pub fn has_table(self) -> bool {
-        matches!(self, Self::Cluster | Self::Events)
+        matches!(self, Self::Cluster | Self::Requests | Self::Events)
     }
 
     /// The panels that keys can go to, in the order of the Tab key; the first one has them when the page opens.

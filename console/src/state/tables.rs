@@ -1,6 +1,6 @@
 //! The table of each page: the one place that says which page has which, what is selected on it, and how it is arranged.
 use crate::state::{
-    Page, State, cluster, events,
+    Page, State, cluster, events, requests,
     table::{Arrangement, Row, Table},
 };
 
@@ -9,7 +9,8 @@ pub fn table(state: &State, page: Page) -> Option<Table> {
     match page {
         Page::Cluster => Some(cluster::table(state)),
         Page::Events => Some(events::table(state)),
-        Page::Topology | Page::Requests | Page::Sync | Page::Generate | Page::Node => None,
+        Page::Requests => Some(requests::table(state)),
+        Page::Topology | Page::Sync | Page::Generate | Page::Node => None,
     }
 }
 

@@ -62,7 +62,11 @@ fn open(state: &mut State) {
 }
 
 fn select(state: &mut State, node: usize) {
-    state.selected = node.min(state.nodes.len().saturating_sub(1));
+    let node = node.min(state.nodes.len().saturating_sub(1));
+    if node != state.selected {
+        state.details_scroll = 0;
+    }
+    state.selected = node;
 }
 
 fn scroll(state: &mut State, action: Action) {
@@ -94,7 +98,11 @@ fn scroll(state: &mut State, action: Action) {
             state.layers_scroll = scrolled(state.layers_scroll.min(last), action, extent.layers_height, last);
         }
         Focus::Nodes | Focus::Requests | Focus::Events | Focus::Filter => table::scroll(state, action),
-        Focus::Picture | Focus::Details => {}
+        Focus::Details => {
+            let last = extent.details_lines.saturating_sub(extent.details_height);
+            state.details_scroll = scrolled(state.details_scroll.min(last), action, extent.details_height, last);
+        }
+        Focus::Picture => {}
     }
 }
 

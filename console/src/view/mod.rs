@@ -56,7 +56,7 @@ pub fn draw(state: &State, theme: &Theme, frame: &mut Frame) -> Extent {
             (extent.sync_rows, extent.sync_height) = (shown.rows, shown.height);
         }
         Page::Generate => generate::draw(state, theme, frame, page, &mut extent),
-        Page::Requests => requests::draw(state, theme, frame, page),
+        Page::Requests => requests::draw(state, theme, frame, page, &mut extent),
         Page::Events => events::draw(state, theme, frame, page, &mut extent),
         Page::Node => node::draw(state, theme, frame, page, &mut extent),
     }
