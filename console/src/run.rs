@@ -4,7 +4,7 @@ use std::{
     future::{pending, poll_fn},
     io,
     pin::Pin,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use crossterm::event::{
@@ -78,9 +78,11 @@ pub async fn dashboard<N: Nodes>(
     let screen = Screen::enter()?;
     let (sender, events) = mpsc::channel(CLIENT_EVENTS_MAX);
     let wanted = options.wanted.filter(|_| !options.readonly);
-    let state = State::new(&options.nodes, wanted, &options.prompt, options.defaults);
+    let mut state = State::new(&options.nodes, wanted, &options.prompt, options.defaults);
+    state.readonly = options.readonly;
+    state.clock_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
     let mut driver = Driver {
-        state: State { readonly: options.readonly, ..state },
+        state,
         nodes: connect(options.nodes, sender),
         theme: Theme::from_environment(),
         events,
