@@ -1,4 +1,5 @@
 //! What each event changes, and what it wants done: the whole behaviour of the dashboard, without a terminal or a clock.
+mod generate;
 mod operate;
 mod show;
 mod table;
@@ -52,6 +53,9 @@ fn tick(state: &mut State, now: Duration) -> Vec<Effect> {
 
 fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
     state.notice = None;
+    if state.form.is_some() {
+        return generate::on_key(state, key);
+    }
     if state.dialog.is_some() {
         return operate::on_key(state, key);
     }
@@ -148,6 +152,10 @@ fn insert(state: &mut State, text: &str) {
 fn paste(state: &mut State, text: &str) -> Vec<Effect> {
     state.help = None;
     state.notice = None;
+    if let Some(form) = &mut state.form {
+        form.insert(text);
+        return Vec::new();
+    }
     if state.dialog.is_some() {
         operate::insert(state, text);
         return Vec::new();
@@ -229,7 +237,9 @@ fn release_held(state: &mut State) -> Vec<Effect> {
 
 /// Sends the request that is held.
 fn send(state: &mut State) -> Vec<Effect> {
-    let generate = state.defaults.request(&state.request.prompt, state.requests_sent);
+    let mut generate = state.defaults.request(&state.request.prompt, state.requests_sent);
+    generate.sampling.seed = generate::seed(state, &state.request.prompt);
+    state.request.sent_with = Some(generate::sent_with(state, generate.sampling.seed));
     state.requests_sent += 1;
     if matches!(state.assignment, Assignment::Failed(_)) {
         // The topology of before still runs: the failure was seen, the text takes its place.
@@ -338,7 +348,7 @@ fn on_assign(state: &mut State, event: AssignEvent) -> Vec<Effect> {
 fn on_generate(state: &mut State, event: GenerateEvent) {
     let request = &mut state.request;
     match event {
-        GenerateEvent::Started { prompt_token_ids } => request.started(prompt_token_ids.len()),
+        GenerateEvent::Started { prompt_token_ids } => request.started(state.now, prompt_token_ids.len()),
         GenerateEvent::Token(token) => request.token(state.now, &token),
         GenerateEvent::Finished(finished) if request.is_sent() => request.phase = Phase::Finished(finished),
         GenerateEvent::Failed(fault) if request.is_sent() => request.phase = Phase::Failed(fault),

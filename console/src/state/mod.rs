@@ -12,10 +12,12 @@ pub mod outlook;
 pub mod page;
 pub mod request;
 pub mod requests;
+pub mod run;
 pub mod standing;
 pub mod sync;
 pub mod table;
 pub mod tables;
+pub mod terms;
 pub mod watch;
 
 pub use page::{Area, Focus, Page, Spot};
@@ -154,6 +156,10 @@ pub struct State {
     pub operation: Option<Operation>,
     /// It only looks: no order is given, nothing is assigned or generated.
     pub readonly: bool,
+    /// The result that the next ones are compared with.
+    pub pinned: Option<run::Run>,
+    /// The form of what generations ask for, while it is open.
+    pub form: Option<terms::Form>,
     /// A question that waits for its answer.
     pub dialog: Option<Dialog>,
     /// What the map of the page of all ranks shows of each all-reduce.
@@ -212,6 +218,8 @@ impl State {
             rolling_since: Duration::ZERO,
             operation: None,
             readonly: false,
+            pinned: None,
+            form: None,
             dialog: None,
             sync_metric: Metric::P95,
             sync: sync::History::default(),

@@ -4,7 +4,7 @@ use crate::{
     state::{Focus, Page, Spot, State, TextScroll, lateness::ranks},
 };
 
-use super::table;
+use super::{generate, table};
 
 /// What a key does that changes only what is seen.
 pub(super) fn show(state: &mut State, action: Action) {
@@ -17,6 +17,8 @@ pub(super) fn show(state: &mut State, action: Action) {
         Action::PageNext => leaf(state, 1),
         Action::PagePrevious => leaf(state, Page::ALL.len() - 1),
         Action::Open => open(state),
+        Action::Terms => generate::open_form(state),
+        Action::Pin => generate::pin(state),
         Action::SyncMetric => state.sync_metric = state.sync_metric.next(),
         Action::Older => state.sync.turn(-1),
         Action::Newer => state.sync.turn(1),

@@ -1,8 +1,10 @@
 //! The state as a picture: what is where at which size. Reads the state, changes nothing.
 mod cluster;
+mod compare;
 mod dialog;
 mod events;
 mod footer;
+mod form;
 pub mod format;
 mod generate;
 mod header;
@@ -20,6 +22,7 @@ mod tabs;
 mod text;
 pub mod theme;
 mod topology;
+mod waterfall;
 mod widgets;
 
 use ratatui::{
@@ -70,6 +73,8 @@ pub fn draw(state: &State, theme: &Theme, frame: &mut Frame) -> Extent {
     extent
 }
 
+#[cfg(test)]
+mod generate_tests;
 #[cfg(test)]
 mod operate_tests;
 #[cfg(test)]
