@@ -110,6 +110,7 @@ pub enum Action {
     Cordon,
     Drain,
     AbortAssignment,
+    CancelRequest,
     Show(Page),
     PageNext,
     PagePrevious,
@@ -156,8 +157,8 @@ pub enum Action {
 impl Action {
     /// Whether it does more than look: a dashboard that only looks refuses it.
     pub fn acts(self) -> bool {
-        use Action::{AbortAssignment, AssignAgain, Cordon, Drain, Exclude, Restart, Submit};
-        matches!(self, Submit | AssignAgain | AbortAssignment | Restart | Exclude | Cordon | Drain)
+        use Action::{AbortAssignment, AssignAgain, CancelRequest, Cordon, Drain, Exclude, Restart, Submit};
+        matches!(self, Submit | CancelRequest | AssignAgain | AbortAssignment | Restart | Exclude | Cordon | Drain)
     }
 }
 
@@ -357,6 +358,7 @@ pub const BINDINGS: &[Binding] = &{
             "pin the result, compare the next",
             "pin",
         ),
+        bind(On(Page::Requests), &[Key::character('X')], Action::CancelRequest, "end the selected request", "end it"),
         bind(Prompt, &[key(Enter)], Action::Submit, "generate", "generate"),
         bind(Prompt, &[key(Function(2))], Action::Terms, "what answers are asked for", "ask for"),
         bind(Prompt, &[key(Function(3))], Action::Pin, "pin the result, compare the next", "pin"),

@@ -16,7 +16,8 @@ use tempfile::TempDir;
 use crate::programs::{PATIENCE, wait_until};
 
 /// What the server is told before the program starts: nothing of its own on the screen, no wait behind an escape.
-const SETTINGS: &str = "set -g status off\nset -g escape-time 0\nset -g exit-empty off\nset -g default-terminal screen-256color\n";
+const SETTINGS: &str =
+    "set -g status off\nset -g escape-time 0\nset -g exit-empty off\nset -g default-terminal screen-256color\n";
 
 /// Runs the program between two looks at the terminal; its process is the one that the shell becomes.
 const SCRIPT: &str = r#"
@@ -165,7 +166,13 @@ impl Tmux {
         let read = |name: &str| fs::read_to_string(self.path(name)).expect("stty said something");
         assert_eq!(read("after"), read("before"), "stty -a is as before");
         wait_until("the main screen is back, with its cursor", || {
-            let flags = self.ask(&["display-message", "-p", "-t", "t", "#{alternate_on} #{cursor_flag} #{keypad_flag} #{mouse_any_flag}"]);
+            let flags = self.ask(&[
+                "display-message",
+                "-p",
+                "-t",
+                "t",
+                "#{alternate_on} #{cursor_flag} #{keypad_flag} #{mouse_any_flag}",
+            ]);
             flags.trim() == "0 1 0 0"
         });
     }

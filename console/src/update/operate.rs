@@ -15,6 +15,7 @@ use crate::{
         Assignment, State,
         clean::clean_line,
         operation::{Dialog, Operation, Question},
+        requests,
     },
     wanted::Wanted,
 };
@@ -28,6 +29,7 @@ pub(super) fn ask(state: &mut State, action: Action) -> bool {
         Action::Drain => ask_out(state, How::Drain),
         Action::AssignAgain => ask_assign_again(state),
         Action::AbortAssignment => ask_abort(state),
+        Action::CancelRequest => ask_cancel(state),
         _ => return false,
     }
     true
@@ -132,12 +134,14 @@ fn ask_abort(state: &mut State) {
     }
 }
 
-/// Asks whether a head shall end a request, whoever sent it. `who` names it, safe to draw.
-pub(super) fn ask_cancel(state: &mut State, node: usize, number: u64, who: String) {
-    if refuses_looker(state) {
-        return;
+/// `X`: asks whether the head shall end the selected request, whoever sent it.
+fn ask_cancel(state: &mut State) {
+    match requests::selected(state) {
+        Some((node, number, who)) => {
+            state.dialog = Some(Dialog::plain(Question::CancelRequest { node, number, who }));
+        }
+        None => state.notice = Some("no request that runs is selected".to_owned()),
     }
-    state.dialog = Some(Dialog::plain(Question::CancelRequest { node, number, who }));
 }
 
 /// A dashboard that only looks says so.

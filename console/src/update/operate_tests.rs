@@ -2,7 +2,7 @@
 use shared::{
     ids::Epoch,
     protocol::error::{Fault, FaultKind},
-    telemetry::{NodeReport, NodeState},
+    telemetry::{NodeReport, NodeState, RequestReport, RequestStage},
     topology::{Exclusions, Layout, Rolling, rolling::Phase},
 };
 
@@ -327,4 +327,26 @@ fn an_exclusion_that_failed_says_why_and_gives_the_keys_back() {
     operate(&mut story, OperateEvent::ExcludeFailed(fault.clone()));
     assert_eq!((story.state.operation.clone(), story.state.assignment.clone()), (None, Assignment::Failed(fault)));
     assert!(story.state.notice.as_deref().is_some_and(|notice| notice.contains("pi3")));
+}
+
+#[test]
+fn a_request_of_anybody_is_ended_by_its_number_and_one_that_is_over_is_not() {
+    let trace = |number, stage| RequestReport { number, stage, age_ms: 900, prompt_tokens: 9, tokens: 120 };
+    let over = RequestStage::Failed(Box::new(Fault::new("pi1", FaultKind::Draining)));
+    let mut story = ready();
+    let traces = vec![trace(6, over), trace(7, RequestStage::Decoding)];
+    story.report(1, NodeReport { traces, ..running(1, NodeState::Serving, false) });
+    press(press(&mut story, '5'), 'X');
+    assert!(
+        matches!(question(&story), Some(Question::CancelRequest { node: 1, number: 7, .. })),
+        "{:?}",
+        question(&story)
+    );
+    story.key(KeyCode::Enter);
+    assert_eq!(story.effects, [Effect::Operate(Order::CancelRequest { node: 1, number: 7 })]);
+    operate(&mut story, OperateEvent::RequestCancelled { node: name(1) });
+    assert!(notice(&story).contains("pi1 ends"));
+    story.key(KeyCode::Down);
+    press(&mut story, 'X');
+    assert!(story.state.dialog.is_none() && notice(&story).contains("no request"));
 }

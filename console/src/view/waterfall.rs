@@ -95,8 +95,7 @@ fn in_words(stage: &Stage, took: f64) -> String {
         words.push(format!("{:.1} tokens/s", ratio(f64::from(stage.tokens) * 1e3, took)));
     }
     if let Some([own, wait, wire]) = stage.shares {
-        let percent = |share: f64| format!("{:.0} %", share * 100.0);
-        words.push(format!("own {} wait {} wire {}", percent(own), percent(wait), percent(wire)));
+        words.push(format!("own {:.0} wait {:.0} wire {:.0} %", own * 100.0, wait * 100.0, wire * 100.0));
     }
     words.join(", ")
 }
