@@ -28,6 +28,8 @@ pub enum Cluster<'a> {
     Changing,
     /// A member is gone or faulted.
     Broken(&'a str),
+    /// A topology could serve, but this member takes nothing new.
+    Cordoned(&'a str),
     /// No topology runs.
     Idle,
     /// A topology runs.
@@ -61,7 +63,7 @@ pub fn cluster(state: &State) -> Cluster<'_> {
     if let Some((topology, _)) = state.topology() {
         return match culprit(state, topology) {
             Some(name) => Cluster::Broken(name),
-            None => Cluster::Committing,
+            None => cordoned(state).map_or(Cluster::Committing, Cluster::Cordoned),
         };
     }
     if state.nodes.iter().any(|node| node.link == Link::Connecting) { Cluster::Connecting } else { Cluster::Idle }
@@ -82,6 +84,11 @@ fn culprit<'a>(state: &'a State, topology: &'a Topology) -> Option<&'a str> {
         .or_else(|| first(&draining))
         .or_else(|| first(&faulted))
         .map(|(member, _)| name(member))
+}
+
+/// A member that is there and serves, but takes nothing new.
+pub fn cordoned(state: &State) -> Option<&str> {
+    state.nodes.iter().find(|node| node.is_open() && state.is_cordoned(node)).map(Node::name)
 }
 
 /// The share of all shards that is loaded.
@@ -109,6 +116,9 @@ pub fn hint(state: &State) -> String {
             "The nodes restart one by one. A prompt sent now is kept until a topology runs.".to_owned()
         }
         Cluster::Changing => "The topology is assigned anew. A prompt sent now is kept until it runs.".to_owned(),
+        Cluster::Cordoned(name) => {
+            format!("{name} takes nothing new. c takes it in again, r assigns the topology without it.")
+        }
         Cluster::Broken(name) if state.all_open() => {
             format!("{name} left the topology. r, or the next prompt, assigns it again.")
         }
