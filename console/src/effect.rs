@@ -1,6 +1,7 @@
 //! What an update wants done outside of the state. Plain values; `run` performs them.
 use shared::protocol::message::Generate;
 
+use crate::state::plan::PlanAsk;
 pub use crate::wanted::Wanted;
 
 /// Something to be done.
@@ -33,6 +34,8 @@ pub enum Effect {
         /// Why; `None`: in again.
         reason: Option<String>,
     },
+    /// Ask the planner.
+    Plan(Box<PlanAsk>),
     /// Cancel the running generation.
     Cancel,
     /// End with this exit code.

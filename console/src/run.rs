@@ -23,7 +23,7 @@ use crate::{
     effect::{Effect, Wanted},
     event::{ClientEvent, Event, GenerateEvent, Signal},
     keymap::{Key, KeyCode},
-    state::{GenerateDefaults, State},
+    state::{GenerateDefaults, State, plan::PlanAsk},
     terminal::{Screen, TerminalError},
     update::update,
     view::{self, theme::Theme},
@@ -63,6 +63,8 @@ pub trait Nodes {
     fn restart(&self, which: Vec<usize>);
     /// Ends a restart before its next node.
     fn stop_restart(&self);
+    /// Asks the planner.
+    fn plan(&self, ask: PlanAsk);
     /// Takes a node out, with a reason, or in again.
     fn exclude(&self, node: usize, reason: Option<String>);
 }
@@ -150,6 +152,7 @@ impl<N: Nodes> Driver<N> {
                 Effect::Restart(which) => self.nodes.restart(which),
                 Effect::StopRestart => self.nodes.stop_restart(),
                 Effect::Exclude { node, reason } => self.nodes.exclude(node, reason),
+                Effect::Plan(ask) => self.nodes.plan(*ask),
                 Effect::Cancel => self.nodes.cancel(),
                 Effect::Quit(code) => self.exit = Some(code),
             }

@@ -1,5 +1,6 @@
 //! What each event changes, and what it wants done: the whole behaviour of the dashboard, without a terminal or a clock.
 mod operate;
+mod plan;
 mod show;
 mod table;
 
@@ -13,6 +14,7 @@ use crate::{
         Assignment, Focus, Page, Spot, State, TextScroll,
         editor::Editor,
         node::Standing,
+        plan::Planning,
         request::{Phase, Request},
         watch,
     },
@@ -92,6 +94,7 @@ fn act(state: &mut State, action: Action) -> Vec<Effect> {
         Action::Quit => quit(state, 0),
         Action::Submit => submit(state),
         Action::AssignAgain => assign_again(state),
+        Action::Plan => plan::ask(state),
         _ => {
             show::show(state, action);
             edit(state, action);
@@ -302,6 +305,13 @@ fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
             // While nodes restart, the moments in which a topology runs are known from reports alone.
             if state.is_operating() && state.is_ready() { release_held(state) } else { Vec::new() }
         }
+        ClientEvent::Planned(planned) => {
+            state.planning = match planned {
+                Ok(planned) => Planning::Done(planned),
+                Err(fault) => Planning::Failed(fault),
+            };
+            Vec::new()
+        }
         ClientEvent::Operate(event) => operate::on_event(state, event),
         ClientEvent::Assign(event) => on_assign(state, event),
         ClientEvent::Generate(event) => {
@@ -350,6 +360,8 @@ fn on_generate(state: &mut State, event: GenerateEvent) {
     }
 }
 
+#[cfg(test)]
+mod keys_tests;
 #[cfg(test)]
 #[path = "update_tests.rs"]
 mod tests;

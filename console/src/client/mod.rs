@@ -10,6 +10,7 @@ pub mod exclude;
 pub(crate) mod fake_node;
 pub mod generate;
 pub mod models;
+pub mod plan;
 pub mod recovery;
 pub mod restart;
 pub mod rotate;
@@ -41,7 +42,7 @@ use self::{
     event::{AssignEvent, ClientEvent, GenerateEvent, OperateEvent},
     session::Session,
 };
-use crate::{run::Nodes, wanted::Wanted};
+use crate::{run::Nodes, state::plan::PlanAsk, wanted::Wanted};
 
 /// First pause before dialling again; doubles up to [`BACKOFF_MAX`].
 const BACKOFF_MIN: Duration = Duration::from_millis(250);
@@ -147,6 +148,19 @@ impl Nodes for Client {
 
     fn cancel(&self) {
         self.cancel.lock().unwrap_or_else(PoisonError::into_inner).cancel();
+    }
+
+    fn plan(&self, ask: PlanAsk) {
+        let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
+        self.tasks.spawn(async move {
+            let first = ask.nodes.first().map_or(0, |node| node.0);
+            let planned = match nodes.get(first).map(session) {
+                Some(Ok(session)) => plan::plan(&session, ask).await.map(Box::new),
+                Some(Err(fault)) => Err(fault),
+                None => return,
+            };
+            let _ = events.send(ClientEvent::Planned(planned)).await;
+        });
     }
 
     fn restart(&self, which: Vec<usize>) {

@@ -22,6 +22,11 @@ pub enum Dialog {
         /// The reason as typed so far.
         reason: Editor,
     },
+    /// Assign this candidate?
+    Assign {
+        /// Its key among the candidates.
+        candidate: String,
+    },
     /// Take this node in again?
     Include {
         /// Place in the list of nodes.

@@ -123,6 +123,7 @@ fn answer(state: &mut State) -> Vec<Effect> {
     }
     match state.dialog.take() {
         None => Vec::new(),
+        Some(Dialog::Assign { candidate }) => super::plan::assign(state, &candidate),
         Some(Dialog::Restart { which, .. }) => {
             let restart = Restart { which: which.clone(), done: 0, current: None, stops: false };
             state.operation = Some(Operation::Restart(restart));

@@ -7,7 +7,7 @@ use ratatui::{
 };
 
 use crate::{
-    state::{State, operation::Dialog},
+    state::{State, operation::Dialog, plan::preview},
     view::{
         format::{width, wrap_words},
         theme::Theme,
@@ -81,6 +81,7 @@ fn words(state: &State, dialog: &Dialog) -> (String, String) {
             );
             (format!("Take {} out", name(node)), text)
         }
+        Dialog::Assign { candidate } => (format!("Assign {candidate}"), preview(state, candidate).join("\n")),
         Dialog::Include { node } => {
             let reason =
                 state.exclusion(&state.nodes[*node]).and_then(|entry| entry.reason.clone()).unwrap_or_default();
