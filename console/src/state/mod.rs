@@ -341,8 +341,7 @@ impl State {
 
     /// Whether all-reduces arrive.
     pub fn layers_move(&self) -> bool {
-        let recent = |at: Duration| self.now.saturating_sub(at) <= node::STALE_AFTER;
-        self.nodes.iter().any(|node| node.layers_at.is_some_and(recent))
+        self.nodes.iter().any(|node| node.layers_move(self.now))
     }
 
     /// Waiting and wire by all of the time: of the finished request, else of what nodes reported last.

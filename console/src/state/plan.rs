@@ -143,7 +143,7 @@ const COLUMNS: &[Column] = &[
     Column::right("nodes", 5, 1),
     Column::right("tok/s", 6, 0),
     Column::right("all tok/s", 9, 3),
-    Column::right("TTFT", 8, 1),
+    Column::right("TTFT", 9, 1),
     Column::right("GiB/node", 8, 1),
     Column::right("network", 7, 4),
     Column::rest("remark", 14, 0),

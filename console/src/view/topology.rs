@@ -47,7 +47,7 @@ pub(super) fn draw_page(state: &State, theme: &Theme, frame: &mut Frame, area: R
             ("Candidates", Span::styled("failed", theme.bad), clean_line(&format!("{fault}; {}", fault.kind.next())))
         }
         Planning::Done(planned) => {
-            let remark = format!("as Raspberry Pis, ctx {}; Enter assigns", planned.context);
+            let remark = format!("simulated as Pis on 1 Gbit/s, ctx {}", planned.context);
             ("Candidates, predicted", Span::styled(remark, theme.dim), String::new())
         }
     };
