@@ -2,7 +2,7 @@
 use shared::protocol::message::Generate;
 
 use crate::state::plan::PlanAsk;
-pub use crate::wanted::Wanted;
+pub use crate::{order::Order, wanted::Wanted};
 
 /// Something to be done.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,19 +23,10 @@ pub enum Effect {
         /// The request.
         generate: Box<Generate>,
     },
-    /// Restart these nodes one after the other.
-    Restart(Vec<usize>),
-    /// End the restart before its next node.
-    StopRestart,
-    /// Take a node out, or in again.
-    Exclude {
-        /// Place of the node in the list.
-        node: usize,
-        /// Why; `None`: in again.
-        reason: Option<String>,
-    },
     /// Ask the planner.
     Plan(Box<PlanAsk>),
+    /// Do what an operator ordered.
+    Operate(Order),
     /// Cancel the running generation.
     Cancel,
     /// End with this exit code.

@@ -202,7 +202,7 @@ fn r_assigns_again_but_never_twice_at_a_time() {
     let mut story = Story::lost();
     story.connected(2).report(2, idle(2)).key(KeyCode::Esc);
     story.effects.clear();
-    story.key(KeyCode::Char('r')).key(KeyCode::Char('r'));
+    story.key(KeyCode::Char('r')).key(KeyCode::Enter).key(KeyCode::Char('r'));
     assert_eq!(story.effects, [assign_all()]);
     assert!(story.state.notice.is_some());
 }

@@ -226,40 +226,22 @@ pub fn ask(state: &State) -> Option<PlanAsk> {
     })
 }
 
-/// What assigning a candidate changes and costs, a line a fact.
-pub fn preview(state: &State, key: &str) -> Vec<String> {
+/// What the planner says of assigning this, and which layers move; empty where it was not asked for such a layout.
+pub fn preview(state: &State, wanted: &Wanted) -> Vec<String> {
     let Planning::Done(planned) = &state.planning else { return Vec::new() };
-    let Some(candidate) = planned.candidate(key) else { return Vec::new() };
-    let members = planned.members(candidate);
-    let names = |places: &[usize]| {
-        let names: Vec<&str> =
-            places.iter().filter_map(|place| state.nodes.get(*place)).map(|node| node.name()).collect();
-        if names.is_empty() { "none".to_owned() } else { names.join(", ") }
-    };
-    let mut lines = vec![format!("{} of {} on {}.", candidate.layout, planned.ask.model, names(&members))];
+    let known = planned.candidate(&wanted.layout.to_string()).filter(|_| planned.ask.model == wanted.model);
+    let Some(candidate) = known else { return Vec::new() };
     let prediction = &candidate.prediction;
     let measured = measured(state).map_or_else(String::new, |rate| format!(" (measured now: {rate:.1})"));
-    lines.push(format!(
+    let predicted = format!(
         "Predicted: {:.1} tokens/s{measured}, TTFT {} for {} tokens, at most {} on a node.",
         ratio(1e9, prediction.tpot.0 as f64),
         prediction.ttft,
         PROMPT.min(planned.context),
         candidate.memory_max()
-    ));
-    if let Some((topology, epoch)) = state.topology() {
-        let before: Vec<usize> = (0..topology.members.len()).filter_map(|member| state.place_of(member)).collect();
-        let leaves: Vec<usize> = before.iter().copied().filter(|place| !members.contains(place)).collect();
-        let joins: Vec<usize> = members.iter().copied().filter(|place| !before.contains(place)).collect();
-        lines.push(format!("Now: {} of {} (epoch {epoch}).", topology.layout, topology.model));
-        lines.push(format!("Leave: {}. Join: {}.", names(&leaves), names(&joins)));
-        lines.extend(changes(state, topology, planned, candidate));
-    }
-    let running = crate::state::cluster::requests(state);
-    lines.push("The nodes load beside what runs, then switch at once.".to_owned());
-    if running > 0 {
-        lines.push(format!("{running} requests run; those not done at the switch end with an error."));
-    }
-    lines.iter().map(|line| clean_line(line)).collect()
+    );
+    let changes = state.topology().and_then(|(topology, _)| changes(state, topology, planned, candidate));
+    std::iter::once(predicted).chain(changes).collect()
 }
 
 /// Nodes whose layers differ.
@@ -269,7 +251,7 @@ fn changes(state: &State, topology: &Topology, planned: &Planned, candidate: &Ca
     let changed: Vec<String> = after
         .filter_map(|(rank, layers)| {
             let node = state.nodes.get(planned.ask.nodes.get(rank.node)?.0)?;
-            let member = &topology.members[state.member_of(node)?];
+            let member = topology.members.get(state.member_of(node)?)?;
             let before = member.layers.start as usize..member.layers.end as usize;
             (before != layers).then(|| format!("{} {} → {}", node.name(), span(&before), span(&layers)))
         })

@@ -2,11 +2,19 @@
 use crate::{
     effect::Effect,
     event::Event,
-    fixtures::{NODES, Story, address, idle, name},
+    fixtures::{NODES, Story, address, name},
     keymap::{Action, BINDINGS, Binding, Key, KeyCode, Place},
-    state::{Focus, Page, Spot, State, SyncColumns, TextScroll, operation::Dialog, tables},
+    order::How,
+    state::{
+        Focus, Page, Spot, State, TextScroll,
+        operation::{Dialog, Question},
+        tables,
+    },
 };
-use shared::{telemetry::Severity, topology::Exclusions};
+use shared::{
+    telemetry::{NodeState, Severity},
+    topology::Exclusions,
+};
 
 /// A situation in which the key is pressed, and what must be so afterwards.
 type Case = (Story, fn(&Story) -> bool);
@@ -81,7 +89,6 @@ fn of_pages(binding: &Binding, key: Key) -> Option<Case> {
         }
         (_, Action::RankPrevious) => (on(Page::Node), |after| selected(&after.state) == 1),
         (_, Action::RankNext) => (on(Page::Node), |after| selected(&after.state) == 3),
-        (_, Action::SyncColumns) => (on(Page::Sync), |after| after.state.sync_columns == SyncColumns::Split),
         (Place::Panels | Place::Filter, Action::Up) => {
             let story = if binding.place == Place::Filter { in_unmatched_filter() } else { on(Page::Cluster) };
             (story, |after| selected(&after.state) == 1)
@@ -105,20 +112,67 @@ fn in_unmatched_filter() -> Story {
     story
 }
 
+fn question(story: &Story) -> Option<&Question> {
+    story.state.dialog.as_ref().map(|dialog: &Dialog| &dialog.question)
+}
+
+fn is_out(story: &Story, wanted: How) -> bool {
+    matches!(question(story), Some(Question::Out { node: 2, how }) if *how == wanted)
+}
+
+/// Layers that moved for half a minute, looked at ten seconds ago.
+fn in_the_past() -> Story {
+    let mut story = Story::generating();
+    for second in 2..30 {
+        story.at(1000 * second).all_report(NodeState::Serving, true);
+    }
+    story.state.spot = Spot::first_of(Page::Sync);
+    story.key(KeyCode::Char('{'));
+    story
+}
+
+/// The text of the page Generate, which takes no letters.
+fn beside_prompt() -> Story {
+    let mut story = on(Page::Generate);
+    story.key(KeyCode::Tab);
+    story
+}
+
+/// Cases of the pages Sync and Generate.
+fn of_sync_and_generate(binding: &Binding) -> Option<Case> {
+    Some(match binding.action {
+        Action::SyncMetric => (on(Page::Sync), |after| after.state.sync_metric != on(Page::Sync).state.sync_metric),
+        Action::Older | Action::MuchOlder | Action::Newer | Action::MuchNewer | Action::Live => {
+            (in_the_past(), |after| after.state.sync != in_the_past().state.sync)
+        }
+        Action::Terms if binding.place == Place::Prompt => (in_prompt(), |after| after.state != in_prompt().state),
+        Action::Pin if binding.place == Place::Prompt => (in_prompt(), |after| after.state != in_prompt().state),
+        Action::Terms | Action::Pin => (beside_prompt(), |after| after.state != beside_prompt().state),
+        _ => return None,
+    })
+}
+
 /// Cases of keys that do something to the cluster, and to tables.
 fn of_actions(binding: &Binding) -> Option<Case> {
     Some(match binding.action {
-        Action::AssignAgain => {
-            let mut story = Story::lost();
-            story.connected(2).report(2, idle(2)).key(KeyCode::Esc);
-            story.effects.clear();
-            (story, |after| matches!(after.effects.as_slice(), [Effect::Assign { .. }]))
-        }
+        Action::AssignAgain => (on(Page::Cluster), |after| matches!(question(after), Some(Question::Assign { .. }))),
         Action::Restart => {
-            (on(Page::Cluster), |after| matches!(after.state.dialog, Some(Dialog::Restart { continues: false, .. })))
+            let mut story = on(Page::Cluster);
+            story.all_report(NodeState::Ready, false);
+            (story, |after| matches!(question(after), Some(Question::Restart { .. })))
         }
-        Action::Exclude => {
-            (on(Page::Cluster), |after| matches!(after.state.dialog, Some(Dialog::Exclude { node: 2, .. })))
+        Action::Exclude => (on(Page::Cluster), |after| is_out(after, How::Exclude)),
+        Action::Cordon => (on(Page::Cluster), |after| is_out(after, How::Cordon)),
+        Action::Drain => (on(Page::Cluster), |after| is_out(after, How::Drain)),
+        Action::AbortAssignment => {
+            let mut story = Story::begin();
+            story.at(10).all_connected().all_loading().key(KeyCode::Esc);
+            (story, |after| question(after) == Some(&Question::AbortAssignment))
+        }
+        Action::CancelRequest => {
+            let mut story = Story::busy();
+            story.state.spot = Spot::first_of(Page::Requests);
+            (story, |after| matches!(question(after), Some(Question::CancelRequest { node: 0, number: 4, .. })))
         }
         Action::Plan => (on(Page::Topology), |after| matches!(after.effects.as_slice(), [Effect::Plan(_)])),
         Action::Filter => {
@@ -196,7 +250,10 @@ fn at(story: &Story) -> &str {
 fn every_key_of_the_help_page_has_its_effect() {
     for binding in BINDINGS {
         for key in binding.keys {
-            let case = of_pages(binding, *key).or_else(|| of_actions(binding)).or_else(|| of_typing(binding));
+            let case = of_pages(binding, *key)
+                .or_else(|| of_actions(binding))
+                .or_else(|| of_sync_and_generate(binding))
+                .or_else(|| of_typing(binding));
             let Some((mut story, holds)) = case else { panic!("{key} ({}) has no case", binding.what) };
             assert!(binding.place.holds(story.state.spot), "{key} ({}) is tried where it does not hold", binding.what);
             story.effects.clear();
