@@ -1,6 +1,7 @@
 //! What an update wants done outside of the state. Plain values; `run` performs them.
 use shared::protocol::message::Generate;
 
+use crate::state::plan::PlanAsk;
 pub use crate::{order::Order, wanted::Wanted};
 
 /// Something to be done.
@@ -22,6 +23,8 @@ pub enum Effect {
         /// The request.
         generate: Box<Generate>,
     },
+    /// Ask the planner.
+    Plan(Box<PlanAsk>),
     /// Do what an operator ordered.
     Operate(Order),
     /// Cancel the running generation.

@@ -1,6 +1,7 @@
 //! What each event changes, and what it wants done: the whole behaviour of the dashboard, without a terminal or a clock.
 mod generate;
 mod operate;
+mod plan;
 mod show;
 mod table;
 
@@ -14,6 +15,7 @@ use crate::{
         Assignment, Focus, Page, Spot, State, TextScroll,
         editor::Editor,
         node::Standing,
+        plan::Planning,
         request::{Phase, Request},
         standing::{Cluster, cluster, hint},
         sync, watch,
@@ -102,6 +104,7 @@ fn act(state: &mut State, action: Action) -> Vec<Effect> {
         Action::Escape => escape(state),
         Action::Quit => quit(state, 0),
         Action::Submit => submit(state),
+        Action::Plan => plan::ask(state),
         _ if operate::ask(state, action) => Vec::new(),
         _ => {
             show::show(state, action);
@@ -314,6 +317,13 @@ fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
             }
             effects
         }
+        ClientEvent::Planned(planned) => {
+            state.planning = match planned {
+                Ok(planned) => Planning::Done(planned),
+                Err(fault) => Planning::Failed(fault),
+            };
+            Vec::new()
+        }
         ClientEvent::Operate(event) => operate::on_event(state, event),
         ClientEvent::Assign(event) => on_assign(state, event),
         ClientEvent::Generate(event) => {
@@ -362,6 +372,8 @@ fn on_generate(state: &mut State, event: GenerateEvent) {
     }
 }
 
+#[cfg(test)]
+mod keys_tests;
 #[cfg(test)]
 #[path = "update_tests.rs"]
 mod tests;

@@ -10,6 +10,8 @@ use shared::{
     topology::{Rolling, Topology},
 };
 
+use crate::state::plan::Planned;
+
 /// Something that happened between the console and its nodes. `node` is the index in the list that the client was started with.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ClientEvent {
@@ -40,6 +42,8 @@ pub enum ClientEvent {
     Generate(GenerateEvent),
     /// A restart or an exclusion moves on.
     Operate(OperateEvent),
+    /// The planner answered.
+    Planned(Result<Box<Planned>, Fault>),
 }
 
 /// Steps of an assignment.

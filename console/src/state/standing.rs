@@ -30,6 +30,8 @@ pub enum Cluster<'a> {
     Broken(&'a str),
     /// A topology could serve, but this member takes nothing new.
     Cordoned(&'a str),
+    /// A member sends nothing: whether it serves is not known.
+    Silent(&'a Node),
     /// No topology runs.
     Idle,
     /// A topology runs.
@@ -52,6 +54,9 @@ pub fn cluster(state: &State) -> Cluster<'_> {
         _ => {}
     }
     if state.is_ready() {
+        if let Some(node) = silent(state) {
+            return Cluster::Silent(node);
+        }
         return if state.request.is_sent() { Cluster::Serving } else { Cluster::Ready };
     }
     if state.rolling_runs() {
@@ -91,6 +96,13 @@ pub fn cordoned(state: &State) -> Option<&str> {
     state.nodes.iter().find(|node| node.is_open() && state.is_cordoned(node)).map(Node::name)
 }
 
+/// A member that sent nothing for a while.
+fn silent(state: &State) -> Option<&Node> {
+    let (topology, _) = state.topology()?;
+    let members = (0..topology.members.len()).filter_map(|member| state.node_of(member));
+    members.into_iter().find(|node| matches!(node.standing(state.now), Standing::Stale(_)))
+}
+
 /// The share of all shards that is loaded.
 fn loaded(state: &State) -> f64 {
     let loads = state.nodes.iter().filter_map(|node| node.load);
@@ -124,6 +136,9 @@ pub fn hint(state: &State) -> String {
         }
         Cluster::Broken(name) => {
             format!("{name} is missing. Start brambled there; r, or the next prompt, assigns again.")
+        }
+        Cluster::Silent(node) => {
+            format!("{} sends nothing: what is shown of it is old. A prompt may have to wait for it.", node.name())
         }
         Cluster::Idle => match state.assignable() {
             Some(_) => "No topology runs. r, or the next prompt, assigns it.".to_owned(),
