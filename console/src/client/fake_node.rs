@@ -275,6 +275,8 @@ impl State {
                 exclusions: report.exclusions.clone(),
                 rolling: report.rolling.clone(),
                 heard: Vec::new(),
+                slow: None,
+                trouble: None,
             })),
         })
     }
