@@ -1,4 +1,6 @@
 //! The daemon's settings: command line over file over defaults, every one checked before anything is opened.
+mod shown;
+
 use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context, bail, ensure};
@@ -366,7 +368,11 @@ mod tests {
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         let shipped = check(text).expect("every line is known");
-        assert_eq!(shipped.listen.to_string(), "0.0.0.0:9999", "as shipped, other machines reach it, and nothing else is said");
+        assert_eq!(
+            shipped.listen.to_string(),
+            "0.0.0.0:9999",
+            "as shipped, other machines reach it, and nothing else is said"
+        );
     }
 
     #[test]

@@ -12,7 +12,7 @@ use shared::{
     units::Bytes,
 };
 
-use super::{Failure, confirm, exclude::find, interrupts::Interrupts, options::Nodes, output, source};
+use super::{Failure, confirm::Consent, exclude::find, interrupts::Interrupts, options::Nodes, output, source};
 use crate::client::{cluster::Cluster, models, with_port};
 
 /// What is done with model files.
@@ -115,9 +115,8 @@ pub(super) struct Remove {
     model: String,
     #[command(flatten)]
     on: Where,
-    /// Do not ask
-    #[arg(long, short)]
-    yes: bool,
+    #[command(flatten)]
+    consent: Consent,
 }
 
 impl Model {
@@ -329,11 +328,14 @@ async fn verify(options: Verify) -> Result<u8, Failure> {
 
 async fn remove(options: Remove) -> Result<u8, Failure> {
     name_of(&options.model)?;
-    confirm::check(options.yes)?;
+    options.consent.check()?;
     let (cluster, places) = dial(&options.on).await?;
     let names: Vec<&str> = places.iter().map(|place| cluster.name(&cluster.nodes[*place])).collect();
-    confirm::confirm(&format!("Delete {} on {}?", options.model, output::clean(&names.join(", "))), options.yes)
-        .await?;
+    let question = format!("Delete {} on {}?", options.model, output::clean(&names.join(", ")));
+    let plan = json!({"model": options.model, "nodes": names});
+    if !options.consent.obtain(&question, &plan, options.on.json).await? {
+        return Ok(0);
+    }
     for place in &places {
         let session = cluster.nodes[*place].session()?;
         let request = ModelsRequest::Remove { model: options.model.clone() };

@@ -8,6 +8,7 @@ use shared::{
         connection::{Arrived, Door, MessageReader, MessageWriter, receive_hello, send_welcome, split},
         error::{Fault, FaultKind},
         handshake::{Identity, Welcome},
+        inspect::{HeadRequests, Inspect, Inspected, LogLevel, LogLine, LogLines, RequestPhase, RunningRequest},
         message::{
             FinishReason, Finished, ModelCard, Prepare, Request, RequestBody, Response, ResponseBody, TokenEvent,
             TokenLogprob, ToolFormat,
@@ -233,6 +234,24 @@ impl State {
                 lock(&self.report).exclusions.merge(&list);
                 vec![ResponseBody::Excluded]
             }
+            RequestBody::Inspect(Inspect::Log { after, .. }) => {
+                let lines = LogLines {
+                    lines: log().into_iter().filter(|line| line.number > after).collect(),
+                    next: 2,
+                    ..LogLines::default()
+                };
+                vec![ResponseBody::Inspected(Box::new(Inspected::Log(lines)))]
+            }
+            RequestBody::Inspect(Inspect::Requests) => {
+                vec![ResponseBody::Inspected(Box::new(Inspected::Requests(requests())))]
+            }
+            RequestBody::Inspect(Inspect::Settings) => {
+                vec![ResponseBody::Inspected(Box::new(Inspected::Settings("name = \"pi1\"\n".into())))]
+            }
+            RequestBody::CancelRunning { number: 7 } => vec![ResponseBody::Cancelling],
+            RequestBody::CancelRunning { number } => {
+                no(&FaultKind::ParameterInvalid { reason: format!("no request {number} runs here") })
+            }
             RequestBody::Records => vec![ResponseBody::Records(Vec::new())],
             RequestBody::Bench(_) => {
                 let progress = BenchProgress { step: 1, steps: 1, what: "Q4_0 of scalar".into() };
@@ -268,6 +287,20 @@ impl State {
 
 fn card(model: String) -> ModelCard {
     ModelCard { model, identity: ModelIdentity([7; 32]), ..crate::fixtures::card() }
+}
+
+/// What every fake node logged.
+fn log() -> Vec<LogLine> {
+    let line = |number, level, text: &str| LogLine { number, unix_ms: 1000 * number, level, text: text.into() };
+    vec![line(1, LogLevel::Info, "idle -> loading"), line(2, LogLevel::Warn, "the processor has 84.0 C")]
+}
+
+/// A head's requests: number 7 runs.
+fn requests() -> HeadRequests {
+    let (by, age) = ("ann@desk".to_owned(), Nanoseconds(1_500_000_000));
+    let running =
+        RunningRequest { number: 7, by, phase: RequestPhase::Decode, age, prompt_tokens: 3, tokens: 5, max_tokens: 64 };
+    HeadRequests { running: vec![running], ended: Vec::new() }
 }
 
 /// The end of a generation of [`TOKENS`] on two ranks.

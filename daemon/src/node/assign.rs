@@ -57,7 +57,7 @@ impl Node {
         // A broken topology serves nobody: its memory is free for the next. Groups with roles come up together.
         if let Some(mut running) = self.running.take_if(|running| running.fault.is_some() || again) {
             let fault = self.fault_here(FaultKind::NodeLost { how: Loss::Left });
-            effects.extend(running.requests.fail_all(&fault));
+            effects.extend(running.requests.fail_all(&fault, (&mut self.history, self.now)));
             effects.push(Effect::StopEngine(running.assignment.epoch));
         }
         let assignment = Assignment {
@@ -152,8 +152,8 @@ impl Node {
         }
         let mut effects = self.keep_committed();
         if let Some(mut running) = self.running.take() {
-            let kind = FaultKind::Superseded { epoch, by: self.latest_by.clone() };
-            effects.extend(running.requests.fail_all(&self.fault_here(kind)));
+            let fault = self.fault_here(FaultKind::Superseded { epoch, by: self.latest_by.clone() });
+            effects.extend(running.requests.fail_all(&fault, (&mut self.history, self.now)));
             effects.push(Effect::StopEngine(running.assignment.epoch));
         }
         if let Some(open) = &mut self.open {

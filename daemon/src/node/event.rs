@@ -7,6 +7,7 @@ use shared::{
         across::Across,
         bench::{Bench, BenchLinks},
         error::{Fault, Loss},
+        inspect::LogLevel,
         message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent, ToolFormat},
         models::ModelsRequest,
         pairing::Rekey,
@@ -171,6 +172,24 @@ pub enum Effect {
     },
     /// Send the latest all-reduces one by one.
     Records {
+        /// The session.
+        session: SessionId,
+        /// The request.
+        id: RequestId,
+    },
+    /// Send lines of the log.
+    Log {
+        /// The session.
+        session: SessionId,
+        /// The request.
+        id: RequestId,
+        /// Only lines with a higher number.
+        after: u64,
+        /// Only lines as severe as this.
+        level: LogLevel,
+    },
+    /// Send the settings that count, without secrets.
+    Settings {
         /// The session.
         session: SessionId,
         /// The request.

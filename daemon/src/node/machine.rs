@@ -17,7 +17,7 @@ use super::{
     benching::Benches,
     event::{Effect, EngineCommand, Event, PeerDrain, SessionId},
     quorum::Voter,
-    requests::Requests,
+    requests::{History, Requests},
 };
 
 /// Most requests that run and wait on a head.
@@ -107,6 +107,7 @@ pub struct Node {
     /// What it ends with.
     pub(super) exit_code: i32,
     pub(super) tokens: u64,
+    pub(super) history: History,
     pub(super) exclusions: Exclusions,
     pub(super) benches: Benches,
     /// What comes back after a loss.
@@ -158,6 +159,7 @@ impl Node {
             supervised,
             exit_code: 0,
             tokens: 0,
+            history: History::default(),
             exclusions,
             benches: Benches::default(),
             committed,
@@ -311,17 +313,22 @@ impl Node {
                 effects
             }
             RequestBody::Generate(generate) => match self.check_generate(&generate) {
-                Ok(()) => self.start(session, id, |key| EngineCommand::Submit(key, Arc::from(generate))),
+                Ok(()) => {
+                    let who = (by, generate.max_tokens);
+                    self.start((session, id), who, |key| EngineCommand::Submit(key, Arc::from(generate)))
+                }
                 Err(kind) => self.refuse(session, id, kind),
             },
             RequestBody::BenchLinks(wanted) => match self.check_bench_links(&wanted) {
-                Ok(()) => self.start(session, id, |key| EngineCommand::BenchLinks(key, wanted)),
+                Ok(()) => self.start((session, id), (by, 0), |key| EngineCommand::BenchLinks(key, wanted)),
                 Err(kind) => self.refuse(session, id, kind),
             },
             RequestBody::Models(request) => self.models(session, id, *request),
             RequestBody::Restart => self.restart(session, id),
             RequestBody::Exclude(list) => self.exclude(session, id, &list),
             RequestBody::Bench(bench) => self.bench((session, id), by, *bench),
+            RequestBody::Inspect(what) => self.inspect(session, id, what),
+            RequestBody::CancelRunning { number } => self.cancel_running((session, id), number),
             RequestBody::Recovery(ask) => self.recovery((session, id), *ask),
             RequestBody::Cancel => {
                 let key = self.running.as_ref().and_then(|running| running.requests.key(session, id));
@@ -361,7 +368,9 @@ impl Node {
     /// The patience is over, or a second SIGTERM came: what runs fails by name.
     fn drain_ended(&mut self) -> Vec<Effect> {
         let fault = self.fault_here(FaultKind::DrainEnded);
-        let mut effects = self.running.as_mut().map_or(Vec::new(), |running| running.requests.fail_all(&fault));
+        let history = (&mut self.history, self.now);
+        let fail = |running: &mut Running| running.requests.fail_all(&fault, history);
+        let mut effects = self.running.as_mut().map_or(Vec::new(), fail);
         effects.extend(self.exit());
         effects
     }

@@ -4,6 +4,7 @@ mod assign;
 mod benching;
 pub mod driver;
 pub mod event;
+mod inspect;
 pub mod machine;
 mod models;
 mod operate;

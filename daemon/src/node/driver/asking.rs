@@ -1,17 +1,18 @@
-//! Questions that are answered without the node: a model's identity, the latest all-reduces.
+//! Questions that are answered without the node: a model's identity, the latest all-reduces, the log, the settings.
 use std::sync::Arc;
 
 use shared::{
     ids::RequestId,
     protocol::{
         error::{Fault, FaultKind},
+        inspect::{Inspected, LogLevel},
         message::{Response, ResponseBody},
     },
 };
 use tokio::task::spawn_blocking;
 
 use super::{Driver, loading};
-use crate::node::SessionId;
+use crate::{log, node::SessionId};
 
 impl Driver {
     pub(super) async fn records(&mut self, session: SessionId, id: RequestId) {
@@ -20,6 +21,16 @@ impl Driver {
             running.ring.read_since(&mut 0, |record| records.push(record));
         }
         self.respond(session, id, ResponseBody::Records(records)).await;
+    }
+
+    pub(super) async fn log_lines(&mut self, (session, id): (SessionId, RequestId), after: u64, level: LogLevel) {
+        let lines = Inspected::Log(log::ring().read(after, level));
+        self.respond(session, id, ResponseBody::Inspected(Box::new(lines))).await;
+    }
+
+    pub(super) async fn settings(&mut self, session: SessionId, id: RequestId) {
+        let settings = Inspected::Settings(self.config.shown());
+        self.respond(session, id, ResponseBody::Inspected(Box::new(settings))).await;
     }
 
     pub(super) fn identify(&self, session: SessionId, id: RequestId, model: String) {

@@ -364,6 +364,8 @@ impl Driver {
                 self.respond(session, id, body).await;
             }
             Effect::Records { session, id } => self.records(session, id).await,
+            Effect::Log { session, id, after, level } => self.log_lines((session, id), after, level).await,
+            Effect::Settings { session, id } => self.settings(session, id).await,
             Effect::Rekey { session, id, rekey } => self.rekey(session, id, *rekey),
             Effect::Watch { session, id, interval } => self.watch(session, id, interval).await,
             Effect::Identify { session, id, model } => self.identify(session, id, model),
