@@ -28,6 +28,7 @@ mod options;
 mod output;
 mod plan;
 mod profile;
+mod progress;
 mod proxy;
 mod requests;
 mod restart;
@@ -38,6 +39,7 @@ mod simulate;
 mod sizing;
 mod source;
 mod status;
+mod support;
 mod sync;
 #[cfg(test)]
 mod tests;
@@ -132,6 +134,8 @@ enum Command {
     /// Show the nodes
     #[command(visible_alias = "cluster")]
     Status(options::Status),
+    /// Gather what whoever helps from afar asks for, in one file without secrets
+    SupportBundle(support::Support),
     /// Show the all-reduces of what runs: rank by rank, layer by layer, who holds the others up and why
     Sync(sync::Sync),
     /// Show the tokens of a text
@@ -167,6 +171,7 @@ impl Arguments {
             Some(Command::Restart(restart)) => restart.json,
             Some(Command::Simulate(simulate)) => simulate.json(),
             Some(Command::Status(status)) => status.look.json,
+            Some(Command::SupportBundle(support)) => support.json,
             Some(Command::Sync(sync)) => sync.look.json,
             Some(Command::Tokenize(tokenize)) => tokenize.json,
             Some(Command::Topology(topology)) => topology.json(),
@@ -246,6 +251,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Some(Command::Restart(restart)) => restart::run(restart).await,
         Some(Command::Simulate(simulate)) => simulate::run(&simulate),
         Some(Command::Status(status)) => status::run(&status).await,
+        Some(Command::SupportBundle(support)) => support::run(support).await,
         Some(Command::Sync(sync)) => sync::run(sync).await,
         Some(Command::Tokenize(tokenize)) => tokenize::run(&tokenize),
         Some(Command::Topology(topology)) => topology::run(topology).await,

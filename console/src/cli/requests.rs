@@ -111,7 +111,8 @@ async fn see(cluster: &Cluster, last: usize) -> Result<Seen, Failure> {
     Ok(Seen { lines: lines(&found), object: json!({"heads": heads, "away": away}), code })
 }
 
-fn object(name: &str, requests: &HeadRequests) -> Value {
+/// A head's requests as an object.
+pub(super) fn object(name: &str, requests: &HeadRequests) -> Value {
     let running = |one: &RunningRequest| {
         json!({"id": format!("{name}/{}", one.number), "by": one.by, "phase": one.phase.name(), "age_ms": one.age.milliseconds(),
             "prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "max_tokens": one.max_tokens})

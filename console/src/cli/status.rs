@@ -19,7 +19,8 @@ pub(super) async fn run(options: &options::Status) -> Result<u8, Failure> {
     look_at(&options.nodes.nodes, &options.look, async |cluster| Ok(see(cluster))).await
 }
 
-fn see(cluster: &Cluster) -> Seen {
+/// All nodes as they answered.
+pub(super) fn see(cluster: &Cluster) -> Seen {
     let answer = |node: &ClusterNode| {
         (node.address.clone(), node.answer.as_ref().map(|(_, report)| report.clone()).map_err(Clone::clone))
     };
