@@ -142,8 +142,12 @@ impl<'a> Picture<'a> {
             let found = straggler::of_ranks(&lists);
             named.extend(found.map(|found| Straggler { member: group.start + found.member, ..found }));
         }
-        rows.sort_by(|one, two| two.late.total_cmp(&one.late).then(one.member.cmp(&two.member)));
         let straggler = named.into_iter().max_by(|one, two| one.named.late.total_cmp(&two.named.late));
+        // Over all steps another may be later than the one that was the latest in its window.
+        let is_named = |row: &Row| straggler.as_ref().is_some_and(|found| found.member == row.member);
+        rows.sort_by(|one, two| {
+            is_named(two).cmp(&is_named(one)).then(two.late.total_cmp(&one.late)).then(one.member.cmp(&two.member))
+        });
         let steps = members.iter().map(|of| steps(&of.records)).max().unwrap_or(0);
         let head = json!({"topology": topology.layout.to_string(), "epoch": epoch, "model": topology.model});
         let title = format!("{}  epoch {epoch}  {}", topology.layout, output::clean(&topology.model));
