@@ -4,7 +4,7 @@ use std::{
     future::{pending, poll_fn},
     io,
     pin::Pin,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use crossterm::event::{
@@ -79,8 +79,10 @@ pub async fn dashboard<N: Nodes>(
     let signals = Signals::listen()?;
     let screen = Screen::enter()?;
     let (sender, events) = mpsc::channel(CLIENT_EVENTS_MAX);
+    let mut state = State::new(&options.nodes, options.wanted, &options.prompt, options.defaults);
+    state.clock_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
     let mut driver = Driver {
-        state: State::new(&options.nodes, options.wanted, &options.prompt, options.defaults),
+        state,
         nodes: connect(options.nodes, sender),
         theme: Theme::from_environment(),
         events,

@@ -1,10 +1,9 @@
 //! What each event changes, and what it wants done: the whole behaviour of the dashboard, without a terminal or a clock.
 mod operate;
 mod show;
+mod table;
 
 use std::time::Duration;
-
-use shared::telemetry::Severity;
 
 use crate::{
     effect::Effect,
@@ -15,6 +14,7 @@ use crate::{
         editor::Editor,
         node::Standing,
         request::{Phase, Request},
+        watch,
     },
 };
 
@@ -29,7 +29,7 @@ pub fn update(state: &mut State, event: Event) -> Vec<Effect> {
         Event::Resize => Vec::new(),
         Event::Key(key) => on_key(state, key),
         Event::Paste(text) => paste(state, &text),
-        Event::Client(event) => client(state, event),
+        Event::Client(event) => observed(state, event),
         Event::Signal(signal) => quit(state, signal.exit_code()),
     };
     effects.push(Effect::Draw);
@@ -43,6 +43,7 @@ fn tick(state: &mut State, now: Duration) -> Vec<Effect> {
     };
     let before = seen(state);
     state.now = now;
+    watch::observe_silence(state);
     if seen(state) == before { Vec::new() } else { vec![Effect::Draw] }
 }
 
@@ -57,8 +58,11 @@ fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
     if let Some(action) = keymap::action(state.spot, key) {
         return act(state, action);
     }
-    if let (Focus::Prompt, KeyCode::Char(letter), false, false) = (state.spot.focus, key.code, key.control, key.alt) {
-        insert(state, letter.encode_utf8(&mut [0; 4]));
+    if let KeyCode::Char(letter) = key.code
+        && key.types()
+        && state.spot.is_typing()
+    {
+        type_text(state, letter.encode_utf8(&mut [0; 4]));
     }
     Vec::new()
 }
@@ -100,6 +104,7 @@ fn act(state: &mut State, action: Action) -> Vec<Effect> {
 fn edit(state: &mut State, action: Action) {
     match action {
         Action::NewLine => insert(state, "\n"),
+        _ if state.spot.focus == Focus::Filter => table::edit(state, action),
         _ => edit_in(&mut state.editor, action),
     }
 }
@@ -123,6 +128,11 @@ fn edit_in(editor: &mut Editor, action: Action) {
     }
 }
 
+/// Text typed into the prompt box or a filter.
+fn type_text(state: &mut State, text: &str) {
+    if state.spot.focus == Focus::Filter { table::type_text(state, text) } else { insert(state, text) }
+}
+
 fn insert(state: &mut State, text: &str) {
     if !state.editor.insert(text) {
         state.notice = Some("the prompt box is full; use console generate for longer prompts".to_owned());
@@ -136,6 +146,10 @@ fn paste(state: &mut State, text: &str) -> Vec<Effect> {
         operate::insert(state, text);
         return Vec::new();
     }
+    if state.spot.focus == Focus::Filter {
+        table::type_text(state, text);
+        return Vec::new();
+    }
     state.spot = Spot::first_of(Page::Generate);
     // Terminals send a return for each new line of a paste.
     insert(state, &text.replace("\r\n", "\n").replace('\r', "\n"));
@@ -143,6 +157,9 @@ fn paste(state: &mut State, text: &str) -> Vec<Effect> {
 }
 
 fn escape(state: &mut State) -> Vec<Effect> {
+    if table::escape(state) {
+        return Vec::new();
+    }
     if state.request.is_open() && state.request.phase != Phase::Cancelling {
         return cancel(state);
     }
@@ -248,20 +265,30 @@ fn assign(state: &mut State) -> Vec<Effect> {
     vec![Effect::Assign { wanted, members: state.usable() }]
 }
 
+/// What arrived from the nodes, and what of it is worth an entry among the events.
+fn observed(state: &mut State, event: ClientEvent) -> Vec<Effect> {
+    let place = match &event {
+        ClientEvent::Connected { node, .. }
+        | ClientEvent::Disconnected { node, .. }
+        | ClientEvent::Report { node, .. } => Some(*node),
+        _ => None,
+    };
+    let effects = client(state, event);
+    place.into_iter().for_each(|place| watch::observe_node(state, place));
+    watch::observe_cluster(state);
+    effects
+}
+
 fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
     let now = state.now;
     match event {
         ClientEvent::Connected { node, identity } => {
             let Some(known) = state.nodes.get_mut(node) else { return Vec::new() };
             known.connected(now, &identity.name);
-            state.events.push(now, Severity::Note, Some(node), "connected");
             Vec::new()
         }
         ClientEvent::Disconnected { node, fault } => {
             let Some(known) = state.nodes.get_mut(node) else { return Vec::new() };
-            if known.is_open() {
-                state.events.push(now, Severity::Error, Some(node), &format!("connection lost: {}", fault.kind));
-            }
             known.disconnected(fault);
             Vec::new()
         }

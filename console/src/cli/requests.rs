@@ -1,9 +1,9 @@
 //! `console requests`: what waits, runs and ran on the heads; and ending somebody's request.
 use clap::Args;
 use serde_json::{Value, json};
-use shared::protocol::{
-    inspect::{EndedRequest, HeadRequests, RequestPhase, RunningRequest},
-    message::FinishReason,
+use shared::{
+    latency::RequestTimes,
+    telemetry::{NodeReport, RequestReport, RequestStage},
 };
 
 use super::{
@@ -78,11 +78,14 @@ pub(super) async fn run(options: Requests) -> Result<u8, Failure> {
     if let Some(What::Cancel(cancel)) = options.what {
         return end(cancel).await;
     }
-    look_at(&options.nodes.nodes, &options.look, async |cluster| see(cluster, options.last).await).await
+    look_at(&options.nodes.nodes, &options.look, async |cluster| see(cluster, options.last)).await
 }
 
-/// The heads of what runs, or all nodes where nothing does: ended requests are remembered all the same.
-async fn see(cluster: &Cluster, last: usize) -> Result<Seen, Failure> {
+/// What a head tells of its requests.
+type Told = (String, Vec<RequestReport>);
+
+/// The heads of what runs, or all nodes where nothing does.
+fn see(cluster: &Cluster, last: usize) -> Result<Seen, Failure> {
     let heads: Vec<String> = cluster.topology().map_or_else(Vec::new, |(topology, _)| {
         topology.layout.heads().filter_map(|head| Some(topology.members.get(head.index())?.name.clone())).collect()
     });
@@ -92,18 +95,15 @@ async fn see(cluster: &Cluster, last: usize) -> Result<Seen, Failure> {
         if !heads.is_empty() && !heads.iter().any(|head| head == name) {
             continue;
         }
-        match node.session() {
-            Ok(session) => found.push((output::clean(name), inspect::requests(&session).await?)),
+        match &node.answer {
+            Ok((_, report)) => found.push((output::clean(name), told(report, last))),
             // A node that is out is not missed.
-            Err(fault) if cluster.exclusion(node).is_none() => missing = Some(fault),
+            Err(fault) if cluster.exclusion(node).is_none() => missing = Some(fault.clone()),
             Err(_) => {}
         }
     }
     if let (true, Some(fault)) = (found.is_empty(), &missing) {
         return Err(fault.clone().into());
-    }
-    for (_, requests) in &mut found {
-        requests.ended.drain(..requests.ended.len().saturating_sub(last));
     }
     let code = missing.as_ref().map_or(0, |fault| Failure::from(fault.clone()).code());
     let heads = found.iter().map(|(name, requests)| object(name, requests)).collect::<Value>();
@@ -111,82 +111,79 @@ async fn see(cluster: &Cluster, last: usize) -> Result<Seen, Failure> {
     Ok(Seen { lines: lines(&found), object: json!({"heads": heads, "away": away}), code })
 }
 
-/// A head's requests as an object.
-pub(super) fn object(name: &str, requests: &HeadRequests) -> Value {
-    let running = |one: &RunningRequest| {
-        json!({"id": format!("{name}/{}", one.number), "by": one.by, "phase": one.phase.name(), "age_ms": one.age.milliseconds(),
-            "prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "max_tokens": one.max_tokens})
-    };
-    let ended = |one: &EndedRequest| {
-        let times = &one.times;
-        let reached = |time: f64| (one.reason.is_some() && times.last_token.0 > 0).then_some(time);
-        json!({"id": format!("{name}/{}", one.number), "by": one.by, "ago_ms": one.ago.milliseconds(), "reason": one.reason,
-            "fault": one.fault, "prompt_tokens": times.prompt_tokens, "cached_tokens": times.cached_tokens, "tokens": one.tokens,
-            "queued_ms": reached(times.dispatched.milliseconds()), "ttft_ms": reached(times.ttft_ms()),
-            "tpot_ms": reached(times.tpot_ms()), "total_ms": reached(times.last_token.milliseconds())})
-    };
-    json!({"node": name, "running": requests.running.iter().map(running).collect::<Value>(),
-        "ended": requests.ended.iter().map(ended).collect::<Value>()})
+/// Those under way, and the last ones that are over.
+fn told(report: &NodeReport, last: usize) -> Vec<RequestReport> {
+    let (over, open): (Vec<_>, Vec<_>) = report.traces.iter().cloned().partition(|one| one.stage.is_over());
+    open.into_iter().chain(over.into_iter().take(last)).collect()
 }
 
-fn lines(found: &[(String, HeadRequests)]) -> Vec<String> {
-    let all = || found.iter().flat_map(|(_, requests)| &requests.running);
-    let queued = all().filter(|one| one.phase == RequestPhase::Queued).count();
-    let mut lines = vec![format!("{} running, {queued} queued", all().count() - queued), String::new()];
+fn times(stage: &RequestStage) -> Option<&RequestTimes> {
+    match stage {
+        RequestStage::Finished(_, times) if times.sampled_tokens > 0 => Some(times),
+        _ => None,
+    }
+}
+
+/// A head's requests as an object.
+pub(super) fn object(name: &str, requests: &[RequestReport]) -> Value {
+    let one = |one: &RequestReport| {
+        let times = times(&one.stage);
+        let fault = if let RequestStage::Failed(fault) = &one.stage { Some(fault.to_string()) } else { None };
+        let reason = if let RequestStage::Finished(reason, _) = &one.stage { Some(*reason) } else { None };
+        json!({"id": format!("{name}/{}", one.number), "by": one.by, "state": one.stage.name(), "age_ms": one.age_ms,
+            "prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "max_tokens": one.max_tokens,
+            "reason": reason, "fault": fault, "cached_tokens": times.map(|times| times.cached_tokens),
+            "queued_ms": times.map(|times| times.dispatched.milliseconds()), "ttft_ms": times.map(RequestTimes::ttft_ms),
+            "tpot_ms": times.map(RequestTimes::tpot_ms), "total_ms": times.map(|times| times.last_token.milliseconds())})
+    };
+    let (ended, running): (Vec<_>, Vec<_>) = requests.iter().partition(|one| one.stage.is_over());
+    let objects = |list: Vec<&RequestReport>| list.into_iter().map(one).collect::<Value>();
+    json!({"node": name, "running": objects(running), "ended": objects(ended)})
+}
+
+fn lines(found: &[Told]) -> Vec<String> {
+    let count =
+        |is: fn(&RequestStage) -> bool| found.iter().flat_map(|(_, all)| all).filter(|one| is(&one.stage)).count();
+    let queued = count(|stage| matches!(stage, RequestStage::Queued));
+    let running = count(|stage| !stage.is_over()) - queued;
+    let mut lines = vec![format!("{running} running, {queued} queued"), String::new()];
     lines.push(format!(
         "{:<12}  {:<9}  {:>8}  {:>7}  {:>11}  {:>10}  {:>10}  BY",
         "REQUEST", "STATE", "AGE", "PROMPT", "TOKENS", "TTFT", "TPOT"
     ));
-    for (name, requests) in found {
-        for one in &requests.running {
-            let tokens = format!("{} of {}", one.tokens, one.max_tokens);
-            lines.push(format!(
-                "{:<12}  {:<9}  {:>8}  {:>7}  {tokens:>11}  {:>10}  {:>10}  {}",
-                format!("{name}/{}", one.number),
-                one.phase.name(),
-                age(one.age.milliseconds()),
-                one.prompt_tokens,
-                "",
-                "",
-                output::clean(&one.by)
-            ));
-        }
-    }
-    for (name, requests) in found {
-        for one in requests.ended.iter().rev() {
-            let has_times = one.times.last_token.0 > 0;
-            let time = |value: f64| if has_times { milliseconds(value) } else { "-".into() };
-            lines.push(format!(
-                "{:<12}  {:<9}  {:>8}  {:>7}  {:>11}  {:>10}  {:>10}  {}",
-                format!("{name}/{}", one.number),
-                ending(one.reason),
-                format!("-{}", age(one.ago.milliseconds())),
-                one.times.prompt_tokens,
-                one.tokens,
-                time(one.times.ttft_ms()),
-                time(one.times.tpot_ms()),
-                output::clean(&one.by)
-            ));
-            if let Some(fault) = &one.fault {
-                lines.push(format!("{:<12}  {}", "", output::clean(fault)));
-            }
+    for is_over in [false, true] {
+        for (name, requests) in found {
+            let shown = requests.iter().filter(|one| one.stage.is_over() == is_over);
+            lines.extend(shown.flat_map(|one| row(name, one)));
         }
     }
     lines
 }
 
-fn ending(reason: Option<FinishReason>) -> &'static str {
-    match reason {
-        Some(FinishReason::Stop) => "stopped",
-        Some(FinishReason::Length) => "done",
-        Some(FinishReason::Context) => "full",
-        Some(FinishReason::Cancelled) => "cancelled",
-        None => "failed",
+fn row(name: &str, one: &RequestReport) -> Vec<String> {
+    let is_over = one.stage.is_over();
+    let sign = if is_over { "-" } else { "" };
+    let tokens = if is_over { one.tokens.to_string() } else { format!("{} of {}", one.tokens, one.max_tokens) };
+    let time =
+        |of: fn(&RequestTimes) -> f64| times(&one.stage).map_or_else(String::new, |times| milliseconds(of(times)));
+    let mut lines = vec![format!(
+        "{:<12}  {:<9}  {:>8}  {:>7}  {tokens:>11}  {:>10}  {:>10}  {}",
+        format!("{name}/{}", one.number),
+        one.stage.name(),
+        format!("{sign}{}", age(one.age_ms)),
+        one.prompt_tokens,
+        time(RequestTimes::ttft_ms),
+        time(RequestTimes::tpot_ms),
+        output::clean(&one.by)
+    )];
+    if let RequestStage::Failed(fault) = &one.stage {
+        lines.push(format!("{:<12}  {}", "", output::clean(&fault.to_string())));
     }
+    lines
 }
 
-fn age(ms: f64) -> String {
-    match ms / 1e3 {
+fn age(ms: u64) -> String {
+    match ms as f64 / 1e3 {
         seconds if seconds < 100.0 => format!("{seconds:.1} s"),
         seconds if seconds < 6000.0 => format!("{:.0} min", seconds / 60.0),
         seconds => format!("{:.0} h", seconds / 3600.0),
@@ -199,9 +196,9 @@ async fn end(options: Cancel) -> Result<u8, Failure> {
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
     let cluster = interrupts.end(async { Ok::<_, Failure>(Cluster::dial(&addresses).await) }).await?;
-    let session = cluster.nodes[find(&cluster, who)?].session()?;
-    let known = interrupts.end(inspect::requests(&session)).await?;
-    let one = known.running.iter().find(|one| one.number == *number);
+    let node = &cluster.nodes[find(&cluster, who)?];
+    let (session, report) = node.answer.as_ref().map_err(Clone::clone)?;
+    let one = report.traces.iter().find(|one| one.number == *number && !one.stage.is_over());
     let request = format!("{}/{number}", output::clean(who));
     let Some(one) = one else {
         let message = format!("no request {request} waits or runs");
@@ -213,7 +210,7 @@ async fn end(options: Cancel) -> Result<u8, Failure> {
     if !interrupts.end(options.consent.obtain(&what, &object, options.json)).await? {
         return Ok(0);
     }
-    interrupts.end(inspect::cancel(&session, *number)).await?;
+    interrupts.end(inspect::cancel(session, *number)).await?;
     if options.json {
         let mut object = object;
         object["cancelled"] = json!(true);

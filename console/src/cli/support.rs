@@ -173,8 +173,9 @@ async fn ask(
     let report = pretty(&super::status::object(&node.address, &answer));
     gathered.put(&format!("{name}/report.json"), Ok(report));
     gathered.put(&format!("{name}/settings.toml"), inspect::settings(session).await);
-    let requests = inspect::requests(session).await;
-    gathered.put(&format!("{name}/requests.json"), requests.map(|seen| pretty(&super::requests::object(name, &seen))));
+    let requests = node.answer.as_ref().map_err(Clone::clone);
+    let requests = requests.map(|(_, report)| pretty(&super::requests::object(name, &report.traces)));
+    gathered.put(&format!("{name}/requests.json"), requests);
     let records = records(session).await;
     gathered.put(&format!("{name}/all-reduces.json"), records.map(|list| json!(list).to_string()));
     let files = models::list(session).await;

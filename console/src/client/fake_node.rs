@@ -8,7 +8,7 @@ use shared::{
         connection::{Arrived, Door, MessageReader, MessageWriter, receive_hello, send_welcome, split},
         error::{Fault, FaultKind},
         handshake::{Identity, Welcome},
-        inspect::{HeadRequests, Inspect, Inspected, LogLevel, LogLine, LogLines, RequestPhase, RunningRequest},
+        inspect::{Inspect, Inspected, LogLevel, LogLine, LogLines},
         message::{
             FinishReason, Finished, ModelCard, Prepare, Request, RequestBody, Response, ResponseBody, TokenEvent,
             TokenLogprob, ToolFormat,
@@ -99,6 +99,7 @@ pub(crate) fn idle_report(name: &str) -> NodeReport {
         health: Health::default(),
         requests: 0,
         tokens: 0,
+        traces: Vec::new(),
         layers: Vec::new(),
         lateness: Vec::new(),
         collectives: None,
@@ -242,9 +243,6 @@ impl State {
                 };
                 vec![ResponseBody::Inspected(Box::new(Inspected::Log(lines)))]
             }
-            RequestBody::Inspect(Inspect::Requests) => {
-                vec![ResponseBody::Inspected(Box::new(Inspected::Requests(requests())))]
-            }
             RequestBody::Inspect(Inspect::Settings) => {
                 vec![ResponseBody::Inspected(Box::new(Inspected::Settings("name = \"pi1\"\n".into())))]
             }
@@ -293,14 +291,6 @@ fn card(model: String) -> ModelCard {
 fn log() -> Vec<LogLine> {
     let line = |number, level, text: &str| LogLine { number, unix_ms: 1000 * number, level, text: text.into() };
     vec![line(1, LogLevel::Info, "idle -> loading"), line(2, LogLevel::Warn, "the processor has 84.0 C")]
-}
-
-/// A head's requests: number 7 runs.
-fn requests() -> HeadRequests {
-    let (by, age) = ("ann@desk".to_owned(), Nanoseconds(1_500_000_000));
-    let running =
-        RunningRequest { number: 7, by, phase: RequestPhase::Decode, age, prompt_tokens: 3, tokens: 5, max_tokens: 64 };
-    HeadRequests { running: vec![running], ended: Vec::new() }
 }
 
 /// The end of a generation of [`TOKENS`] on two ranks.

@@ -1,9 +1,9 @@
-//! What a node tells beside its report: its log, the requests of a head, its settings; and ending somebody's request.
+//! What a node tells beside its report: its log, its settings; and ending somebody's request.
 use std::time::Duration;
 
 use shared::protocol::{
     error::Fault,
-    inspect::{HeadRequests, Inspect, Inspected, LogLevel, LogLines},
+    inspect::{Inspect, Inspected, LogLevel, LogLines},
     message::{RequestBody, ResponseBody},
 };
 
@@ -49,17 +49,6 @@ pub async fn whole_log(session: &Session, after: u64, level: LogLevel) -> Result
         (all.next, all.more) = (next.next, next.more);
     }
     Ok(all)
-}
-
-/// Requests that wait, run or ran on a node.
-///
-/// # Errors
-/// It does not answer.
-pub async fn requests(session: &Session) -> Result<HeadRequests, Fault> {
-    match inspect(session, Inspect::Requests, "its requests").await? {
-        Inspected::Requests(requests) => Ok(requests),
-        other => Err(another(session, other)),
-    }
 }
 
 /// A node's settings as TOML, without secrets.

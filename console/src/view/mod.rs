@@ -10,10 +10,10 @@ mod health;
 mod help;
 mod layers;
 mod node;
-mod nodes;
 mod prompt;
 mod requests;
 mod sync;
+mod tables;
 mod tabs;
 mod text;
 pub mod theme;
@@ -49,15 +49,15 @@ pub fn draw(state: &State, theme: &Theme, frame: &mut Frame) -> Extent {
     header::draw(state, theme, frame, header);
     extent.tabs = tabs::draw(state, theme, frame, tabs);
     match state.spot.page {
-        Page::Cluster => cluster::draw(state, theme, frame, page),
+        Page::Cluster => cluster::draw(state, theme, frame, page, &mut extent),
         Page::Topology => topology::draw(state, theme, frame, page),
         Page::Sync => {
             let shown = sync::draw(state, theme, frame, page);
             (extent.sync_rows, extent.sync_height) = (shown.rows, shown.height);
         }
         Page::Generate => generate::draw(state, theme, frame, page, &mut extent),
-        Page::Requests => requests::draw(state, theme, frame, page),
-        Page::Events => events::draw(state, theme, frame, page),
+        Page::Requests => requests::draw(state, theme, frame, page, &mut extent),
+        Page::Events => events::draw(state, theme, frame, page, &mut extent),
         Page::Node => node::draw(state, theme, frame, page, &mut extent),
     }
     footer::draw(state, theme, frame, footer);

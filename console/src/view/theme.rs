@@ -1,9 +1,7 @@
 //! Colours and attributes by what they mean. Without colour (`NO_COLOR`) the same meanings get attributes.
 use ratatui::style::{Color, Modifier, Style};
 
-use shared::telemetry::Severity;
-
-use crate::state::node::Standing;
+use crate::state::{node::Standing, table::Tone};
 
 /// A style for each meaning.
 #[derive(Clone, Copy, Debug)]
@@ -59,12 +57,14 @@ impl Theme {
         }
     }
 
-    /// The style of a finding or an event.
-    pub fn severity(&self, severity: Severity) -> Style {
-        match severity {
-            Severity::Note => self.plain,
-            Severity::Warning => self.warn,
-            Severity::Error => self.bad,
+    /// The style of a meaning.
+    pub fn tone(&self, tone: Tone) -> Style {
+        match tone {
+            Tone::Plain => self.plain,
+            Tone::Dim => self.dim,
+            Tone::Ok => self.ok,
+            Tone::Warn => self.warn,
+            Tone::Bad => self.bad,
         }
     }
 

@@ -57,7 +57,7 @@ impl Node {
         // A broken topology serves nobody: its memory is free for the next. Groups with roles come up together.
         if let Some(mut running) = self.running.take_if(|running| running.fault.is_some() || again) {
             let fault = self.fault_here(FaultKind::NodeLost { how: Loss::Left });
-            effects.extend(running.requests.fail_all(&fault, (&mut self.history, self.now)));
+            effects.extend(running.requests.fail_all(&fault));
             effects.push(Effect::StopEngine(running.assignment.epoch));
         }
         let assignment = Assignment {
@@ -153,7 +153,7 @@ impl Node {
         let mut effects = self.keep_committed();
         if let Some(mut running) = self.running.take() {
             let fault = self.fault_here(FaultKind::Superseded { epoch, by: self.latest_by.clone() });
-            effects.extend(running.requests.fail_all(&fault, (&mut self.history, self.now)));
+            effects.extend(running.requests.fail_all(&fault));
             effects.push(Effect::StopEngine(running.assignment.epoch));
         }
         if let Some(open) = &mut self.open {
@@ -173,8 +173,8 @@ impl Node {
         let Some(Open { assignment, phase: Phase::Connecting { commit: (session, id) }, .. }) = self.open.take() else {
             return Vec::new();
         };
-        self.running =
-            Some(Running { assignment, requests: Requests::default(), fault: None, peer_drains: None, kv: None });
+        let requests = Requests::new(self.now, self.requests_begun);
+        self.running = Some(Running { assignment, requests, fault: None, peer_drains: None, kv: None });
         vec![Effect::Respond { session, id, body: ResponseBody::Committed }]
     }
 }

@@ -7,7 +7,7 @@ use shared::{
         across::Across,
         bench::{Bench, BenchLinks},
         error::{Fault, Loss},
-        inspect::LogLevel,
+        inspect::Inspect,
         message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent, ToolFormat},
         models::ModelsRequest,
         pairing::Rekey,
@@ -177,23 +177,14 @@ pub enum Effect {
         /// The request.
         id: RequestId,
     },
-    /// Send lines of the log.
-    Log {
+    /// Send lines of the log, or the settings that count.
+    Inspect {
         /// The session.
         session: SessionId,
         /// The request.
         id: RequestId,
-        /// Only lines with a higher number.
-        after: u64,
-        /// Only lines as severe as this.
-        level: LogLevel,
-    },
-    /// Send the settings that count, without secrets.
-    Settings {
-        /// The session.
-        session: SessionId,
-        /// The request.
-        id: RequestId,
+        /// Which.
+        what: Inspect,
     },
     /// Send reports at an interval.
     Watch {

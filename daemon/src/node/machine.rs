@@ -8,7 +8,7 @@ use shared::{
         message::{REPORT_INTERVAL_MS_MIN, Request, RequestBody, ResponseBody},
         recovery::Committed,
     },
-    telemetry::{KvUse, LoadProgress, NodeState},
+    telemetry::{KvUse, LoadProgress, NodeState, RequestReport},
     topology::{Exclusions, Member, Place, Rolling, Topology},
     units::Bytes,
 };
@@ -17,7 +17,7 @@ use super::{
     benching::Benches,
     event::{Effect, EngineCommand, Event, PeerDrain, SessionId},
     quorum::Voter,
-    requests::{History, Requests},
+    requests::Requests,
 };
 
 /// Most requests that run and wait on a head.
@@ -107,7 +107,8 @@ pub struct Node {
     /// What it ends with.
     pub(super) exit_code: i32,
     pub(super) tokens: u64,
-    pub(super) history: History,
+    /// Number of the latest request, whatever topology ran it.
+    pub(super) requests_begun: u64,
     pub(super) exclusions: Exclusions,
     pub(super) benches: Benches,
     /// What comes back after a loss.
@@ -159,7 +160,7 @@ impl Node {
             supervised,
             exit_code: 0,
             tokens: 0,
-            history: History::default(),
+            requests_begun: 0,
             exclusions,
             benches: Benches::default(),
             committed,
@@ -228,6 +229,12 @@ impl Node {
     /// Requests that run and wait.
     pub fn request_count(&self) -> u32 {
         self.running.as_ref().map_or(0, |running| running.requests.len() as u32)
+    }
+
+    /// The oldest requests under way and the last that are over.
+    pub fn traces(&self) -> Vec<RequestReport> {
+        let told = |running: &Running| running.requests.report(usize::from(running.assignment.topology.slots));
+        self.running.as_ref().map_or_else(Vec::new, told)
     }
 
     /// Tokens sampled since start.
@@ -327,7 +334,7 @@ impl Node {
             RequestBody::Restart => self.restart(session, id),
             RequestBody::Exclude(list) => self.exclude(session, id, &list),
             RequestBody::Bench(bench) => self.bench((session, id), by, *bench),
-            RequestBody::Inspect(what) => self.inspect(session, id, what),
+            RequestBody::Inspect(what) => vec![Effect::Inspect { session, id, what }],
             RequestBody::CancelRunning { number } => self.cancel_running((session, id), number),
             RequestBody::Recovery(ask) => self.recovery((session, id), *ask),
             RequestBody::Cancel => {
@@ -341,6 +348,9 @@ impl Node {
 
     fn tick(&mut self, now: Duration) -> Vec<Effect> {
         self.now = now;
+        if let Some(running) = &mut self.running {
+            running.requests.tick(now);
+        }
         let lease = self.patience.lease;
         let is_over = |open: &Open| matches!(open.phase, Phase::Prepared { since } if now >= since + lease);
         if self.open.as_ref().is_some_and(is_over) {
@@ -368,9 +378,7 @@ impl Node {
     /// The patience is over, or a second SIGTERM came: what runs fails by name.
     fn drain_ended(&mut self) -> Vec<Effect> {
         let fault = self.fault_here(FaultKind::DrainEnded);
-        let history = (&mut self.history, self.now);
-        let fail = |running: &mut Running| running.requests.fail_all(&fault, history);
-        let mut effects = self.running.as_mut().map_or(Vec::new(), fail);
+        let mut effects = self.running.as_mut().map_or(Vec::new(), |running| running.requests.fail_all(&fault));
         effects.extend(self.exit());
         effects
     }

@@ -2,9 +2,12 @@
 //! says. Owns who may assign, which epoch counts, and which requests run; never touches weights.
 mod assign;
 mod benching;
+pub mod breaker;
+#[cfg(test)]
+mod breaker_tests;
+mod cancel;
 pub mod driver;
 pub mod event;
-mod inspect;
 pub mod machine;
 mod models;
 mod operate;
@@ -16,6 +19,7 @@ mod recovery;
 mod recovery_tests;
 mod requests;
 mod serving;
+pub mod slowness;
 pub mod steward;
 #[cfg(test)]
 mod steward_tests;

@@ -144,7 +144,7 @@ impl Node {
         if let Some(running) = self.running.as_mut().filter(|running| running.assignment.epoch < epoch) {
             let kind = FaultKind::Superseded { epoch, by: "a vote of its members".into() };
             let fault = Fault::new(&self.name, kind);
-            effects = running.requests.fail_all(&fault, (&mut self.history, self.now));
+            effects = running.requests.fail_all(&fault);
             effects.push(Effect::StopEngine(running.assignment.epoch));
             self.running = None;
         }

@@ -1,5 +1,4 @@
-//! The requests that a head runs: which session and id each engine key belongs to, who asked, how far each is; and the latest that ended.
-//! Keys count over the node's life, so that a number names one request whatever topology runs.
+//! The requests that a head runs: which session and id each engine key belongs to, where each is, and the last that are over.
 use std::{
     collections::{BTreeMap, VecDeque},
     time::Duration,
@@ -7,83 +6,51 @@ use std::{
 
 use shared::{
     ids::RequestId,
-    latency::RequestTimes,
-    protocol::{
-        error::Fault,
-        inspect::{ENDED_MAX, EndedRequest, HeadRequests, RequestPhase, RunningRequest},
-        message::{FinishReason, ResponseBody},
-    },
-    units::Nanoseconds,
+    protocol::{error::Fault, message::ResponseBody},
+    telemetry::request::{BY_BYTES_MAX, OPEN_MAX, OVER_MAX, RequestReport, RequestStage},
 };
 
 use super::event::{Effect, SessionId};
 use crate::engine::RequestKey;
 
-/// Longest name of whoever asked, in bytes: kept with each request.
-const BY_BYTES_MAX: usize = 128;
-
-/// A request that was handed to the engine.
-#[derive(Clone, Debug)]
-struct Entry {
-    session: SessionId,
-    id: RequestId,
+/// A request under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Open {
+    asked: (SessionId, RequestId),
     by: String,
-    begun: Duration,
+    max_tokens: u32,
+    since: Duration,
     prompt_tokens: u32,
     tokens: u32,
-    max_tokens: u32,
 }
 
-impl Entry {
-    fn ended(self, key: RequestKey, body: &ResponseBody) -> Option<EndedRequest> {
-        let (reason, fault, times) = match body {
-            ResponseBody::Finished(finished) => (Some(finished.reason), None, finished.times),
-            ResponseBody::Failed(fault) => (None, Some(fault.to_string()), RequestTimes::default()),
-            // Timed links are no request of a text.
-            _ => return None,
-        };
-        let (number, by, tokens, ago) = (key.0, self.by, self.tokens, Nanoseconds(0));
-        Some(EndedRequest { number, by, ago, reason, fault, times, tokens })
-    }
+/// A request that is over: when it ended, and what is told of it.
+#[derive(Debug)]
+struct Over {
+    ended: Duration,
+    report: RequestReport,
 }
 
-/// What the node remembers of requests that ended, and how many there were.
-#[derive(Debug, Default)]
-pub(super) struct History {
-    latest: u64,
-    /// With the time at which each ended, oldest first.
-    ended: VecDeque<(Duration, EndedRequest)>,
-}
-
-impl History {
-    fn keep(&mut self, now: Duration, ended: EndedRequest) {
-        if self.ended.len() >= ENDED_MAX {
-            self.ended.pop_front();
-        }
-        self.ended.push_back((now, ended));
-    }
-
-    /// With the requests that run.
-    pub(super) fn seen(&self, running: Option<(&Requests, u16)>, now: Duration) -> HeadRequests {
-        let ended = self.ended.iter().map(|(then, ended)| EndedRequest { ago: since(*then, now), ..ended.clone() });
-        HeadRequests {
-            running: running.map(|(running, slots)| running.seen(slots, now)).unwrap_or_default(),
-            ended: ended.collect(),
-        }
-    }
-}
-
-fn since(then: Duration, now: Duration) -> Nanoseconds {
-    Nanoseconds(u64::try_from(now.saturating_sub(then).as_nanos()).unwrap_or(u64::MAX))
-}
-
-/// Requests handed to the engine and not yet ended.
+/// Requests handed to the engine and not yet ended, and the last that have.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
-    running: BTreeMap<RequestKey, Entry>,
+    latest: u64,
+    now: Duration,
+    running: BTreeMap<RequestKey, Open>,
+    over: VecDeque<Over>,
 }
 
 impl Requests {
+    /// `latest` is the number of the latest request of the node: a number names one request whatever topology runs.
+    pub(super) fn new(now: Duration, latest: u64) -> Self {
+        Self { now, latest, ..Self::default() }
+    }
+
+    /// Time goes on.
+    pub(super) fn tick(&mut self, now: Duration) {
+        self.now = now;
+    }
+
     pub(super) fn len(&self) -> usize {
         self.running.len()
     }
@@ -92,25 +59,16 @@ impl Requests {
         self.running.is_empty()
     }
 
-    pub(super) fn add(
-        &mut self,
-        (session, id): (SessionId, RequestId),
-        (by, max_tokens): (String, u32),
-        (history, now): (&mut History, Duration),
-    ) -> RequestKey {
-        history.latest += 1;
-        let key = RequestKey(history.latest);
-        let by = by.chars().scan(0, |bytes, letter| {
-            *bytes += letter.len_utf8();
-            (*bytes <= BY_BYTES_MAX).then_some(letter)
-        });
-        let entry = Entry { session, id, by: by.collect(), begun: now, prompt_tokens: 0, tokens: 0, max_tokens };
-        self.running.insert(key, entry);
+    pub(super) fn add(&mut self, asked: (SessionId, RequestId), (by, max_tokens): (String, u32)) -> RequestKey {
+        self.latest += 1;
+        let key = RequestKey(self.latest);
+        let by = bounded(&by).to_owned();
+        self.running.insert(key, Open { asked, by, max_tokens, since: self.now, prompt_tokens: 0, tokens: 0 });
         key
     }
 
     pub(super) fn key(&self, session: SessionId, id: RequestId) -> Option<RequestKey> {
-        self.running.iter().find(|(_, entry)| (entry.session, entry.id) == (session, id)).map(|(key, _)| *key)
+        self.running.iter().find(|(_, open)| open.asked == (session, id)).map(|(key, _)| *key)
     }
 
     /// The key with a number, if it runs.
@@ -119,73 +77,130 @@ impl Requests {
     }
 
     pub(super) fn keys_of(&self, session: SessionId) -> Vec<RequestKey> {
-        self.running.iter().filter(|(_, entry)| entry.session == session).map(|(key, _)| *key).collect()
+        self.running.iter().filter(|(_, open)| open.asked.0 == session).map(|(key, _)| *key).collect()
     }
 
     pub(super) fn respond(&mut self, key: RequestKey, body: ResponseBody) -> Option<Effect> {
-        let entry = self.running.get_mut(&key)?;
+        let open = self.running.get_mut(&key)?;
         match &body {
-            ResponseBody::Started { prompt_token_ids, .. } => {
-                entry.prompt_tokens = u32::try_from(prompt_token_ids.len()).unwrap_or(u32::MAX);
-            }
-            ResponseBody::Token(token) => entry.tokens += u32::from(token.id.is_some()),
+            ResponseBody::Started { prompt_token_ids, .. } => open.prompt_tokens = prompt_token_ids.len() as u32,
+            ResponseBody::Token(token) => open.tokens += u32::from(token.id.is_some()),
             _ => {}
         }
-        Some(Effect::Respond { session: entry.session, id: entry.id, body })
-    }
-
-    pub(super) fn end(
-        &mut self,
-        key: RequestKey,
-        body: ResponseBody,
-        (history, now): (&mut History, Duration),
-    ) -> Option<Effect> {
-        let entry = self.running.remove(&key)?;
-        let (session, id) = (entry.session, entry.id);
-        if let Some(ended) = entry.ended(key, &body) {
-            history.keep(now, ended);
-        }
+        let (session, id) = open.asked;
         Some(Effect::Respond { session, id, body })
     }
 
-    /// Nobody waits for its answer any more.
-    pub(super) fn forget(&mut self, key: RequestKey, (history, now): (&mut History, Duration)) {
-        let Some(entry) = self.running.remove(&key) else { return };
-        let (times, reason) = (RequestTimes::default(), Some(FinishReason::Cancelled));
-        let (number, by, tokens, ago) = (key.0, entry.by, entry.tokens, Nanoseconds(0));
-        history.keep(now, EndedRequest { number, by, ago, reason, fault: None, times, tokens });
+    pub(super) fn end(&mut self, key: RequestKey, body: ResponseBody) -> Option<Effect> {
+        let stage = match &body {
+            ResponseBody::Finished(finished) => Some(RequestStage::Finished(finished.reason, Box::new(finished.times))),
+            ResponseBody::Failed(fault) => Some(RequestStage::Failed(Box::new(fault.clone()))),
+            _ => None,
+        };
+        let effect = self.respond(key, body);
+        self.close(key, stage);
+        effect
+    }
+
+    /// Whoever asked is gone.
+    pub(super) fn forget(&mut self, key: RequestKey) {
+        self.close(key, Some(RequestStage::Abandoned));
     }
 
     /// Fails all of them.
-    pub(super) fn fail_all(&mut self, fault: &Fault, (history, now): (&mut History, Duration)) -> Vec<Effect> {
+    pub(super) fn fail_all(&mut self, fault: &Fault) -> Vec<Effect> {
         let keys: Vec<RequestKey> = self.running.keys().copied().collect();
-        let fail = |key| self.end(key, ResponseBody::Failed(fault.clone()), (&mut *history, now));
-        keys.into_iter().filter_map(fail).collect()
+        keys.into_iter().filter_map(|key| self.end(key, ResponseBody::Failed(fault.clone()))).collect()
     }
 
-    /// Oldest first. Places are given in the order of arrival: who has no token and no place left waits.
-    fn seen(&self, slots: u16, now: Duration) -> Vec<RunningRequest> {
-        let decoding = self.running.values().filter(|entry| entry.tokens > 0).count();
-        let mut free = usize::from(slots).saturating_sub(decoding);
-        let seen = |(key, entry): (&RequestKey, &Entry)| {
-            let phase = match entry.tokens {
-                0 if free == 0 || entry.prompt_tokens == 0 => RequestPhase::Queued,
-                0 => {
-                    free -= 1;
-                    RequestPhase::Prefill
-                }
-                _ => RequestPhase::Decode,
-            };
-            RunningRequest {
-                number: key.0,
-                by: entry.by.clone(),
-                phase,
-                age: since(entry.begun, now),
-                prompt_tokens: entry.prompt_tokens,
-                tokens: entry.tokens,
-                max_tokens: entry.max_tokens,
-            }
-        };
-        self.running.iter().map(seen).collect()
+    /// Those under way, the oldest first, then those that are over, the latest first. `slots` of them can run at a time.
+    pub(super) fn report(&self, slots: usize) -> Vec<RequestReport> {
+        // Slots are given in the order in which requests came.
+        let open = self.running.iter().take(OPEN_MAX).enumerate().map(|(place, (key, open))| RequestReport {
+            number: key.0,
+            by: open.by.clone(),
+            max_tokens: open.max_tokens,
+            stage: match (open.tokens, place < slots) {
+                (0, false) => RequestStage::Queued,
+                (0, true) => RequestStage::Prefill,
+                _ => RequestStage::Decoding,
+            },
+            age_ms: self.age(open.since),
+            prompt_tokens: open.prompt_tokens,
+            tokens: open.tokens,
+        });
+        let over =
+            self.over.iter().rev().map(|over| RequestReport { age_ms: self.age(over.ended), ..over.report.clone() });
+        open.chain(over).collect()
+    }
+
+    fn age(&self, since: Duration) -> u64 {
+        self.now.saturating_sub(since).as_millis() as u64
+    }
+
+    /// Takes a request out; with a stage it is kept among those that are over.
+    fn close(&mut self, key: RequestKey, stage: Option<RequestStage>) {
+        let Some((open, stage)) = self.running.remove(&key).zip(stage) else { return };
+        if self.over.len() == OVER_MAX {
+            self.over.pop_front();
+        }
+        let (prompt_tokens, tokens) = (open.prompt_tokens, open.tokens);
+        let (by, max_tokens) = (open.by, open.max_tokens);
+        let report = RequestReport { number: key.0, by, stage, age_ms: 0, prompt_tokens, tokens, max_tokens };
+        self.over.push_back(Over { ended: self.now, report });
+    }
+}
+
+/// The beginning of a name, as far as it is told.
+fn bounded(by: &str) -> &str {
+    &by[..by.floor_char_boundary(BY_BYTES_MAX)]
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::protocol::{error::FaultKind, message::TokenEvent};
+
+    use super::*;
+
+    fn token() -> ResponseBody {
+        ResponseBody::Token(TokenEvent { id: Some(1), text: "x".into(), logprobs: Vec::new() })
+    }
+
+    fn told(requests: &Requests, slots: usize) -> Vec<(u64, &'static str, u64, u32)> {
+        let tell = |report: &RequestReport| (report.number, report.stage.name(), report.age_ms, report.tokens);
+        requests.report(slots).iter().map(tell).collect()
+    }
+
+    #[test]
+    fn a_report_tells_who_decodes_who_waits_and_how_the_last_ones_ended() {
+        let mut requests = Requests::new(Duration::from_secs(1), 0);
+        let keys: Vec<RequestKey> =
+            (0..4).map(|id| requests.add((SessionId(1), RequestId(id)), ("ann".into(), 9))).collect();
+        requests.tick(Duration::from_secs(3));
+        requests.respond(keys[0], token());
+        assert_eq!(
+            told(&requests, 2),
+            [(1, "decoding", 2000, 1), (2, "prefill", 2000, 0), (3, "queued", 2000, 0), (4, "queued", 2000, 0)]
+        );
+        requests.forget(keys[1]);
+        requests.fail_all(&Fault::new("pi1", FaultKind::Draining));
+        requests.tick(Duration::from_secs(4));
+        assert_eq!(
+            told(&requests, 2),
+            [(4, "failed", 1000, 0), (3, "failed", 1000, 0), (1, "failed", 1000, 1), (2, "abandoned", 1000, 0)]
+        );
+    }
+
+    #[test]
+    fn what_is_told_is_bounded() {
+        let mut requests = Requests::default();
+        for id in 0..10 * OPEN_MAX as u64 {
+            requests.add((SessionId(1), RequestId(id)), ("\u{fc}".repeat(999), 9));
+        }
+        assert_eq!(requests.report(4).len(), OPEN_MAX);
+        assert!(requests.report(4).iter().all(|report| report.by.len() <= BY_BYTES_MAX));
+        requests.fail_all(&Fault::new("pi1", FaultKind::Draining));
+        assert_eq!(requests.report(4).len(), OVER_MAX);
+        assert_eq!(requests.report(4)[0].number, 10 * OPEN_MAX as u64);
     }
 }

@@ -94,7 +94,8 @@ impl Node {
             let reason = format!("request id {id} is in use on this session");
             return self.refuse(session, id, FaultKind::ParameterInvalid { reason });
         }
-        let key = running.requests.add((session, id), who, (&mut self.history, self.now));
+        let key = running.requests.add((session, id), who);
+        self.requests_begun = key.0;
         vec![Effect::Command(command(key))]
     }
 
@@ -102,7 +103,7 @@ impl Node {
         let Some(running) = self.running.as_mut().filter(|running| running.assignment.epoch == epoch) else {
             return Vec::new();
         };
-        let (requests, history) = (&mut running.requests, (&mut self.history, self.now));
+        let (requests) = (&mut running.requests);
         let effect = match progress {
             Progress::Started(key, prompt_token_ids, tool_format) => {
                 requests.respond(key, ResponseBody::Started { prompt_token_ids, tool_format })
@@ -111,14 +112,14 @@ impl Node {
                 self.tokens += u64::from(token.id.is_some());
                 requests.respond(key, ResponseBody::Token(token))
             }
-            Progress::Finished(key, finished) => requests.end(key, ResponseBody::Finished(*finished), history),
+            Progress::Finished(key, finished) => requests.end(key, ResponseBody::Finished(*finished)),
             Progress::Kv(kv) => {
                 running.kv = Some(kv);
                 None
             }
-            Progress::LinksBenched(key, found) => requests.end(key, ResponseBody::BenchedLinks(found), history),
+            Progress::LinksBenched(key, found) => requests.end(key, ResponseBody::BenchedLinks(found)),
             Progress::Across(replica, message) => Some(Effect::SendAcross(replica, message)),
-            Progress::Refused(key, fault) => requests.end(key, ResponseBody::Failed(fault), history),
+            Progress::Refused(key, fault) => requests.end(key, ResponseBody::Failed(fault)),
             Progress::Broken { rank: Some(rank), .. } => return self.peer_lost(epoch, rank, Loss::Reset),
             Progress::Broken { rank: None, reason } => {
                 let fault = self.fault_here(FaultKind::Internal { reason });
@@ -161,13 +162,13 @@ impl Node {
         if self.exclusions.of(&self.name, "").is_some()
             && let Some(mut running) = self.running.take_if(|running| running.fault.is_none())
         {
-            let mut effects = running.requests.fail_all(&fault, (&mut self.history, self.now));
+            let mut effects = running.requests.fail_all(&fault);
             effects.push(Effect::StopEngine(running.assignment.epoch));
             effects.extend(self.leave_if_drained());
             return effects;
         }
         let Some(running) = self.running.as_mut().filter(|running| running.fault.is_none()) else { return Vec::new() };
-        let mut effects = running.requests.fail_all(&fault, (&mut self.history, self.now));
+        let mut effects = running.requests.fail_all(&fault);
         effects.push(Effect::AbortEngine(running.assignment.epoch));
         running.fault = Some(fault);
         effects.extend(self.leave_if_drained());
@@ -191,7 +192,7 @@ impl Node {
         let Some(running) = &mut self.running else { return effects };
         let keys = running.requests.keys_of(session);
         let end = |key| {
-            let respond = running.requests.end(key, ResponseBody::Failed(fault.clone()), (&mut self.history, self.now));
+            let respond = running.requests.end(key, ResponseBody::Failed(fault.clone()));
             respond.into_iter().chain([Effect::Command(EngineCommand::Cancel(key))])
         };
         effects.extend(keys.into_iter().flat_map(end));
@@ -202,7 +203,7 @@ impl Node {
         let Some(running) = &mut self.running else { return Vec::new() };
         let keys = running.requests.keys_of(session);
         let cancel = |key| {
-            running.requests.forget(key, (&mut self.history, self.now));
+            running.requests.forget(key);
             Effect::Command(EngineCommand::Cancel(key))
         };
         let mut effects: Vec<Effect> = keys.into_iter().map(cancel).collect();

@@ -356,38 +356,24 @@ fn a_node_that_is_out_lets_its_shard_go_when_the_others_do() {
 }
 
 #[test]
-fn requests_are_told_with_who_asked_and_anybody_may_end_one_by_its_number() {
-    use shared::protocol::inspect::{Inspect, Inspected, RequestPhase};
+fn anybody_may_end_a_request_by_the_number_that_reports_tell() {
     let mut node = running();
-    let seen = |node: &mut Node| {
-        let effects = ask(node, OTHER, 9, RequestBody::Inspect(Inspect::Requests));
-        let [Effect::Respond { body: ResponseBody::Inspected(seen), .. }] = &effects[..] else {
-            panic!("one answer: {effects:?}")
-        };
-        let Inspected::Requests(seen) = &**seen else { panic!("{seen:?}") };
-        seen.clone()
-    };
-    (1..=5).for_each(|id| drop(generate(&mut node, CONSOLE, id)));
-    for number in 1..=5 {
-        let started = Progress::Started(RequestKey(number), vec![1, 2], Default::default());
-        node.handle(Event::Engine(Epoch(4), started));
-    }
-    let token = shared::protocol::message::TokenEvent { id: Some(7), text: "x".into(), logprobs: Vec::new() };
-    node.handle(Event::Engine(Epoch(4), Progress::Token(RequestKey(1), token)));
-    let running = seen(&mut node).running;
-    let phases: Vec<RequestPhase> = running.iter().map(|one| one.phase).collect();
-    let (prefill, decode) = (RequestPhase::Prefill, RequestPhase::Decode);
-    assert_eq!(phases, [decode, prefill, prefill, prefill, RequestPhase::Queued], "four slots");
-    assert_eq!((running[0].by.as_str(), running[0].prompt_tokens, running[0].tokens), ("console 1", 2, 1));
-
-    let effects = ask(&mut node, OTHER, 10, RequestBody::CancelRunning { number: 2 });
+    (1..=2).for_each(|id| drop(generate(&mut node, CONSOLE, id)));
+    let told: Vec<(u64, String)> = node.traces().into_iter().map(|one| (one.number, one.by)).collect();
+    assert_eq!(told, [(1, "console 1".to_owned()), (2, "console 1".to_owned())]);
+    let cancel = |node: &mut Node, number| ask(node, OTHER, 10, RequestBody::CancelRunning { number });
+    let effects = cancel(&mut node, 2);
     assert_eq!(effects[0], Effect::Command(EngineCommand::Cancel(RequestKey(2))));
-    assert!(matches!(
-        failure(&ask(&mut node, OTHER, 11, RequestBody::CancelRunning { number: 99 })),
-        Some(FaultKind::ParameterInvalid { .. })
-    ));
-    node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Reset));
-    let after = seen(&mut node);
-    assert_eq!((after.running.len(), after.ended.len()), (0, 5), "what was lost is remembered");
-    assert!(after.ended[0].fault.as_ref().is_some_and(|fault| fault.contains("pi2")));
+    assert!(matches!(failure(&cancel(&mut node, 99)), Some(FaultKind::ParameterInvalid { .. })));
+    finished(&mut node, 2);
+    assert!(matches!(failure(&cancel(&mut node, 2)), Some(FaultKind::ParameterInvalid { .. })), "it is over");
+    // A number that another topology gave names nothing here.
+    assert!(matches!(prepare(&mut node, CONSOLE, 4, 5)[..], [Effect::Load(_)]));
+    let hash = topology(2).hash();
+    node.handle(Event::Loaded(Epoch(5), Ok(Bytes(5))));
+    node.handle(Event::Persisted(Epoch(5), Ok(())));
+    ask(&mut node, CONSOLE, 12, RequestBody::Commit { epoch: Epoch(5), hash });
+    node.handle(Event::Connected(Epoch(5), Ok(())));
+    generate(&mut node, CONSOLE, 3);
+    assert_eq!(node.traces().iter().map(|one| one.number).collect::<Vec<_>>(), [3]);
 }

@@ -1,8 +1,6 @@
-//! What an operator looks at on a node beside its report: the latest lines of its log, the requests of a head, its settings.
+//! What an operator looks at on a node beside its report: the latest lines of its log, its settings.
 //! Everything is bounded; a prompt's text and a key are in none of it.
 use serde::{Deserialize, Serialize};
-
-use crate::{latency::RequestTimes, protocol::message::FinishReason, units::Nanoseconds};
 
 /// Most lines of a log that a node keeps.
 pub const LOG_LINES_MAX: usize = 4096;
@@ -12,8 +10,6 @@ pub const LOG_BYTES_MAX: usize = 1 << 20;
 pub const LOG_LINE_BYTES_MAX: usize = 2048;
 /// Most lines of a log in one answer.
 pub const LOG_ANSWER_LINES_MAX: usize = 512;
-/// Ended requests that a head keeps.
-pub const ENDED_MAX: usize = 64;
 
 /// What is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,8 +21,6 @@ pub enum Inspect {
         /// Only lines that are as severe as this, or more.
         level: LogLevel,
     },
-    /// Requests that wait, run, or ran (heads only; elsewhere there are none). Answered by `Inspected::Requests`.
-    Requests,
     /// The settings that count, without secrets. Answered by `Inspected::Settings`.
     Settings,
 }
@@ -36,8 +30,6 @@ pub enum Inspect {
 pub enum Inspected {
     /// Lines of the log.
     Log(LogLines),
-    /// Requests of a head.
-    Requests(HeadRequests),
     /// Settings as TOML; whatever is secret reads `"(left out)"`.
     Settings(String),
 }
@@ -105,74 +97,4 @@ pub struct LogLines {
     pub next: u64,
     /// There are more already.
     pub more: bool,
-}
-
-/// How far a request has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RequestPhase {
-    /// It waits for a place.
-    Queued,
-    /// Its prompt is computed.
-    Prefill,
-    /// It samples.
-    Decode,
-}
-
-impl RequestPhase {
-    /// In lower case.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-        }
-    }
-}
-
-/// A request that waits or runs on a head.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RunningRequest {
-    /// Its number on this head since the daemon's start: what `CancelRunning` takes.
-    pub number: u64,
-    /// Who asked.
-    pub by: String,
-    /// How far it is.
-    pub phase: RequestPhase,
-    /// Since it was received, by the head's clock (known to 50 ms).
-    pub age: Nanoseconds,
-    /// Tokens of its prompt; 0 before they are counted.
-    pub prompt_tokens: u32,
-    /// Tokens of its answer so far.
-    pub tokens: u32,
-    /// Most tokens of its answer.
-    pub max_tokens: u32,
-}
-
-/// A request that is over.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EndedRequest {
-    /// Its number on this head.
-    pub number: u64,
-    /// Who asked.
-    pub by: String,
-    /// How long ago it ended, by the head's clock (known to 50 ms).
-    pub ago: Nanoseconds,
-    /// Why it ended; `None`: it failed.
-    pub reason: Option<FinishReason>,
-    /// What it failed of.
-    pub fault: Option<String>,
-    /// Its times.
-    pub times: RequestTimes,
-    /// Tokens of its answer.
-    pub tokens: u32,
-}
-
-/// The requests of a head.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeadRequests {
-    /// Waiting and running ones, oldest first.
-    pub running: Vec<RunningRequest>,
-    /// Ended ones, oldest first, at most [`ENDED_MAX`].
-    pub ended: Vec<EndedRequest>,
 }

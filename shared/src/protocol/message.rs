@@ -92,11 +92,11 @@ pub enum RequestBody {
     BenchLinks(BenchLinks),
     /// Of nodes that bring a topology back, and of consoles that help them. Answered by `Recovery`.
     Recovery(Box<RecoveryAsk>),
-    /// Look at the node's log, requests or settings. Answered by `Inspected`.
+    /// Look at the node's log or settings. Answered by `Inspected`.
     Inspect(Inspect),
     /// Cancel a request of whoever asked for it (heads only). Answered by `Cancelling`.
     CancelRunning {
-        /// Its number, as `Inspect` told it.
+        /// Its number, as reports tell it.
         number: u64,
     },
 }

@@ -30,7 +30,6 @@ use shared::{
         error::{Fault, FaultKind},
         handshake::{Identity, Purpose},
         message::{Request, RequestBody, Response, ResponseBody},
-        pairing::Rekey,
     },
     telemetry::{Health, NodeState},
     topology::Exclusions,
@@ -56,12 +55,12 @@ use super::{
     Effect, Event, Node, Progress, SessionId,
     event::Record,
     machine::{Beginning, Patience},
+    slowness::Slowness,
 };
 use crate::{
     config::Config,
     health::{Monitor, memory},
     kernels::Kernels,
-    keys,
 };
 
 /// Responses that may wait for a session's socket; a reader that is further behind is cut off.
@@ -131,6 +130,7 @@ pub struct Driver {
     attempts: u64,
     /// Where other nodes said that they listen.
     heard: BTreeMap<String, String>,
+    slowness: Slowness,
     draining: bool,
     exit: Option<i32>,
 }
@@ -170,6 +170,7 @@ impl Driver {
             elsewhere: (config.prefill_elsewhere_from as usize, config.transfer_at_end),
             inputs: inputs.clone(),
         };
+        let slowness = Slowness::new(config.recovery.exclude_slow);
         let driver = Self {
             node: Node::new(beginning, patience(&config)),
             around,
@@ -189,6 +190,7 @@ impl Driver {
             started: Instant::now(),
             attempts: 0,
             heard: BTreeMap::new(),
+            slowness,
             draining: false,
             exit: None,
         };
@@ -364,8 +366,7 @@ impl Driver {
                 self.respond(session, id, body).await;
             }
             Effect::Records { session, id } => self.records(session, id).await,
-            Effect::Log { session, id, after, level } => self.log_lines((session, id), after, level).await,
-            Effect::Settings { session, id } => self.settings(session, id).await,
+            Effect::Inspect { session, id, what } => self.inspect(session, id, what).await,
             Effect::Rekey { session, id, rekey } => self.rekey(session, id, *rekey),
             Effect::Watch { session, id, interval } => self.watch(session, id, interval).await,
             Effect::Identify { session, id, model } => self.identify(session, id, model),
@@ -461,22 +462,6 @@ impl Driver {
         }
         let cursor = 0;
         self.watchers.push(Watcher { session, id, interval, next: Instant::now(), cursor });
-    }
-
-    fn rekey(&self, session: SessionId, id: RequestId, rekey: Rekey) {
-        let Some(responses) = self.sessions.get(&session).cloned() else { return };
-        let config = Arc::clone(&self.config);
-        tokio::spawn(async move {
-            let name = config.name.clone();
-            let taken = spawn_blocking(move || keys::take(&rekey, &config)).await;
-            let taken = taken.unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() }));
-            let body = match taken {
-                Ok(fingerprint) => ResponseBody::Rekeyed { fingerprint },
-                Err(kind) => ResponseBody::Failed(Fault::new(&name, kind)),
-            };
-            // A session that is gone or full needs no answer.
-            let _ = responses.try_send(Response { id, body });
-        });
     }
 }
 
