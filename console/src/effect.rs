@@ -1,7 +1,7 @@
 //! What an update wants done outside of the state. Plain values; `run` performs them.
 use shared::protocol::message::Generate;
 
-pub use crate::wanted::Wanted;
+pub use crate::{order::Order, wanted::Wanted};
 
 /// Something to be done.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,17 +22,8 @@ pub enum Effect {
         /// The request.
         generate: Box<Generate>,
     },
-    /// Restart these nodes one after the other.
-    Restart(Vec<usize>),
-    /// End the restart before its next node.
-    StopRestart,
-    /// Take a node out, or in again.
-    Exclude {
-        /// Place of the node in the list.
-        node: usize,
-        /// Why; `None`: in again.
-        reason: Option<String>,
-    },
+    /// Do what an operator ordered.
+    Operate(Order),
     /// Cancel the running generation.
     Cancel,
     /// End with this exit code.

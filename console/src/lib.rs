@@ -9,6 +9,7 @@ pub mod event;
 mod fixtures;
 pub mod http;
 pub mod keymap;
+pub mod order;
 pub mod proxy;
 pub mod run;
 pub mod state;

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use crate::{
-    effect::{Effect, Wanted},
+    effect::{Effect, Order, Wanted},
     event::{ClientEvent, Event, GenerateEvent, Signal},
     keymap::{Key, KeyCode},
     state::{GenerateDefaults, State},
@@ -49,6 +49,8 @@ pub struct DashboardOptions {
     pub prompt: String,
     /// What each generation asks for.
     pub defaults: GenerateDefaults,
+    /// It only looks: nothing is ever ordered.
+    pub readonly: bool,
 }
 
 /// The nodes as the dashboard commands them. Commands return at once; what comes of them arrives as events.
@@ -59,12 +61,8 @@ pub trait Nodes {
     fn generate(&self, head: usize, generate: Generate);
     /// Cancels the running generation.
     fn cancel(&self);
-    /// Restarts these nodes one after the other.
-    fn restart(&self, which: Vec<usize>);
-    /// Ends a restart before its next node.
-    fn stop_restart(&self);
-    /// Takes a node out, with a reason, or in again.
-    fn exclude(&self, node: usize, reason: Option<String>);
+    /// Does what an operator ordered.
+    fn operate(&self, order: Order);
 }
 
 /// Runs the dashboard until it is quit; returns the exit code. `connect` starts the client that sends to the channel.
@@ -79,7 +77,9 @@ pub async fn dashboard<N: Nodes>(
     let signals = Signals::listen()?;
     let screen = Screen::enter()?;
     let (sender, events) = mpsc::channel(CLIENT_EVENTS_MAX);
-    let mut state = State::new(&options.nodes, options.wanted, &options.prompt, options.defaults);
+    let wanted = options.wanted.filter(|_| !options.readonly);
+    let mut state = State::new(&options.nodes, wanted, &options.prompt, options.defaults);
+    state.readonly = options.readonly;
     state.clock_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
     let mut driver = Driver {
         state,
@@ -147,9 +147,7 @@ impl<N: Nodes> Driver<N> {
                 }
                 Effect::Assign { wanted, members } => self.nodes.assign(wanted, members),
                 Effect::Generate { head, generate } => self.nodes.generate(head, *generate),
-                Effect::Restart(which) => self.nodes.restart(which),
-                Effect::StopRestart => self.nodes.stop_restart(),
-                Effect::Exclude { node, reason } => self.nodes.exclude(node, reason),
+                Effect::Operate(order) => self.nodes.operate(order),
                 Effect::Cancel => self.nodes.cancel(),
                 Effect::Quit(code) => self.exit = Some(code),
             }
@@ -279,7 +277,8 @@ mod tests {
         assert_eq!(press(TerminalCode::Char('G'), shift), Some(Action::Bottom));
         assert_eq!(press(TerminalCode::BackTab, shift), Some(Action::FocusPrevious));
         assert_eq!(press(TerminalCode::Tab, none), Some(Action::FocusNext));
-        assert_eq!(press(TerminalCode::Char('c'), none), None);
+        assert_eq!(press(TerminalCode::Char('c'), none), Some(Action::Cordon));
+        assert_eq!(press(TerminalCode::Char('z'), none), None);
     }
 
     #[test]

@@ -1,16 +1,20 @@
 //! The state as a picture: what is where at which size. Reads the state, changes nothing.
 mod cluster;
+mod compare;
 mod dialog;
 mod events;
 mod footer;
+mod form;
 pub mod format;
 mod generate;
 mod header;
 mod health;
+mod heat;
 mod help;
 mod layers;
 mod node;
 mod prompt;
+mod question;
 mod requests;
 mod sync;
 mod tables;
@@ -18,6 +22,7 @@ mod tabs;
 mod text;
 pub mod theme;
 mod topology;
+mod waterfall;
 mod widgets;
 
 use ratatui::{
@@ -69,4 +74,10 @@ pub fn draw(state: &State, theme: &Theme, frame: &mut Frame) -> Extent {
 }
 
 #[cfg(test)]
+mod generate_tests;
+#[cfg(test)]
+mod operate_tests;
+#[cfg(test)]
 mod snapshot_tests;
+#[cfg(test)]
+mod sync_tests;

@@ -1,7 +1,7 @@
 //! The request of somebody else that an operator ends.
 use shared::{
     ids::RequestId,
-    protocol::{error::FaultKind, inspect::Inspect, message::ResponseBody},
+    protocol::{error::FaultKind, message::ResponseBody},
 };
 
 use super::{

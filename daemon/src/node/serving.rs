@@ -103,7 +103,7 @@ impl Node {
         let Some(running) = self.running.as_mut().filter(|running| running.assignment.epoch == epoch) else {
             return Vec::new();
         };
-        let (requests) = (&mut running.requests);
+        let requests = &mut running.requests;
         let effect = match progress {
             Progress::Started(key, prompt_token_ids, tool_format) => {
                 requests.respond(key, ResponseBody::Started { prompt_token_ids, tool_format })
