@@ -292,6 +292,9 @@ pub(super) struct Demo {
     /// Print a text and a profile and exit; the default where there is no terminal
     #[arg(long)]
     pub(super) once: bool,
+    /// Go through what can be seen and what can go wrong, step by step; exit code 1 if a step was not seen
+    #[arg(long, conflicts_with_all = ["nodes", "topology"])]
+    pub(super) tour: bool,
     /// The text to complete
     #[arg(long, default_value = "ROMEO:")]
     pub(super) prompt: String,
@@ -460,7 +463,7 @@ pub(super) enum Topology {
     /// Say what a topology file would give every node, without loading anything
     Check(TopologyFile),
     /// Assign what a topology file says
-    Assign(AssignFile),
+    Assign(super::topology::AssignFile),
     /// Let the members that answer go on without those that are lost, where they are no majority
     TakeOver(super::node::TakeOver),
 }
@@ -474,15 +477,6 @@ pub(super) struct TopologyFile {
     /// Print an object
     #[arg(long)]
     pub(super) json: bool,
-}
-
-/// A topology file that is assigned.
-#[derive(Clone, Debug, Args)]
-pub(super) struct AssignFile {
-    #[command(flatten)]
-    pub(super) file: TopologyFile,
-    #[command(flatten)]
-    pub(super) consent: Consent,
 }
 
 impl Topology {

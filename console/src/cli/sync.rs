@@ -52,6 +52,22 @@ struct Of {
     records: Vec<SyncRecord>,
 }
 
+/// The node that holds the others up in the steps since the look before, with the reason in a sentence.
+///
+/// # Errors
+/// No topology runs.
+pub(super) async fn straggler(
+    cluster: &Cluster,
+    seen: &mut BTreeMap<String, u64>,
+) -> Result<Option<(String, String)>, Failure> {
+    let members = members(cluster, seen).await?;
+    let found = Picture::of(cluster, &members)?.straggler;
+    Ok(found.map(|found| {
+        let of = &members[found.member];
+        (of.name.clone(), output::clean(&found.sentence(&of.name, &of.health)))
+    }))
+}
+
 /// What each member recorded since it was asked before; one that does not answer has no records.
 async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<Vec<Of>, Failure> {
     let (topology, _) = running(cluster)?;

@@ -2,6 +2,7 @@
 use std::{io::Read, path::Path, sync::Arc};
 
 use anyhow::Context;
+use clap::Args;
 use serde_json::{Value, json};
 use shared::{
     ids::MemberIndex,
@@ -15,6 +16,7 @@ use shared::{
 
 use super::{
     Failure,
+    confirm::Consent,
     generate::{assign_and_tell, open},
     interrupts::Interrupts,
     look::{Look, Seen, look_at},
@@ -29,6 +31,15 @@ use crate::{
     topology_file::{FILE_BYTES_MAX, FileError, TopologyFile},
     wanted::Wanted,
 };
+
+/// A topology file that is assigned.
+#[derive(Clone, Debug, Args)]
+pub(super) struct AssignFile {
+    #[command(flatten)]
+    pub(super) file: options::TopologyFile,
+    #[command(flatten)]
+    pub(super) consent: Consent,
+}
 
 /// Runs the command.
 pub(super) async fn run(options: options::Topology) -> Result<u8, Failure> {
@@ -168,9 +179,9 @@ impl Row {
     }
 }
 
-async fn assign(options: &options::AssignFile) -> Result<u8, Failure> {
+async fn assign(options: &AssignFile) -> Result<u8, Failure> {
     options.consent.check()?;
-    let options::AssignFile { file: options, consent } = options;
+    let AssignFile { file: options, consent } = options;
     let (nodes, wanted) = read(&options.file)?;
     let sessions = open(&nodes).await?;
     let names: Vec<String> = sessions.iter().map(|session| output::clean(&session.identity.name)).collect();
