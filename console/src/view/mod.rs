@@ -74,6 +74,8 @@ pub fn draw(state: &State, theme: &Theme, frame: &mut Frame) -> Extent {
 }
 
 #[cfg(test)]
+mod document_tests;
+#[cfg(test)]
 mod generate_tests;
 #[cfg(test)]
 mod operate_tests;
