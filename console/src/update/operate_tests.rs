@@ -340,7 +340,16 @@ fn an_exclusion_that_failed_says_why_and_gives_the_keys_back() {
 
 #[test]
 fn a_request_of_anybody_is_ended_by_its_number_and_one_that_is_over_is_not() {
-    let trace = |number, stage| RequestReport { number, stage, age_ms: 900, prompt_tokens: 9, tokens: 120 };
+    let by = "me@here".to_owned();
+    let trace = |number, stage| RequestReport {
+        number,
+        by: by.clone(),
+        stage,
+        age_ms: 900,
+        prompt_tokens: 9,
+        tokens: 120,
+        max_tokens: 400,
+    };
     let over = RequestStage::Failed(Box::new(Fault::new("pi1", FaultKind::Draining)));
     let mut story = ready();
     let traces = vec![trace(6, over), trace(7, RequestStage::Decoding)];
