@@ -1,11 +1,13 @@
 //! Everything that can happen to the dashboard. Plain values: keys are our own, time is the time since the start.
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 pub use crate::client::event::{AssignEvent, ClientEvent, GenerateEvent, OperateEvent, RestartStep};
 use crate::{keymap::Key, state::Extent};
 
 /// Something that happened.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// A key was pressed.
     Key(Key),
@@ -27,7 +29,7 @@ pub enum Event {
 }
 
 /// What asked the process to end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Signal {
     /// SIGHUP, or the terminal is gone.
     HangUp,

@@ -1,10 +1,12 @@
 //! The one table of keys: what update obeys, what the help page and the footer show. Knows no terminal library.
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::state::Focus;
 
 /// A key without its modifiers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys are named as they are on a keyboard")]
 pub enum KeyCode {
     Char(char),
@@ -25,7 +27,7 @@ pub enum KeyCode {
 }
 
 /// A key press. A shifted letter is its capital; shift counts only for keys that print nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Key {
     /// The key.
     pub code: KeyCode,

@@ -9,6 +9,7 @@ mod fixtures;
 pub mod http;
 pub mod keymap;
 pub mod proxy;
+pub mod recording;
 pub mod run;
 pub mod state;
 pub mod terminal;

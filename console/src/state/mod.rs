@@ -9,6 +9,8 @@ pub mod standing;
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use shared::{
     ids::{Epoch, MemberIndex},
     latency::ratio,
@@ -30,7 +32,7 @@ use crate::{
 };
 
 /// What of a frame scrolls, and how much of it is seen: the view tells the state after drawing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
     /// Lines of text, wrapped.
     pub text_lines: usize,
@@ -116,7 +118,7 @@ pub enum TextScroll {
 }
 
 /// What every generation from the prompt box asks for.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GenerateDefaults {
     /// Most tokens.
     pub max_tokens: u32,
