@@ -50,6 +50,7 @@ impl Story {
     /// Another start.
     pub(crate) fn with(mut state: State) -> Self {
         state.extent = Extent {
+            tabs: Default::default(),
             text_lines: 9,
             text_height: 3,
             layers_height: 2,

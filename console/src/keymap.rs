@@ -3,7 +3,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::state::Focus;
+use crate::state::{Focus, Page, Spot};
 
 /// A key without its modifiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +62,11 @@ impl Key {
         Self { control: true, ..Self::plain(code) }
     }
 
+    /// Whether it writes a letter where text is typed.
+    pub fn types(self) -> bool {
+        matches!(self.code, KeyCode::Char(_)) && !self.control && !self.alt
+    }
+
     const fn with_shift(code: KeyCode) -> Self {
         Self { shift: true, ..Self::plain(code) }
     }
@@ -104,8 +109,10 @@ pub enum Action {
     AssignAgain,
     Restart,
     Exclude,
-    PageCluster,
-    PageSync,
+    Show(Page),
+    PageNext,
+    PagePrevious,
+    Open,
     SyncColumns,
     Up,
     Down,
@@ -141,23 +148,42 @@ pub enum Place {
     Panels,
     /// In the prompt box.
     Prompt,
+    /// On one page, outside of the prompt box.
+    On(Page),
 }
 
 impl Place {
+    /// In the order of the help page.
+    pub const ALL: [Self; 3 + Page::ALL.len()] = [
+        Self::Anywhere,
+        Self::Panels,
+        Self::Prompt,
+        Self::On(Page::Cluster),
+        Self::On(Page::Topology),
+        Self::On(Page::Sync),
+        Self::On(Page::Generate),
+        Self::On(Page::Requests),
+        Self::On(Page::Events),
+        Self::On(Page::Node),
+    ];
+
     /// Heading on the help page.
-    pub fn title(self) -> &'static str {
+    pub fn title(self) -> String {
         match self {
-            Self::Anywhere => "Anywhere",
-            Self::Panels => "Outside of the prompt box",
-            Self::Prompt => "In the prompt box",
+            Self::Anywhere => "Anywhere (letters and digits alone: outside of the prompt box)".to_owned(),
+            Self::Panels => "Outside of the prompt box".to_owned(),
+            Self::Prompt => "In the prompt box".to_owned(),
+            Self::On(page) => format!("On the page {}", page.title()),
         }
     }
 
-    fn holds(self, focus: Focus) -> bool {
+    /// Whether a binding of this place holds there.
+    pub fn holds(self, spot: Spot) -> bool {
         match self {
             Self::Anywhere => true,
-            Self::Panels => focus != Focus::Prompt,
-            Self::Prompt => focus == Focus::Prompt,
+            Self::Panels => !spot.is_typing(),
+            Self::Prompt => spot.is_typing(),
+            Self::On(page) => page == spot.page && !spot.is_typing(),
         }
     }
 }
@@ -188,6 +214,10 @@ const fn bind(place: Place, keys: &'static [Key], action: Action, what: &'static
     Binding { place, keys, action, what, short }
 }
 
+const fn page(keys: &'static [Key], page: Page, what: &'static str) -> Binding {
+    bind(Place::Anywhere, keys, Action::Show(page), what, "")
+}
+
 const fn key(code: KeyCode) -> Key {
     Key::plain(code)
 }
@@ -195,7 +225,7 @@ const fn key(code: KeyCode) -> Key {
 /// All bindings. The first that holds for a key wins.
 pub const BINDINGS: &[Binding] = &{
     use KeyCode::*;
-    use Place::{Anywhere, Panels, Prompt};
+    use Place::{Anywhere, On, Panels, Prompt};
     [
         bind(Anywhere, &[Key::control('c')], Action::Interrupt, "cancel what is generated, else quit", ""),
         bind(
@@ -209,11 +239,18 @@ pub const BINDINGS: &[Binding] = &{
         bind(Anywhere, &[Key::with_shift(Tab)], Action::FocusPrevious, "to the previous panel", ""),
         bind(Panels, &[Key::character('q')], Action::Quit, "quit", "quit"),
         bind(Panels, &[Key::character('?'), key(Function(1))], Action::Help, "this help", "help"),
-        bind(Panels, &[Key::character('i'), key(Enter)], Action::FocusPrompt, "to the prompt box", ""),
+        page(&[Key::character('1'), Key::with_alt(Char('1'))], Page::Cluster, "the nodes, and how the cluster does"),
+        page(&[Key::character('2'), Key::with_alt(Char('2'))], Page::Topology, "what runs where"),
+        page(&[Key::character('3'), Key::with_alt(Char('3'))], Page::Sync, "all ranks side by side, the latest first"),
+        page(&[Key::character('4'), Key::with_alt(Char('4'))], Page::Generate, "prompt and text"),
+        page(&[Key::character('5'), Key::with_alt(Char('5'))], Page::Requests, "requests that run, wait and are over"),
+        page(&[Key::character('6'), Key::with_alt(Char('6'))], Page::Events, "what happened"),
+        page(&[Key::character('7'), Key::with_alt(Char('7'))], Page::Node, "one node: details, layers"),
+        bind(Panels, &[Key::character(']')], Action::PageNext, "the next page", "page"),
+        bind(Panels, &[Key::character('[')], Action::PagePrevious, "the previous page", ""),
+        bind(Panels, &[Key::character('i')], Action::FocusPrompt, "to the prompt box", "prompt"),
+        bind(Panels, &[key(Enter)], Action::Open, "open what is selected: the node; on Generate the prompt box", ""),
         bind(Panels, &[Key::character('r')], Action::AssignAgain, "assign the topology again", "assign"),
-        bind(Panels, &[Key::character('1')], Action::PageCluster, "the cluster: nodes, layers of one, text", ""),
-        bind(Panels, &[Key::character('2')], Action::PageSync, "all ranks side by side, the latest first", "ranks"),
-        bind(Panels, &[Key::character('v')], Action::SyncColumns, "percentiles, or own, wait and wire", ""),
         bind(Panels, &[Key::character('R')], Action::Restart, "restart all nodes, one by one", "restart"),
         bind(Panels, &[Key::character('x')], Action::Exclude, "take the selected node out, or in again", "out/in"),
         bind(Panels, &[key(Up), Key::character('k')], Action::Up, "up: a line, a layer, a node", ""),
@@ -224,6 +261,13 @@ pub const BINDINGS: &[Binding] = &{
         bind(Panels, &[key(End), Key::character('G')], Action::Bottom, "to the bottom, and follow", ""),
         bind(Panels, &[key(Left), Key::character('h')], Action::RankPrevious, "layers of the previous node", ""),
         bind(Panels, &[key(Right), Key::character('l')], Action::RankNext, "layers of the next node", "node"),
+        bind(
+            On(Page::Sync),
+            &[Key::character('v')],
+            Action::SyncColumns,
+            "percentiles, or own, wait and wire",
+            "split",
+        ),
         bind(Prompt, &[key(Enter)], Action::Submit, "generate", "generate"),
         bind(Prompt, &[Key::with_alt(Enter), Key::control('j')], Action::NewLine, "a new line in the prompt", ""),
         bind(Prompt, &[key(Function(1))], Action::Help, "this help", "help"),
@@ -245,45 +289,52 @@ pub const BINDINGS: &[Binding] = &{
     ]
 };
 
-/// What a key asks for where the focus is; `None` for a key without a meaning there.
-pub fn action(focus: Focus, pressed: Key) -> Option<Action> {
-    bindings(focus).find(|binding| binding.keys.contains(&pressed)).map(|binding| binding.action)
+/// What a key asks for there; `None` for a key without a meaning, and for a letter where letters are typed.
+pub fn action(spot: Spot, pressed: Key) -> Option<Action> {
+    if spot.is_typing() && pressed.types() {
+        return None;
+    }
+    bindings(spot).find(|binding| binding.keys.contains(&pressed)).map(|binding| binding.action)
 }
 
 /// What a key asks for while a question waits for its answer: Enter is yes, Esc and Ctrl-C are no, and the reason is
 /// edited as the prompt is.
 pub fn dialog_action(pressed: Key) -> Option<Action> {
-    match action(Focus::Prompt, pressed)? {
+    match action(Spot { page: Page::Generate, focus: Focus::Prompt }, pressed)? {
         Action::Interrupt => Some(Action::Escape),
         Action::NewLine | Action::LineUp | Action::LineDown => None,
         other => Some(other),
     }
 }
 
-/// The bindings that hold where the focus is.
-pub fn bindings(focus: Focus) -> impl Iterator<Item = &'static Binding> {
-    BINDINGS.iter().filter(move |binding| binding.place.holds(focus))
+/// The bindings that hold there.
+pub fn bindings(spot: Spot) -> impl Iterator<Item = &'static Binding> {
+    BINDINGS.iter().filter(move |binding| binding.place.holds(spot))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Every panel of every page.
+    fn spots() -> impl Iterator<Item = Spot> {
+        Page::ALL.into_iter().flat_map(|page| page.panels().iter().map(move |focus| Spot { page, focus: *focus }))
+    }
+
     #[test]
     fn no_key_means_two_things_in_one_place() {
-        for focus in [Focus::Prompt, Focus::Text] {
-            let keys: Vec<Key> = bindings(focus).flat_map(|binding| binding.keys).copied().collect();
+        for spot in spots() {
+            let keys: Vec<Key> = bindings(spot).flat_map(|binding| binding.keys).copied().collect();
             for (index, key) in keys.iter().enumerate() {
-                assert!(!keys[..index].contains(key), "{key} is bound twice for {focus:?}");
+                assert!(!keys[..index].contains(key), "{key} is bound twice for {spot:?}");
             }
         }
     }
 
     #[test]
-    fn no_letter_is_bound_in_the_prompt_box() {
-        for key in bindings(Focus::Prompt).flat_map(|binding| binding.keys) {
-            let types = matches!(key.code, KeyCode::Char(_)) && !key.control && !key.alt;
-            assert!(!types, "{key} could not be typed");
+    fn no_letter_means_anything_but_itself_in_the_prompt_box() {
+        for key in BINDINGS.iter().flat_map(|binding| binding.keys).filter(|key| key.types()) {
+            assert_eq!(action(Spot::first_of(Page::Generate), *key), None, "{key} could not be typed");
         }
     }
 

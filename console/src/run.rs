@@ -262,14 +262,14 @@ fn translate_key(key: KeyEvent) -> Option<Key> {
 mod tests {
     use super::*;
     use crate::keymap::{Action, action};
-    use crate::state::Focus;
+    use crate::state::{Focus, Page, Spot};
 
     #[test]
     fn keys_of_the_terminal_become_the_keys_of_the_table() {
         let press = |code, modifiers| {
             let event = translate(TerminalEvent::Key(KeyEvent::new(code, modifiers)));
             let Some(Event::Key(key)) = event else { panic!("{code:?} is no key: {event:?}") };
-            action(Focus::Text, key)
+            action(Spot { page: Page::Generate, focus: Focus::Text }, key)
         };
         let (none, shift) = (KeyModifiers::NONE, KeyModifiers::SHIFT);
         assert_eq!(press(TerminalCode::Char('c'), KeyModifiers::CONTROL), Some(Action::Interrupt));

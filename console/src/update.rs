@@ -1,16 +1,18 @@
 //! What each event changes, and what it wants done: the whole behaviour of the dashboard, without a terminal or a clock.
 mod operate;
+mod show;
 
 use std::time::Duration;
+
+use shared::telemetry::Severity;
 
 use crate::{
     effect::Effect,
     event::{AssignEvent, ClientEvent, Event, GenerateEvent, Signal},
     keymap::{self, Action, Key, KeyCode},
     state::{
-        Assignment, Focus, Page, State, SyncColumns, TextScroll,
+        Assignment, Focus, Page, Spot, State, TextScroll,
         editor::Editor,
-        lateness::ranks,
         node::Standing,
         request::{Phase, Request},
     },
@@ -52,10 +54,10 @@ fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
     if state.help.is_some() {
         return on_key_in_help(state, key);
     }
-    if let Some(action) = keymap::action(state.focus, key) {
+    if let Some(action) = keymap::action(state.spot, key) {
         return act(state, action);
     }
-    if let (Focus::Prompt, KeyCode::Char(letter), false, false) = (state.focus, key.code, key.control, key.alt) {
+    if let (Focus::Prompt, KeyCode::Char(letter), false, false) = (state.spot.focus, key.code, key.control, key.alt) {
         insert(state, letter.encode_utf8(&mut [0; 4]));
     }
     Vec::new()
@@ -63,7 +65,7 @@ fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
 
 /// The help page scrolls; Ctrl-C and q mean what they mean everywhere; any other key closes it.
 fn on_key_in_help(state: &mut State, key: Key) -> Vec<Effect> {
-    let action = keymap::action(Focus::Text, key);
+    let action = keymap::action(Spot { page: Page::Generate, focus: Focus::Text }, key);
     let (last, page) = (state.extent.help_lines.saturating_sub(state.extent.help_height), state.extent.help_height);
     match (action, state.help) {
         (Some(action @ (Action::Interrupt | Action::Quit)), _) => return act(state, action),
@@ -72,7 +74,7 @@ fn on_key_in_help(state: &mut State, key: Key) -> Vec<Effect> {
                 action @ (Action::Up | Action::Down | Action::PageUp | Action::PageDown | Action::Top | Action::Bottom),
             ),
             Some(at),
-        ) => state.help = Some(scrolled(at, action, page, last)),
+        ) => state.help = Some(show::scrolled(at, action, page, last)),
         _ => state.help = None,
     }
     Vec::new()
@@ -87,36 +89,10 @@ fn act(state: &mut State, action: Action) -> Vec<Effect> {
         Action::Submit => submit(state),
         Action::AssignAgain => assign_again(state),
         _ => {
-            show(state, action);
+            show::show(state, action);
             edit(state, action);
             Vec::new()
         }
-    }
-}
-
-/// Actions that change only what is seen.
-fn show(state: &mut State, action: Action) {
-    match action {
-        Action::FocusNext => state.focus = neighbour(state.focus, 1),
-        Action::FocusPrevious => state.focus = neighbour(state.focus, Focus::ALL.len() - 1),
-        Action::FocusPrompt => state.focus = Focus::Prompt,
-        Action::Help => state.help = Some(0),
-        Action::Restart => operate::ask_restart(state),
-        Action::Exclude => operate::ask_exclude(state),
-        Action::PageCluster => state.page = Page::Cluster,
-        Action::PageSync => state.page = Page::Sync,
-        Action::SyncColumns => {
-            state.sync_columns = match state.sync_columns {
-                SyncColumns::Percentiles => SyncColumns::Split,
-                SyncColumns::Split => SyncColumns::Percentiles,
-            }
-        }
-        Action::Up | Action::Down | Action::PageUp | Action::PageDown | Action::Top | Action::Bottom => {
-            scroll(state, action);
-        }
-        Action::RankPrevious => select(state, state.selected.saturating_sub(1)),
-        Action::RankNext => select(state, state.selected + 1),
-        _ => {}
     }
 }
 
@@ -147,64 +123,6 @@ fn edit_in(editor: &mut Editor, action: Action) {
     }
 }
 
-fn neighbour(focus: Focus, distance: usize) -> Focus {
-    let place = Focus::ALL.iter().position(|other| *other == focus).expect("ALL has every panel");
-    Focus::ALL[(place + distance) % Focus::ALL.len()]
-}
-
-fn select(state: &mut State, node: usize) {
-    state.selected = node.min(state.nodes.len().saturating_sub(1));
-}
-
-fn scroll(state: &mut State, action: Action) {
-    let extent = state.extent;
-    match state.focus {
-        Focus::Text | Focus::Layers if state.page == Page::Sync => {
-            let last = extent.sync_rows.saturating_sub(extent.sync_height);
-            state.sync_scroll = scrolled(state.sync_scroll.min(last), action, extent.sync_height, last);
-        }
-        Focus::Nodes if state.page == Page::Sync => {
-            let places: Vec<usize> = ranks(state).iter().filter_map(|row| row.node).collect();
-            let at = places.iter().position(|place| *place == state.selected).unwrap_or(0);
-            let last = places.len().saturating_sub(1);
-            if let Some(place) = places.get(scrolled(at, action, last, last)) {
-                select(state, *place);
-            }
-        }
-        Focus::Prompt | Focus::Text => {
-            let last = extent.text_lines.saturating_sub(extent.text_height);
-            let at = match state.text_scroll {
-                TextScroll::Follow => last,
-                TextScroll::At(line) => line.min(last),
-            };
-            let at = scrolled(at, action, extent.text_height, last);
-            state.text_scroll = if at >= last { TextScroll::Follow } else { TextScroll::At(at) };
-        }
-        Focus::Layers => {
-            let last = state.layer_count().saturating_sub(extent.layers_height);
-            state.layers_scroll = scrolled(state.layers_scroll.min(last), action, extent.layers_height, last);
-        }
-        Focus::Nodes => {
-            let last = state.nodes.len().saturating_sub(1);
-            select(state, scrolled(state.selected, action, last, last));
-        }
-    }
-}
-
-fn scrolled(at: usize, action: Action, page: usize, last: usize) -> usize {
-    // A line of the old page stays on the new one.
-    let page = page.saturating_sub(1).max(1);
-    let at = match action {
-        Action::Up => at.saturating_sub(1),
-        Action::Down => at + 1,
-        Action::PageUp => at.saturating_sub(page),
-        Action::PageDown => at + page,
-        Action::Top => 0,
-        _ => last,
-    };
-    at.min(last)
-}
-
 fn insert(state: &mut State, text: &str) {
     if !state.editor.insert(text) {
         state.notice = Some("the prompt box is full; use console generate for longer prompts".to_owned());
@@ -218,7 +136,7 @@ fn paste(state: &mut State, text: &str) -> Vec<Effect> {
         operate::insert(state, text);
         return Vec::new();
     }
-    state.focus = Focus::Prompt;
+    state.spot = Spot::first_of(Page::Generate);
     // Terminals send a return for each new line of a paste.
     insert(state, &text.replace("\r\n", "\n").replace('\r', "\n"));
     Vec::new()
@@ -231,8 +149,8 @@ fn escape(state: &mut State) -> Vec<Effect> {
     if let Some(effects) = operate::escape(state) {
         return effects;
     }
-    if state.focus == Focus::Prompt {
-        state.focus = Focus::Text;
+    if state.spot.focus == Focus::Prompt {
+        state.spot.focus = Focus::Text;
     }
     Vec::new()
 }
@@ -334,13 +252,17 @@ fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
     let now = state.now;
     match event {
         ClientEvent::Connected { node, identity } => {
-            let Some(node) = state.nodes.get_mut(node) else { return Vec::new() };
-            node.connected(now, &identity.name);
+            let Some(known) = state.nodes.get_mut(node) else { return Vec::new() };
+            known.connected(now, &identity.name);
+            state.events.push(now, Severity::Note, Some(node), "connected");
             Vec::new()
         }
         ClientEvent::Disconnected { node, fault } => {
-            let Some(node) = state.nodes.get_mut(node) else { return Vec::new() };
-            node.disconnected(fault);
+            let Some(known) = state.nodes.get_mut(node) else { return Vec::new() };
+            if known.is_open() {
+                state.events.push(now, Severity::Error, Some(node), &format!("connection lost: {}", fault.kind));
+            }
+            known.disconnected(fault);
             Vec::new()
         }
         ClientEvent::Report { node, report } => {

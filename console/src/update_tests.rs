@@ -10,7 +10,7 @@ use shared::{
 use super::*;
 use crate::{
     fixtures::{NODES, Story, address, assign_all, defaults, finished, idle, lost_fault, running, topology},
-    keymap::{BINDINGS, Place},
+    keymap::BINDINGS,
     state::node::Standing,
 };
 
@@ -29,14 +29,16 @@ fn situations() -> Vec<Story> {
     let mut above = Story::ready();
     above.on(Event::Paste("one\ntwo".to_owned())).key(KeyCode::Up);
     let mut ranks = Story::finished();
-    ranks.key(KeyCode::Esc).key(KeyCode::Char('2'));
+    ranks.key(KeyCode::Esc).key(KeyCode::Char('3'));
     let mut situations = vec![above, Story::begin(), Story::ready(), Story::generating(), Story::lost(), ranks];
-    for focus in Focus::ALL {
+    let spots =
+        Page::ALL.into_iter().flat_map(|page| page.panels().iter().map(move |focus| Spot { page, focus: *focus }));
+    for spot in spots {
         for (scroll, selected) in [(TextScroll::Follow, 0), (TextScroll::At(2), 2)] {
             let mut state = many.state.clone();
-            (state.focus, state.text_scroll, state.selected, state.layers_scroll) = (focus, scroll, selected, selected);
+            (state.spot, state.text_scroll, state.selected, state.layers_scroll) = (spot, scroll, selected, selected);
             let mut story = Story::with(state);
-            if focus == Focus::Prompt {
+            if spot.is_typing() {
                 story.on(Event::Paste("one two\nthree four".to_owned()));
                 story.key(KeyCode::Left).key(KeyCode::Left);
             }
@@ -52,11 +54,7 @@ fn every_key_of_the_table_does_something_where_it_holds() {
         for key in binding.keys {
             let does_something = |story: &mut Story| {
                 let before = story.state.clone();
-                let holds = match binding.place {
-                    Place::Anywhere => true,
-                    Place::Panels => before.focus != Focus::Prompt,
-                    Place::Prompt => before.focus == Focus::Prompt,
-                };
+                let holds = binding.place.holds(before.spot);
                 story.effects.clear();
                 story.on(Event::Key(*key));
                 holds && (story.state != before || !story.effects.is_empty())
@@ -140,10 +138,10 @@ fn escape_cancels_and_the_answer_ends_it() {
     story.effects.clear();
     story.key(KeyCode::Esc);
     assert_eq!(story.effects, [Effect::Cancel]);
-    assert_eq!(story.state.focus, Focus::Prompt, "the first Esc cancels, nothing else");
+    assert_eq!(story.state.spot.focus, Focus::Prompt, "the first Esc cancels, nothing else");
     story.token("late").key(KeyCode::Esc);
     assert_eq!(story.state.request.phase, Phase::Cancelling);
-    assert_eq!((story.effects.len(), story.state.focus), (1, Focus::Text));
+    assert_eq!((story.effects.len(), story.state.spot.focus), (1, Focus::Text));
     story.generate(GenerateEvent::Finished(Box::new(finished())));
     let before = story.state.request.clone();
     story.token("after the end").generate(GenerateEvent::Failed(lost_fault()));
@@ -305,7 +303,7 @@ fn a_paste_arrives_as_text_and_its_returns_as_new_lines() {
     let mut story = Story::ready();
     story.key(KeyCode::Esc).on(Event::Paste("q\rr\r\n?\u{3}".to_owned()));
     assert_eq!(story.state.editor.text(), "ROMEO:q\nr\n?");
-    assert_eq!((story.state.focus, story.state.is_ending), (Focus::Prompt, false));
+    assert_eq!((story.state.spot.focus, story.state.is_ending), (Focus::Prompt, false));
 }
 
 #[test]

@@ -366,7 +366,11 @@ mod tests {
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         let shipped = check(text).expect("every line is known");
-        assert_eq!(shipped.listen.to_string(), "0.0.0.0:9999", "as shipped, other machines reach it, and nothing else is said");
+        assert_eq!(
+            shipped.listen.to_string(),
+            "0.0.0.0:9999",
+            "as shipped, other machines reach it, and nothing else is said"
+        );
     }
 
     #[test]

@@ -25,9 +25,10 @@ fn four_nodes_stream_text_show_latencies_and_escape_cancels() {
         let model = ["--model", DEEP, "--context", "8192", "--max-tokens", "8000", "--temperature", "0"];
         let mut terminal = with_model(&cluster, &model, columns, rows);
         (1..=4).for_each(|node| terminal.wait_for(&format!("pi{node}")));
-        terminal.wait_for("Ready. Type a prompt");
-        terminal.keys("ROMEO:\r");
-        terminal.wait_for("tokens/s");
+        terminal.wait_for("Ready. i to type a prompt");
+        terminal.keys("iROMEO:\r");
+        terminal.wait_for("decoding, ");
+        terminal.keys("\x1b7");
         // Latencies of the first layer move: three different pictures of its line.
         let mut seen = std::collections::BTreeSet::new();
         wait_until("latencies move", || {
@@ -35,6 +36,8 @@ fn four_nodes_stream_text_show_latencies_and_escape_cancels() {
             seen.extend(screen.lines().find(|line| line.trim_start().starts_with("0 ")).map(str::to_owned));
             seen.len() >= 3
         });
+        terminal.keys("4");
+        terminal.wait_for("decoding, ");
         terminal.keys("\x1b");
         terminal.wait_for("cancelled");
         wait_until("the head is free", || cluster.status(0)["state"] == "ready");
@@ -52,17 +55,15 @@ fn a_dead_node_is_shown_fails_the_request_by_name_and_the_dashboard_lives_on() {
     let mut cluster = Cluster::with(3, folder.path(), "");
     let model = ["--model", DEEP, "--max-tokens", "4000", "--temperature", "0"];
     let mut terminal = with_model(&cluster, &model, 120, 40);
-    terminal.wait_for("Ready. Type a prompt");
-    terminal.keys("ROMEO:\r");
+    terminal.wait_for("Ready. i to type a prompt");
+    terminal.keys("iROMEO:\r");
     wait_until("tokens come", || cluster.status(0)["tokens"].as_u64() > Some(3));
     cluster.signal(1, Signal::SIGKILL);
     cluster.wait(1);
     terminal.wait_for("pi2: was lost");
     cluster.start(1);
+    terminal.keys("\x1b1");
     terminal.wait_for("3 of 3 connected");
-    // Escape and a letter in one read would be Alt and the letter.
-    terminal.keys("\x1b");
-    terminal.wait_for("q quit");
     terminal.keys("r");
     terminal.wait_for("epoch 2");
     terminal.signal(Signal::SIGTERM);

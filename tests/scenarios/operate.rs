@@ -148,7 +148,7 @@ fn the_dashboard_restarts_all_takes_one_out_and_in_and_generates_after_each() {
     let mut command = Command::new(programs().join("console"));
     command.args(["--nodes", &cluster.nodes(), "--model", "bard-q8_0.gguf", "--max-tokens", "8"]);
     let mut terminal = Terminal::run(command, 80, 24);
-    terminal.wait_for("Ready. Type a prompt");
+    terminal.wait_for("Ready. i to type a prompt");
     let generate = |terminal: &mut Terminal, count: u64| {
         terminal.keys("iROMEO:\r");
         // A head that was restarted counts anew.
@@ -166,8 +166,8 @@ fn the_dashboard_restarts_all_takes_one_out_and_in_and_generates_after_each() {
     terminal.wait_for("all 4 nodes are restarted");
     assert_eq!(cluster.status(0)["epoch"].as_u64(), Some(5), "one assignment a node");
     generate(&mut terminal, 8);
-    // The third node: Tab twice to the nodes' panel, two down.
-    terminal.keys("\t\tjjx");
+    // The third node: two down on the page of the cluster.
+    terminal.keys("1jjx");
     terminal.wait_for("Take pi3 out?");
     terminal.keys("fan stuck\r");
     terminal.wait_for("pi3 is out; tp3 serves");
@@ -208,11 +208,11 @@ fn a_rank_that_is_stopped_2_ms_in_every_10_is_the_first_of_the_ranks() {
     let model = ["--model", DEEP, "--context", "8192", "--max-tokens", "8000", "--temperature", "0"];
     command.args(["--nodes", &cluster.nodes()]).args(model);
     let mut terminal = Terminal::run(command, 80, 24);
-    terminal.wait_for("Ready. Type a prompt");
+    terminal.wait_for("Ready. i to type a prompt");
     let (stop, slowing) = slow_down(cluster.pid(1));
-    terminal.keys("ROMEO:\r");
+    terminal.keys("iROMEO:\r");
     terminal.wait_for("tokens/s");
-    terminal.keys("\t2");
+    terminal.keys("\x1b3");
     // A machine that is busy with other tests delays every rank at random: the slowed one stays first all the same.
     let (mut pictures, mut last) = (0, String::new());
     wait_until("pi2 is the first of the ranks in ten pictures in a row", || {

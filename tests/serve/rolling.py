@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Four nodes with four fifths of their places taken, a fifth one without a shard in front of them: a rolling restart of all, then kill -9
-of each in turn. Prints errors, wrong texts, the longest pause of a stream and the seconds of each node; fails on any error or wrong text.
+of each in turn, and, where there is one replica, one that is kept down. Prints errors, wrong texts, the longest pause of a stream and the
+seconds of each node; fails on any error, on a wrong text while the rank layout is the same, and on figures that miss what is wanted.
 
-    cargo build --release --locked --workspace && tests/serve/rolling.py [--topology tp4|dp2-tp2] [--tokens 400] [--no-kill] [--no-restart]
+    cargo build --release --locked --workspace && tests/serve/rolling.py [--topology tp4|dp2-tp2] [--tokens 400] [--only restart,kill,down]
 """
 import argparse
 import asyncio
+import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -18,8 +21,12 @@ import client
 
 MODEL = "bard-q8_0.gguf"
 MODELS = os.path.join(bramble.ROOT, "packaging", "demo")
-SETTINGS = "packed_shards = true\nthreads = 1\nexclude_after_ms = 0\n"
+GRACE_SECONDS = 8
+SETTINGS = f"packed_shards = true\nthreads = 1\nexclude_after_ms = {GRACE_SECONDS * 1000}\n"
 SLOTS = 4
+# Wanted: seconds of a node in a rolling restart, of a node's kill until all serve, of the rest after the grace period of one that is kept
+# down; of a stream's pause with two replicas.
+NODE_SECONDS, BACK_SECONDS, REST_SECONDS, PAUSE_SECONDS = 10, 10, 10, 2
 # As in the unit: RestartSec.
 RESTART_SECONDS = 1.0
 DIFFERENT = 12
@@ -30,13 +37,13 @@ class Supervisor(threading.Thread):
 
     def __init__(self, daemons):
         super().__init__(daemon=True)
-        self.daemons, self.ended = daemons, threading.Event()
+        self.daemons, self.ended = list(daemons), threading.Event()
         # Runs of each.
         self.starts = {daemon.name: 0 for daemon in daemons}
 
     def run(self):
         while not self.ended.wait(0.02):
-            for daemon in self.daemons:
+            for daemon in list(self.daemons):
                 if daemon.process and daemon.process.poll() is not None:
                     if self.ended.wait(RESTART_SECONDS):
                         return
@@ -50,7 +57,7 @@ class Load:
 
     def __init__(self, host, streams, tokens):
         self.host, self.streams, self.tokens = host, streams, tokens
-        self.texts, self.errors, self.pauses, self.first_tokens = {}, [], [], []
+        self.texts, self.errors, self.other_texts, self.pauses, self.first_tokens = {}, [], [], [], []
         self.done, self.stop = 0, asyncio.Event()
 
     def ask(self, index):
@@ -73,7 +80,7 @@ class Load:
         if not answer.whole or answer.error:
             self.errors.append(f"{begin}, {answer.error or answer.body[:200]} after {len(answer.text)} bytes")
         elif answer.text != self.texts[index % DIFFERENT]:
-            self.errors.append(f"{begin}, another text: {answer.text!r} instead of {self.texts[index % DIFFERENT]!r}")
+            self.other_texts.append(f"{begin}, another text: {answer.text!r} instead of {self.texts[index % DIFFERENT]!r}")
         self.pauses.append(max((later - now for now, later in zip(answer.tokens, answer.tokens[1:])), default=0))
         self.first_tokens.append(answer.first_token or 0)
         self.done += 1
@@ -84,27 +91,39 @@ class Load:
             await self.one(index)
             index += self.streams
 
-    def report(self, what, seconds):
+    def report(self, what, seconds, pause_max=None, same_layout=True):
+        """Prints what happened since the last report; what is wrong with it."""
         pause, first = max(self.pauses, default=0), max(self.first_tokens, default=0)
         print(
-            f"{what}: {seconds:.1f} s, {self.done} answers, {len(self.errors)} wrong or failed, longest pause {pause:.2f} s, longest wait for a first token {first:.2f} s",
+            f"{what}: {seconds:.1f} s, {self.done} answers, {len(self.errors)} failed, {len(self.other_texts)} with another text, "
+            f"longest pause {pause:.2f} s, longest wait for a first token {first:.2f} s",
             flush=True,
         )
-        failed, self.errors, self.pauses, self.first_tokens, self.done = self.errors, [], [], [], 0
+        failed = self.errors + (self.other_texts if same_layout else [])
+        if pause_max and pause > pause_max:
+            failed.append(f"a stream paused {pause:.2f} s, wanted at most {pause_max}")
+        self.errors, self.other_texts, self.pauses, self.first_tokens, self.done = [], [], [], [], 0
         return [f"{what}: {line}" for line in failed]
 
 
-def is_serving(daemons):
-    nodes = bramble.console("status", "--nodes", ",".join(daemon.address for daemon in daemons))["nodes"]
-    return all(node.get("state") in ("ready", "serving") for node in nodes)
+def nodes(daemons):
+    return ",".join(daemon.address for daemon in daemons)
+
+
+def serve_all(daemons):
+    """Whether those of these nodes that a topology has serve it, and are all that it has."""
+    found = bramble.console("status", "--nodes", nodes(daemons))["nodes"]
+    members = [node for node in found if node.get("topology")]
+    serve = members and all(node["state"] in ("ready", "serving") for node in members)
+    return serve and math.prod(int(number) for number in re.findall("[0-9]+", members[0]["topology"]["layout"])) == len(members)
 
 
 async def until_serving(daemons, patience=60):
-    """Seconds until all serve."""
+    """Seconds until these serve, as all that the topology has."""
     begin = time.monotonic()
     while time.monotonic() < begin + patience:
         try:
-            if await asyncio.to_thread(is_serving, daemons):
+            if await asyncio.to_thread(serve_all, daemons):
                 return time.monotonic() - begin
         except bramble.Failed:
             pass
@@ -114,8 +133,7 @@ async def until_serving(daemons, patience=60):
 
 async def rolling(daemons, arguments):
     """A rolling restart that the nodes drive; each node's seconds as this console sees them."""
-    nodes = ",".join(daemon.address for daemon in daemons)
-    command = [bramble.program("console"), "restart", "--rolling", "--all", "--nodes", nodes, "--drain-ms", str(arguments.drain), "--yes", "--json"]
+    command = [bramble.program("console"), "restart", "--rolling", "--all", "--nodes", nodes(daemons), "--drain-ms", str(arguments.drain), "--yes", "--json"]
     watching = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
     begin, times = time.monotonic(), []
     async for line in watching.stderr:
@@ -124,9 +142,25 @@ async def rolling(daemons, arguments):
             times.append(time.monotonic())
     out = (await watching.stdout.read()).decode()
     code = await watching.wait()
-    times.append(time.monotonic())
-    print("rolling restart, seconds of each node: " + ", ".join(f"{later - now:.1f}" for now, later in zip([begin, *times], times)))
-    return [] if code == 0 else [f"the rolling restart ended with {code}: {out}"]
+    total = time.monotonic() - begin
+    # A node that is back before the console asks again shares its line with the next.
+    print(f"rolling restart: {total:.1f} s, {total / len(daemons):.1f} s a node; seen going from node to node after " + ", ".join(f"{at - begin:.1f}" for at in times) + " s")
+    failed = [] if code == 0 else [f"the rolling restart ended with {code}: {out}"]
+    return failed + ([] if total <= NODE_SECONDS * len(daemons) else [f"the rolling restart took {total:.1f} s"])
+
+
+async def kept_down(daemons, supervisor, load):
+    """The last node is killed and stays away: the rest serve without it."""
+    victim, rest = daemons[-1], daemons[:-1]
+    supervisor.daemons.remove(victim)
+    begin = time.monotonic()
+    victim.process.send_signal(signal.SIGKILL)
+    await asyncio.sleep(GRACE_SECONDS)
+    seconds = await until_serving(rest)
+    print(f"{victim.name} kept down: the rest serve without it {seconds:.1f} s after the grace period of {GRACE_SECONDS} s")
+    await asyncio.sleep(5)
+    failed = load.report(f"{victim.name} kept down", time.monotonic() - begin, same_layout=False)
+    return failed + ([] if seconds <= REST_SECONDS else [f"the rest served {seconds:.1f} s after the grace period"])
 
 
 async def run(daemons, gateway, supervisor, arguments):
@@ -134,27 +168,30 @@ async def run(daemons, gateway, supervisor, arguments):
     load = Load(client.place(gateway), max(1, round(0.8 * SLOTS * replicas)), arguments.tokens)
     await load.expect()
     lanes = [asyncio.create_task(load.lane(lane)) for lane in range(load.streams)]
-    failed = []
-    if not arguments.no_restart:
+    failed, pause_max = [], PAUSE_SECONDS if replicas == 2 else None
+    if "restart" in arguments.only:
         await asyncio.sleep(2)
         begin = time.monotonic()
         failed += await rolling(daemons, arguments)
         await until_serving(daemons)
         await asyncio.sleep(2)
-        failed += load.report("rolling restart of all", time.monotonic() - begin)
+        failed += load.report("rolling restart of all", time.monotonic() - begin, pause_max)
         missing = [name for name, starts in supervisor.starts.items() if starts != 1]
         failed += [f"{name} was started {supervisor.starts[name]} times instead of once" for name in missing]
-    for victim in [] if arguments.no_kill else daemons:
+    for victim in daemons if "kill" in arguments.only else []:
         begin = time.monotonic()
         victim.process.send_signal(signal.SIGKILL)
         await asyncio.sleep(0.5)
         seconds = await until_serving(daemons)
         await asyncio.sleep(3)
         print(f"{victim.name} killed, all serve again after {seconds + 0.5:.1f} s")
-        failed += load.report(f"{victim.name} killed", time.monotonic() - begin)
+        failed += load.report(f"{victim.name} killed", time.monotonic() - begin, pause_max)
+        failed += [] if seconds <= BACK_SECONDS else [f"{victim.name}: all served after {seconds:.1f} s"]
+    if "down" in arguments.only and replicas == 1:
+        failed += await kept_down(daemons, supervisor, load)
     load.stop.set()
     await asyncio.gather(*lanes)
-    failed += load.report("afterwards", 0)
+    failed += load.report("afterwards", 0, same_layout="down" not in arguments.only)
     return failed
 
 
@@ -163,8 +200,7 @@ def main():
     parser.add_argument("--topology", default="tp4")
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--drain", type=int, default=1000, help="milliseconds that a node drains")
-    parser.add_argument("--no-kill", action="store_true")
-    parser.add_argument("--no-restart", action="store_true")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=["restart", "kill", "down"])
     parser.add_argument("--programs", help="folder of brambled and console [default: target/release]")
     arguments = parser.parse_args()
     if arguments.programs:

@@ -167,7 +167,9 @@ impl Decoder {
             ClientEvent::Assign(event) => self.check_assign(event),
             ClientEvent::Operate(event) => match event {
                 OperateEvent::Restart { node, step: _ } => self.place(*node),
-                OperateEvent::RestartStopped { remaining, .. } => remaining.iter().try_for_each(|node| self.place(*node)),
+                OperateEvent::RestartStopped { remaining, .. } => {
+                    remaining.iter().try_for_each(|node| self.place(*node))
+                }
                 OperateEvent::Excluded { running: Some((_, topology)), .. } => check_topology(topology),
                 OperateEvent::Assign(event) => self.check_assign(event),
                 _ => Ok(()),

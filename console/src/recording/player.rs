@@ -6,11 +6,7 @@ use super::{
     Header, Moment, RecordingError,
     reader::{Mark, Reader},
 };
-use crate::{
-    event::Event,
-    state::State,
-    update::update,
-};
+use crate::{event::Event, state::State, update::update};
 
 /// Most copies of the state that are kept.
 pub const CHECKPOINTS_MAX: usize = 48;

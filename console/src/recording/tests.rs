@@ -47,7 +47,8 @@ fn folder() -> TempDir {
 /// Records these events, and returns the state after each of them.
 fn record(path: &Path, events: &[(u64, Event)]) -> Vec<State> {
     let mut recorder = Recorder::create(path, &header()).expect("a new file");
-    let mut story = Story { state: State::new(&header().nodes, Some(wanted()), "ROMEO:", defaults()), effects: Vec::new() };
+    let mut story =
+        Story { state: State::new(&header().nodes, Some(wanted()), "ROMEO:", defaults()), effects: Vec::new() };
     let mut states = Vec::new();
     for (milliseconds, event) in events {
         story.at(*milliseconds).on(event.clone());
@@ -114,7 +115,8 @@ fn what_is_played_is_what_was_seen_at_every_event_in_every_order() {
     let states = record(&file(&folder), &events);
     let mut player = Player::open(&file(&folder)).expect("a recording");
     assert_eq!(player.span(), (Duration::from_millis(events[0].0), Duration::from_millis(events[events.len() - 1].0)));
-    let places: Vec<usize> = (0..events.len()).chain((0..events.len()).rev().step_by(37)).chain([400, 7, 800, 0]).collect();
+    let places: Vec<usize> =
+        (0..events.len()).chain((0..events.len()).rev().step_by(37)).chain([400, 7, 800, 0]).collect();
     for place in places {
         player.seek(Duration::from_millis(events[place].0));
         while !player.work(50) {}
@@ -234,7 +236,8 @@ fn a_broken_recording_is_named_with_its_line() {
     check_broken("HEADER\n{\"us\":5,\"what\":1}\n", "line 2: unknown field");
     let long = format!("HEADER\n{}\n", "x".repeat(LINE_BYTES_MAX as usize));
     check_broken(&long, "line 2: longer than");
-    let restart = "{\"us\":5,\"event\":{\"Client\":{\"Operate\":{\"RestartStopped\":{\"fault\":null,\"remaining\":[9]}}}}}";
+    let restart =
+        "{\"us\":5,\"event\":{\"Client\":{\"Operate\":{\"RestartStopped\":{\"fault\":null,\"remaining\":[9]}}}}}";
     check_broken(&format!("HEADER\n{restart}\n"), "line 2: node 9 of 4");
 }
 

@@ -1,11 +1,15 @@
 //! All that can be on the screen. Knows no terminal, no socket and no clock; changed by `update` alone.
 pub mod clean;
 pub mod editor;
+pub mod events;
 pub mod lateness;
 pub mod node;
 pub mod operation;
+pub mod page;
 pub mod request;
 pub mod standing;
+
+pub use page::{Area, Focus, Page, Spot};
 
 use std::time::Duration;
 
@@ -34,6 +38,8 @@ use crate::{
 /// What of a frame scrolls, and how much of it is seen: the view tells the state after drawing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
+    /// The tabs of the pages, in their order; empty where a tab is not on the screen.
+    pub tabs: [Area; Page::ALL.len()],
     /// Lines of text, wrapped.
     pub text_lines: usize,
     /// Lines of text that the panel shows.
@@ -48,33 +54,6 @@ pub struct Extent {
     pub help_lines: usize,
     /// Lines of the help page that are shown.
     pub help_height: usize,
-}
-
-/// Which panel keys go to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Focus {
-    /// The prompt box.
-    Prompt,
-    /// The text.
-    Text,
-    /// The layers.
-    Layers,
-    /// The nodes.
-    Nodes,
-}
-
-impl Focus {
-    /// In the order of the Tab key.
-    pub const ALL: [Self; 4] = [Self::Prompt, Self::Text, Self::Layers, Self::Nodes];
-}
-
-/// What the screen shows between header and prompt box.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Page {
-    /// Nodes, topology, layers of one node, text.
-    Cluster,
-    /// All ranks side by side: who waits for whom.
-    Sync,
 }
 
 /// What the table of layers by ranks shows of each all-reduce.
@@ -162,16 +141,14 @@ pub struct State {
     pub operation: Option<Operation>,
     /// A question that waits for its answer.
     pub dialog: Option<Dialog>,
-    /// Which page is shown.
-    pub page: Page,
     /// What the page of all ranks shows of each layer.
     pub sync_columns: SyncColumns,
     /// The first row that it shows.
     pub sync_scroll: usize,
     /// The prompt box.
     pub editor: Editor,
-    /// Where keys go.
-    pub focus: Focus,
+    /// Which page is shown, and which panel of it keys go to.
+    pub spot: Spot,
     /// Whether the help page is open, and its first line.
     pub help: Option<usize>,
     /// The node whose layers are shown.
@@ -180,6 +157,8 @@ pub struct State {
     pub layers_scroll: usize,
     /// What of the text is shown.
     pub text_scroll: TextScroll,
+    /// What happened so far.
+    pub events: events::Log,
     /// What was on the screen last.
     pub extent: Extent,
     /// An answer to a key that could do nothing, until the next key.
@@ -204,15 +183,15 @@ impl State {
             exclusions: Exclusions::default(),
             operation: None,
             dialog: None,
-            page: Page::Cluster,
             sync_columns: SyncColumns::Percentiles,
             sync_scroll: 0,
             editor: Editor::new(prompt),
-            focus: Focus::Prompt,
+            spot: Spot::first_of(if prompt.is_empty() { Page::Cluster } else { Page::Generate }),
             help: None,
             selected: 0,
             layers_scroll: 0,
             text_scroll: TextScroll::Follow,
+            events: events::Log::default(),
             extent: Extent::default(),
             notice: None,
             is_ending: false,

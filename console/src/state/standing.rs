@@ -2,7 +2,7 @@
 use shared::{protocol::error::Fault, telemetry::NodeState, topology::Topology, units::Bytes};
 
 use crate::state::{
-    Assignment, State,
+    Assignment, Page, State,
     node::{Link, Node, Standing},
     operation::Operation,
 };
@@ -118,7 +118,10 @@ pub fn hint(state: &State) -> String {
             Some(_) => "No topology runs. r, or the next prompt, assigns it.".to_owned(),
             None => "No topology runs. Start again with --topology and --model.".to_owned(),
         },
-        Cluster::Ready => "Ready. Type a prompt below; Enter generates.".to_owned(),
+        Cluster::Ready if state.spot.page == Page::Generate => {
+            "Ready. Type a prompt below; Enter generates.".to_owned()
+        }
+        Cluster::Ready => "Ready. i to type a prompt.".to_owned(),
         Cluster::Serving => "Generating. Esc cancels.".to_owned(),
     }
 }

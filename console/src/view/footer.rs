@@ -9,7 +9,7 @@ use crate::{
     event::RestartStep,
     keymap,
     state::{State, clean::clean_line, operation::Operation},
-    view::theme::Theme,
+    view::{format::width, theme::Theme},
 };
 
 /// Draws the footer.
@@ -21,11 +21,25 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
         let style = if operation.is_under_way() { theme.accent } else { theme.bad };
         return frame.render_widget(Line::styled(format!(" {}", clean_line(&words(state, operation))), style), area);
     }
-    let hints = keymap::bindings(state.focus).filter(|binding| !binding.short.is_empty()).flat_map(|binding| {
-        let key = binding.keys.first().map(keymap::Key::to_string).unwrap_or_default();
-        [Span::styled(format!(" {key}"), theme.accent), Span::styled(format!(" {} ", binding.short), theme.dim)]
-    });
-    frame.render_widget(Line::from_iter(hints), area);
+    frame.render_widget(hints(state, theme, usize::from(area.width)), area);
+}
+
+/// As many hints as fit whole.
+fn hints(state: &State, theme: &Theme, cells: usize) -> Line<'static> {
+    let typing = state.spot.is_typing();
+    let mut line = Line::default();
+    let mut used = 0;
+    for binding in keymap::bindings(state.spot).filter(|binding| !binding.short.is_empty()) {
+        let key = binding.keys.iter().find(|key| !(typing && key.types()));
+        let (key, what) = (format!(" {}", key.map_or_else(String::new, keymap::Key::to_string)), binding.short);
+        used += width(&key) + width(what) + 2;
+        if used > cells {
+            break;
+        }
+        line.push_span(Span::styled(key, theme.accent));
+        line.push_span(Span::styled(format!(" {what} "), theme.dim));
+    }
+    line
 }
 
 fn words(state: &State, operation: &Operation) -> String {

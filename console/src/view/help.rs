@@ -33,7 +33,8 @@ pub(super) fn draw(first: usize, theme: &Theme, frame: &mut Frame, area: Rect) -
 
 fn content(theme: &Theme) -> Vec<Line<'static>> {
     let mut content = Vec::new();
-    for place in [Place::Anywhere, Place::Panels, Place::Prompt] {
+    let bound = |place: &Place| BINDINGS.iter().any(|binding| binding.place == *place);
+    for place in Place::ALL.into_iter().filter(bound) {
         content.push(Line::styled(format!(" {}", place.title()), theme.plain));
         for binding in BINDINGS.iter().filter(|binding| binding.place == place) {
             let keys = Span::styled(format!("   {}", fit(&binding.keys_text(), KEYS)), theme.accent);

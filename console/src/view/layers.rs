@@ -34,12 +34,12 @@ const BAR_MIN: usize = 24;
 /// Draws the panel; returns how many layers it has room for.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) -> usize {
     let Some(node) = state.nodes.get(state.selected) else {
-        panel(frame, theme, area, state.focus == Focus::Layers, "Layers", Span::raw(""));
+        panel(frame, theme, area, state.spot.focus == Focus::Layers, "Layers", Span::raw(""));
         return 0;
     };
     let height = usize::from(area.height).saturating_sub(2);
     let first = state.layers_scroll.min(node.layers.len().saturating_sub(height));
-    let (focused, remark) = (state.focus == Focus::Layers, remark(state, theme, node, first, height));
+    let (focused, remark) = (state.spot.focus == Focus::Layers, remark(state, theme, node, first, height));
     let rank = state.member_of(node).map_or_else(String::new, |rank| format!(", rank {rank}"));
     let title = format!("All-reduce by layer, {}{rank}", node.name());
     let area = panel(frame, theme, area, focused, &title, remark);

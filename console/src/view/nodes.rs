@@ -40,7 +40,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     };
     let remark = format!("{open} of {} connected{out}", usable.len());
     let style = if open == usable.len() { theme.dim } else { theme.warn };
-    let focused = state.focus == Focus::Nodes;
+    let focused = state.spot.focus == Focus::Nodes;
     let area = panel(frame, theme, area, focused, "Nodes", Span::styled(remark, style));
     if state.nodes.is_empty() {
         let hint = Line::styled(" none named; start again with --nodes ADDRESS,ADDRESS,..", theme.warn);

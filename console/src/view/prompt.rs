@@ -27,7 +27,7 @@ pub(super) fn height(state: &State, area: Rect) -> u16 {
 
 /// Draws the box and puts the cursor into it.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
-    let focused = state.focus == Focus::Prompt;
+    let focused = state.spot.focus == Focus::Prompt;
     let area = panel(frame, theme, area, focused, "Prompt", Span::raw(""));
     let (all, cursor) = wrapped(state, area.width);
     let text = state.editor.text();

@@ -131,13 +131,13 @@ fn help_is_the_table_of_keys() {
 #[test]
 fn all_ranks_stand_side_by_side_the_latest_first() {
     let mut story = Story::generating();
-    story.key(KeyCode::Esc).key(KeyCode::Esc).key(KeyCode::Char('2'));
+    story.key(KeyCode::Esc).key(KeyCode::Esc).key(KeyCode::Char('3'));
     check("ranks", story);
     let mut story = Story::generating();
-    story.key(KeyCode::Esc).key(KeyCode::Esc).key(KeyCode::Char('2')).key(KeyCode::Char('v')).key(KeyCode::PageDown);
+    story.key(KeyCode::Esc).key(KeyCode::Esc).key(KeyCode::Char('3')).key(KeyCode::Char('v')).key(KeyCode::PageDown);
     check("ranks-split", story);
     let mut story = Story::begin();
-    story.key(KeyCode::Esc).key(KeyCode::Char('2'));
+    story.key(KeyCode::Esc).key(KeyCode::Char('3'));
     check("ranks-empty", story);
 }
 
@@ -210,7 +210,7 @@ fn a_terminal_that_is_too_small_says_so_and_none_is_too_odd_to_draw() {
         for (width, height) in [(1, 1), (60, 16), (61, 17), (109, 16), (110, 16), (300, 100), (79, 100), (500, 20)] {
             let mut story = make();
             picture(&mut story, width, height);
-            story.key(KeyCode::Esc).key(KeyCode::Char('2'));
+            story.key(KeyCode::Esc).key(KeyCode::Char('3'));
             picture(&mut story, width, height);
             for letter in ['x', 'R'] {
                 story.key(KeyCode::Char(letter));

@@ -57,7 +57,7 @@ fn draw_ranks(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, rows:
         None => Span::raw(""),
     };
     let with_last = area.width >= WIDTH_LAST;
-    let area = panel(frame, theme, area, state.focus == Focus::Nodes, "Ranks, the latest first", remark);
+    let area = panel(frame, theme, area, state.spot.focus == Focus::Nodes, "Ranks, the latest first", remark);
     if rows.is_empty() {
         return lines(frame, area, [Line::styled(" Ranks appear here when a topology runs.", theme.dim)]);
     }
@@ -106,7 +106,7 @@ fn draw_layers(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, rows
         SyncColumns::Split => ("All-reduce by layer: means", ["own", "wait", "wire"]),
     };
     let remark = remark(state, rows.len().saturating_sub(fitting), (first, height, 2 * count));
-    let focused = matches!(state.focus, Focus::Layers | Focus::Text);
+    let focused = state.spot.focus == Focus::Layers;
     let area = panel(frame, theme, area, focused, title, Span::styled(remark, theme.dim));
     if count == 0 {
         let hint = " Latencies appear here while text is generated on more than one rank.";

@@ -35,7 +35,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     };
     let title = if first < last { format!("Text, {} lines below", last - first) } else { "Text".to_owned() };
     let remark = status(&state.request, theme);
-    let area = panel(frame, theme, area, state.focus == Focus::Text, &title, remark);
+    let area = panel(frame, theme, area, state.spot.focus == Focus::Text, &title, remark);
     let area = Rect { x: area.x + 1, width: area.width.saturating_sub(2), ..area };
     let count = all.len();
     lines(frame, area, all.into_iter().skip(first));

