@@ -4,10 +4,12 @@ pub mod cli;
 pub mod client;
 pub mod effect;
 pub mod event;
+pub mod export;
 #[cfg(test)]
 mod fixtures;
 pub mod http;
 pub mod keymap;
+mod outlet;
 pub mod proxy;
 pub mod recording;
 pub mod run;

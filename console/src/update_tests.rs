@@ -51,7 +51,7 @@ fn situations() -> Vec<Story> {
 #[test]
 fn every_key_of_the_table_does_something_where_it_holds() {
     for binding in BINDINGS {
-        for key in binding.keys {
+        for key in binding.keys.iter() {
             let does_something = |story: &mut Story| {
                 let before = story.state.clone();
                 let holds = binding.place.holds(before.spot);

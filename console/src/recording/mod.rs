@@ -12,7 +12,13 @@ use serde::{Deserialize, Serialize};
 
 pub use line::Moment;
 
-use crate::{effect::Wanted, state::GenerateDefaults};
+use shared::protocol::handshake::Identity;
+
+use crate::{
+    effect::Wanted,
+    event::{AssignEvent, ClientEvent, Event},
+    state::{Assignment, GenerateDefaults, State, node::Link},
+};
 
 /// Version of the format.
 pub const FORMAT: u32 = 1;
@@ -38,6 +44,9 @@ pub struct Header {
     pub prompt: String,
     /// What each generation asked for.
     pub defaults: GenerateDefaults,
+    /// The operator's keys, where they are not the usual ones: a key file.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub keys: String,
 }
 
 /// Why a recording cannot be written or played.
@@ -72,6 +81,27 @@ pub enum RecordingError {
         /// What is wrong.
         reason: String,
     },
+}
+
+/// What a recording begins with that was not begun with the session: what the nodes said last, and what runs.
+pub fn opening(state: &State) -> Vec<Event> {
+    let mut events = Vec::new();
+    for (place, node) in state.nodes.iter().enumerate() {
+        if let Some(report) = &node.report {
+            let (name, build) = (node.name().to_owned(), report.build.clone());
+            let identity = Identity { name, build, numeric: 0, machine: String::new(), cores: Vec::new() };
+            events.push(ClientEvent::Connected { node: place, identity });
+            events.push(ClientEvent::Report { node: place, report: Box::new(report.clone()) });
+        }
+        if let Link::Lost { fault, .. } = &node.link {
+            events.push(ClientEvent::Disconnected { node: place, fault: fault.clone() });
+        }
+    }
+    if let (Assignment::Running { epoch, reused }, Some(topology)) = (&state.assignment, &state.assigned) {
+        let (epoch, reused, topology) = (*epoch, *reused, Box::new(topology.clone()));
+        events.push(ClientEvent::Assign(AssignEvent::Running { epoch, topology, reused }));
+    }
+    events.into_iter().map(Event::Client).collect()
 }
 
 /// The time of an event as it is written: whole microseconds, so that what is played has the times that were.

@@ -6,6 +6,7 @@ use super::{
     Header, Moment, RecordingError,
     reader::{Mark, Reader},
 };
+use crate::keymap::Keymap;
 use crate::{event::Event, state::State, update::update};
 
 /// Most copies of the state that are kept.
@@ -44,7 +45,11 @@ impl Player {
     /// It cannot be read, or is none.
     pub fn open(path: &Path) -> Result<Self, RecordingError> {
         let (mut reader, header) = Reader::open(path)?;
-        let state = State::new(&header.nodes, header.wanted.clone(), &header.prompt, header.defaults.clone());
+        let mut state = State::new(&header.nodes, header.wanted.clone(), &header.prompt, header.defaults.clone());
+        state.desk.keys = Keymap::read(&header.keys).map_err(|error| {
+            let reason = format!("its keys: {error}");
+            RecordingError::NoRecording { path: path.into(), reason }
+        })?;
         let end = reader.last_time()?;
         let next = reader.next()?;
         let first = next.as_ref().map_or(Duration::ZERO, |moment| moment.at);

@@ -33,6 +33,7 @@ fn header() -> Header {
         wanted: Some(wanted()),
         prompt: "ROMEO:".to_owned(),
         defaults: defaults(),
+        keys: String::new(),
     }
 }
 

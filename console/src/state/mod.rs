@@ -1,5 +1,7 @@
 //! All that can be on the screen. Knows no terminal, no socket and no clock; changed by `update` alone.
 pub mod clean;
+pub mod command;
+pub mod desk;
 pub mod editor;
 pub mod events;
 pub mod lateness;
@@ -116,6 +118,17 @@ impl GenerateDefaults {
     }
 }
 
+/// A picture that stands still while the cluster goes on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Frozen {
+    /// Since when.
+    pub since: Duration,
+    /// Events of the cluster since then.
+    pub events: u64,
+    /// What is shown.
+    pub shown: Box<State>,
+}
+
 /// Everything.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
@@ -165,6 +178,10 @@ pub struct State {
     pub notice: Option<String>,
     /// The end was asked for.
     pub is_ending: bool,
+    /// How the screen is arranged.
+    pub desk: desk::Desk,
+    /// The picture that is shown instead, while it stands still.
+    pub frozen: Option<Frozen>,
 }
 
 impl State {
@@ -195,7 +212,30 @@ impl State {
             extent: Extent::default(),
             notice: None,
             is_ending: false,
+            desk: desk::Desk::default(),
+            frozen: None,
         }
+    }
+
+    /// What is on the screen: this, or a picture of before that stands still.
+    pub fn shown(&self) -> &Self {
+        self.frozen.as_ref().map_or(self, |frozen| &frozen.shown)
+    }
+
+    /// Looks at what is known here as somebody looked at another state: page, selection, scrolling, what was typed.
+    pub fn look_as(&mut self, other: &Self) {
+        let recording = self.desk.recording.take();
+        self.sync_columns = other.sync_columns;
+        self.sync_scroll = other.sync_scroll;
+        self.editor = other.editor.clone();
+        self.spot = other.spot;
+        self.help = other.help;
+        self.selected = other.selected.min(self.nodes.len().saturating_sub(1));
+        self.layers_scroll = other.layers_scroll;
+        self.text_scroll = other.text_scroll;
+        self.extent = other.extent;
+        self.notice = other.notice.clone();
+        self.desk = desk::Desk { recording, ..other.desk.clone() };
     }
 
     /// The topology that nodes report under the highest epoch, else what was assigned last; whether it runs or not.

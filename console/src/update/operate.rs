@@ -5,7 +5,7 @@ use super::release_held;
 use crate::{
     effect::Effect,
     event::{OperateEvent, RestartStep},
-    keymap::{Action, Key, KeyCode, dialog_action},
+    keymap::{Action, Key, KeyCode},
     state::{
         Assignment, State,
         editor::Editor,
@@ -73,7 +73,7 @@ fn refuses(state: &mut State) -> bool {
 
 /// All keys while a question waits.
 pub(super) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
-    match (dialog_action(key), key) {
+    match (state.desk.keys.dialog_action(key), key) {
         (Some(Action::Submit), _) => answer(state),
         (Some(Action::Escape), _) => {
             state.dialog = None;

@@ -29,7 +29,7 @@ fn hints(state: &State, theme: &Theme, cells: usize) -> Line<'static> {
     let typing = state.spot.is_typing();
     let mut line = Line::default();
     let mut used = 0;
-    for binding in keymap::bindings(state.spot).filter(|binding| !binding.short.is_empty()) {
+    for binding in state.desk.keys.bindings(state.spot).filter(|binding| !binding.short.is_empty()) {
         let key = binding.keys.iter().find(|key| !(typing && key.types()));
         let (key, what) = (format!(" {}", key.map_or_else(String::new, keymap::Key::to_string)), binding.short);
         used += width(&key) + width(what) + 2;

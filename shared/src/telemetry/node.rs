@@ -120,3 +120,13 @@ pub struct NodeReport {
     /// Nodes that an operator took out, as far as this node has heard.
     pub exclusions: Exclusions,
 }
+
+impl NodeReport {
+    /// Whether another report says the same, at another time.
+    pub fn is_same_but_for_the_time(&self, other: &Self) -> bool {
+        self.state == other.state
+            && self.tokens == other.tokens
+            && self.health == other.health
+            && *self == Self { unix_ms: self.unix_ms, ..other.clone() }
+    }
+}
