@@ -50,7 +50,6 @@ impl Story {
     /// Another start.
     pub(crate) fn with(mut state: State) -> Self {
         state.extent = Extent {
-            tabs: Default::default(),
             text_lines: 9,
             text_height: 3,
             layers_height: 2,
@@ -58,6 +57,8 @@ impl Story {
             sync_height: 5,
             help_lines: 9,
             help_height: 3,
+            table_height: 3,
+            ..Extent::default()
         };
         Self { state, effects: Vec::new() }
     }
@@ -282,6 +283,7 @@ pub(crate) fn idle(node: usize) -> NodeReport {
         memory_resident: Bytes(11 << 20),
         health: health(),
         requests: 0,
+        traces: Vec::new(),
         tokens: 0,
         layers: Vec::new(),
         lateness: Vec::new(),

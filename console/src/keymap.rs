@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 pub use custom::{Keymap, KeymapError};
 
-use crate::state::{Page, Spot};
+use crate::state::{Focus, Page, Spot};
 
 /// A key without its modifiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,6 +118,12 @@ pub enum Action {
     PagePrevious,
     Open,
     SyncColumns,
+    Filter,
+    KeepFilter,
+    SortNext,
+    SortPrevious,
+    SortReverse,
+    Severity,
     Up,
     Down,
     PageUp,
@@ -156,6 +162,10 @@ pub enum Place {
     Anywhere,
     /// Everywhere but in the prompt box.
     Panels,
+    /// On pages with a table that is sorted and filtered.
+    Tables,
+    /// While a filter is typed.
+    Filter,
     /// In the prompt box.
     Prompt,
     /// On one page, outside of the prompt box.
@@ -164,9 +174,11 @@ pub enum Place {
 
 impl Place {
     /// In the order of the help page.
-    pub const ALL: [Self; 3 + Page::ALL.len()] = [
+    pub const ALL: [Self; 5 + Page::ALL.len()] = [
         Self::Anywhere,
         Self::Panels,
+        Self::Tables,
+        Self::Filter,
         Self::Prompt,
         Self::On(Page::Cluster),
         Self::On(Page::Topology),
@@ -190,6 +202,8 @@ impl Place {
         match self {
             Self::Anywhere => "Anywhere (letters and digits alone: outside of the prompt box)".to_owned(),
             Self::Panels => "Outside of the prompt box".to_owned(),
+            Self::Tables => "In tables (Cluster, Topology, Requests, Events)".to_owned(),
+            Self::Filter => "While a filter is typed".to_owned(),
             Self::Prompt => "In the prompt box".to_owned(),
             Self::On(page) => format!("On the page {}", page.title()),
         }
@@ -200,7 +214,9 @@ impl Place {
         match self {
             Self::Anywhere => true,
             Self::Panels => !spot.is_typing(),
-            Self::Prompt => spot.is_typing(),
+            Self::Tables => !spot.is_typing() && spot.page.has_table(),
+            Self::Filter => spot.focus == Focus::Filter,
+            Self::Prompt => spot.focus == Focus::Prompt,
             Self::On(page) => page == spot.page && !spot.is_typing(),
         }
     }
@@ -238,7 +254,7 @@ pub struct Binding {
 impl Binding {
     /// Whether it edits a text.
     pub fn is_typing(&self) -> bool {
-        self.place == Place::Prompt
+        matches!(self.place, Place::Prompt | Place::Filter)
     }
 
     /// The keys as people read them.
@@ -262,7 +278,7 @@ const fn key(code: KeyCode) -> Key {
 /// All bindings. The first that holds for a key wins.
 pub const BINDINGS: &[Binding] = &{
     use KeyCode::*;
-    use Place::{Anywhere, On, Panels, Prompt};
+    use Place::{Anywhere, On, Panels, Prompt, Tables};
     [
         bind(Anywhere, &[Key::control('c')], Action::Interrupt, "cancel what is generated, else quit", ""),
         bind(
@@ -286,7 +302,13 @@ pub const BINDINGS: &[Binding] = &{
         bind(Panels, &[Key::character(']')], Action::PageNext, "the next page", "page"),
         bind(Panels, &[Key::character('[')], Action::PagePrevious, "the previous page", ""),
         bind(Panels, &[Key::character('i')], Action::FocusPrompt, "to the prompt box", "prompt"),
-        bind(Panels, &[key(Enter)], Action::Open, "open what is selected: the node; on Generate the prompt box", ""),
+        bind(
+            Panels,
+            &[key(Enter)],
+            Action::Open,
+            "open the selected node, or that of the event; to the prompt box",
+            "",
+        ),
         bind(
             Panels,
             &[Key::character(':')],
@@ -316,6 +338,29 @@ pub const BINDINGS: &[Binding] = &{
         bind(Panels, &[key(End), Key::character('G')], Action::Bottom, "to the bottom, and follow", ""),
         bind(Panels, &[key(Left), Key::character('h')], Action::RankPrevious, "layers of the previous node", ""),
         bind(Panels, &[key(Right), Key::character('l')], Action::RankNext, "layers of the next node", "node"),
+        bind(
+            Tables,
+            &[Key::character('/')],
+            Action::Filter,
+            "filter: text, !others, ~expression; Esc: all again",
+            "filter",
+        ),
+        bind(Tables, &[Key::character('s'), Key::character('>')], Action::SortNext, "sort by the next column", "sort"),
+        bind(Tables, &[Key::character('<')], Action::SortPrevious, "sort by the previous column", ""),
+        bind(Tables, &[Key::character('S')], Action::SortReverse, "sort the other way round", ""),
+        bind(Place::Filter, &[key(Enter)], Action::KeepFilter, "keep the filter", "keep"),
+        bind(Place::Filter, &[key(Backspace), Key::control('h')], Action::EraseBefore, "erase a letter", ""),
+        bind(Place::Filter, &[Key::control('w'), Key::with_alt(Backspace)], Action::EraseWord, "erase a word", ""),
+        bind(Place::Filter, &[Key::control('u')], Action::EraseToStart, "erase all", ""),
+        bind(Place::Filter, &[key(Up)], Action::Up, "a row up", ""),
+        bind(Place::Filter, &[key(Down)], Action::Down, "a row down", ""),
+        bind(
+            On(Page::Events),
+            &[Key::character('w')],
+            Action::Severity,
+            "all, warnings and errors, errors",
+            "severity",
+        ),
         bind(
             On(Page::Sync),
             &[Key::character('v')],

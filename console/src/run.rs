@@ -89,6 +89,7 @@ pub async fn dashboard<N: Nodes>(
     let mut screen = Screen::enter()?;
     screen.take_mouse(state.desk.takes_mouse);
     let (sender, events) = mpsc::channel(CLIENT_EVENTS_MAX);
+    state.clock_ms = files.started_unix_ms();
     let nodes = connect(options.nodes, sender);
     let mut driver = Driver { state, nodes, files, events, started, frame_due: None, exit: None };
     if let Some(event) = began {

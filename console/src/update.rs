@@ -3,10 +3,11 @@ mod desk;
 mod frozen;
 mod operate;
 mod show;
+mod table;
 
 use std::time::Duration;
 
-use shared::telemetry::{NodeReport, Severity};
+use shared::telemetry::NodeReport;
 
 use crate::{
     effect::Effect,
@@ -18,6 +19,7 @@ use crate::{
         editor::Editor,
         node::Standing,
         request::{Phase, Request},
+        watch,
     },
 };
 
@@ -37,9 +39,9 @@ fn update_live(state: &mut State, event: Event) -> Vec<Effect> {
         Event::Key(key) => on_key(state, key),
         Event::Paste(text) => paste(state, &text),
         Event::Client(ClientEvent::Report { node, report }) if says_nothing_new(state, node, &report) => {
-            return client(state, ClientEvent::Report { node, report });
+            return observed(state, ClientEvent::Report { node, report });
         }
-        Event::Client(event) => client(state, event),
+        Event::Client(event) => observed(state, event),
         Event::Signal(signal) => quit(state, signal.exit_code()),
         Event::Mouse(mouse) => desk::on_mouse(state, mouse),
         Event::Recording(event) => {
@@ -70,6 +72,7 @@ fn tick(state: &mut State, now: Duration) -> Vec<Effect> {
     };
     let before = seen(state);
     state.now = now;
+    watch::observe_silence(state);
     if seen(state) == before { Vec::new() } else { vec![Effect::Draw] }
 }
 
@@ -87,8 +90,11 @@ fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
     if let Some(action) = state.desk.keys.action(state.spot, key) {
         return act(state, action);
     }
-    if let (Focus::Prompt, KeyCode::Char(letter), false, false) = (state.spot.focus, key.code, key.control, key.alt) {
-        insert(state, letter.encode_utf8(&mut [0; 4]));
+    if let KeyCode::Char(letter) = key.code
+        && key.types()
+        && state.spot.is_typing()
+    {
+        type_text(state, letter.encode_utf8(&mut [0; 4]));
     }
     Vec::new()
 }
@@ -137,6 +143,7 @@ fn act(state: &mut State, action: Action) -> Vec<Effect> {
 fn edit(state: &mut State, action: Action) {
     match action {
         Action::NewLine => insert(state, "\n"),
+        _ if state.spot.focus == Focus::Filter => table::edit(state, action),
         _ => edit_in(&mut state.editor, action),
     }
 }
@@ -160,6 +167,11 @@ fn edit_in(editor: &mut Editor, action: Action) {
     }
 }
 
+/// Text typed into the prompt box or a filter.
+fn type_text(state: &mut State, text: &str) {
+    if state.spot.focus == Focus::Filter { table::type_text(state, text) } else { insert(state, text) }
+}
+
 fn insert(state: &mut State, text: &str) {
     if !state.editor.insert(text) {
         state.notice = Some("the prompt box is full; use console generate for longer prompts".to_owned());
@@ -177,6 +189,10 @@ fn paste(state: &mut State, text: &str) -> Vec<Effect> {
         desk::insert(state, text);
         return Vec::new();
     }
+    if state.spot.focus == Focus::Filter {
+        table::type_text(state, text);
+        return Vec::new();
+    }
     state.spot = Spot::first_of(Page::Generate);
     // Terminals send a return for each new line of a paste.
     insert(state, &text.replace("\r\n", "\n").replace('\r', "\n"));
@@ -184,6 +200,9 @@ fn paste(state: &mut State, text: &str) -> Vec<Effect> {
 }
 
 fn escape(state: &mut State) -> Vec<Effect> {
+    if table::escape(state) {
+        return Vec::new();
+    }
     if state.request.is_open() && state.request.phase != Phase::Cancelling {
         return cancel(state);
     }
@@ -289,20 +308,30 @@ fn assign(state: &mut State) -> Vec<Effect> {
     vec![Effect::Assign { wanted, members: state.usable() }]
 }
 
+/// What arrived from the nodes, and what of it is worth an entry among the events.
+fn observed(state: &mut State, event: ClientEvent) -> Vec<Effect> {
+    let place = match &event {
+        ClientEvent::Connected { node, .. }
+        | ClientEvent::Disconnected { node, .. }
+        | ClientEvent::Report { node, .. } => Some(*node),
+        _ => None,
+    };
+    let effects = client(state, event);
+    place.into_iter().for_each(|place| watch::observe_node(state, place));
+    watch::observe_cluster(state);
+    effects
+}
+
 fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
     let now = state.now;
     match event {
         ClientEvent::Connected { node, identity } => {
             let Some(known) = state.nodes.get_mut(node) else { return Vec::new() };
             known.connected(now, &identity.name);
-            state.events.push(now, Severity::Note, Some(node), "connected");
             Vec::new()
         }
         ClientEvent::Disconnected { node, fault } => {
             let Some(known) = state.nodes.get_mut(node) else { return Vec::new() };
-            if known.is_open() {
-                state.events.push(now, Severity::Error, Some(node), &format!("connection lost: {}", fault.kind));
-            }
             known.disconnected(fault);
             Vec::new()
         }

@@ -31,6 +31,17 @@ fn situations() -> Vec<Story> {
     let mut ranks = Story::finished();
     ranks.key(KeyCode::Esc).key(KeyCode::Char('3'));
     let mut situations = vec![above, Story::begin(), Story::ready(), Story::generating(), Story::lost(), ranks];
+    let mut sorted = Story::finished();
+    sorted.key(KeyCode::Esc).key(KeyCode::Char('1')).key(KeyCode::Char('s'));
+    situations.push(sorted);
+    for filter in ["", "pi x"] {
+        let mut typing = Story::finished();
+        typing.key(KeyCode::Esc).key(KeyCode::Char('1')).key(KeyCode::Down).key(KeyCode::Char('/'));
+        filter.chars().for_each(|letter| {
+            typing.key(KeyCode::Char(letter));
+        });
+        situations.push(typing);
+    }
     let spots =
         Page::ALL.into_iter().flat_map(|page| page.panels().iter().map(move |focus| Spot { page, focus: *focus }));
     for spot in spots {

@@ -110,6 +110,8 @@ struct File {
     lease_ms: Option<u64>,
     recover: Option<bool>,
     exclude_after_ms: Option<u64>,
+    exclude_slow_ms: Option<u64>,
+    retry_slow_ms: Option<u64>,
     witness: Option<String>,
     key_file: Option<PathBuf>,
     data_links: Option<Protection>,
@@ -142,19 +144,39 @@ pub struct Recovery {
     pub enabled: bool,
     /// A member that is away for longer is taken out; `None`: never.
     pub exclude_after: Option<Duration>,
+    /// A rank that holds the others up for so long, by more than its work is worth, is taken out; `None`: never.
+    pub exclude_slow: Option<Duration>,
+    /// After so long it is tried again, if nothing slows its machine down; `None`: never.
+    pub retry_slow: Option<Duration>,
     /// A third daemon that votes where a topology has two members; both must name the same.
     pub witness: Option<String>,
 }
 
 impl Recovery {
-    fn check(enabled: Option<bool>, exclude_after: Option<Duration>, witness: Option<String>) -> anyhow::Result<Self> {
+    fn check(file: &File) -> anyhow::Result<Self> {
         ensure!(
-            witness.as_ref().is_none_or(|text| text.parse::<SocketAddr>().is_ok()),
+            file.witness.as_ref().is_none_or(|text| text.parse::<SocketAddr>().is_ok()),
             "witness {:?} is not ADDRESS:PORT; for example 192.168.1.20:9999",
-            witness.unwrap_or_default()
+            file.witness.as_deref().unwrap_or_default()
         );
-        Ok(Self { enabled: enabled.unwrap_or(true), exclude_after, witness })
+        let unless_zero = |key, value, default| match value {
+            Some(0) => Ok(None),
+            value => milliseconds(key, value, default, 100).map(Some),
+        };
+        Ok(Self {
+            enabled: file.recover.unwrap_or(true),
+            exclude_after: unless_zero("exclude_after_ms", file.exclude_after_ms, 60_000)?,
+            exclude_slow: unless_zero("exclude_slow_ms", file.exclude_slow_ms, 60_000)?,
+            retry_slow: unless_zero("retry_slow_ms", file.retry_slow_ms, 600_000)?,
+            witness: file.witness.clone(),
+        })
     }
+}
+
+fn milliseconds(key: &str, value: Option<u64>, default: u64, least: u64) -> anyhow::Result<Duration> {
+    let value = value.unwrap_or(default);
+    ensure!((least..=3_600_000).contains(&value), "{key} is {value}, it must be from {least} to 3600000");
+    Ok(Duration::from_millis(value))
 }
 
 /// Checked settings.
@@ -250,6 +272,7 @@ impl Config {
     }
 
     fn merge(arguments: Arguments, file: File) -> anyhow::Result<Self> {
+        let recovery = Recovery::check(&file)?;
         let listen = arguments.listen.or(file.listen).unwrap_or_else(|| format!("127.0.0.1:{PORT}"));
         let listen: SocketAddr = match listen.parse() {
             Ok(address) => address,
@@ -267,11 +290,6 @@ impl Config {
         }
         let threads = arguments.threads.or(file.threads);
         ensure!(threads.is_none_or(|threads| (1..=256).contains(&threads)), "threads must be from 1 to 256");
-        let milliseconds = |key: &str, value: Option<u64>, default: u64, least: u64| {
-            let value = value.unwrap_or(default);
-            ensure!((least..=3_600_000).contains(&value), "{key} is {value}, it must be from {least} to 3600000");
-            Ok(Duration::from_millis(value))
-        };
         let liveness = Liveness {
             heartbeat: milliseconds("heartbeat_ms", file.heartbeat_ms, 250, 10)?,
             silent: milliseconds("silent_ms", file.silent_ms, 2000, 50)?,
@@ -290,12 +308,8 @@ impl Config {
             silent: liveness.silent,
             recovers: file.recover.unwrap_or(true),
         };
-        let exclude_after = match file.exclude_after_ms {
-            Some(0) => None,
-            value => Some(milliseconds("exclude_after_ms", value, 60_000, 100)?),
-        };
         Ok(Self {
-            recovery: Recovery::check(file.recover, exclude_after, file.witness)?,
+            recovery,
             http: http.check(listen)?,
             key_file: file.key_file.unwrap_or_else(|| state.join("cluster.key")),
             data_links: file.data_links.unwrap_or_default(),
@@ -362,7 +376,7 @@ mod tests {
         let text = include_str!("../../packaging/bramble.toml");
         let is_setting = |line: &&str| line.contains(" = ") && !line.starts_with("# ");
         let settings: Vec<&str> = text.lines().filter(is_setting).map(|line| line.trim_start_matches('#')).collect();
-        assert_eq!(settings.len(), 28);
+        assert_eq!(settings.len(), 30);
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         let shipped = check(text).expect("every line is known");

@@ -4,6 +4,8 @@
 mod bad_input;
 // Measuring nodes and this machine.
 mod bench;
+// A slow node is taken out by itself and tried again.
+mod breaker;
 // The dashboard in a real terminal.
 mod dashboard;
 // The demo: daemons, one text or the dashboard, nothing left behind.

@@ -1,16 +1,9 @@
 //! An operator at work: rolling restart, nodes taken out and in, the straggler named; by commands and in the dashboard.
-use std::{
-    process::Command,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
-    time::Duration,
-};
+use std::process::Command;
 
 use harness::{
     programs::{Cluster, DEEP, deep_models, demo_models, finish, programs, spawn_console, wait_until},
+    slowing::Slowed,
     terminal::Terminal,
 };
 use nix::sys::signal::{Signal, kill};
@@ -183,23 +176,6 @@ fn the_dashboard_restarts_all_takes_one_out_and_in_and_generates_after_each() {
     terminal.assert_restored();
 }
 
-/// Stops a process 2 ms in every 10 until told to end.
-fn slow_down(pid: nix::unistd::Pid) -> (Arc<AtomicBool>, thread::JoinHandle<()>) {
-    let stop = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&stop);
-    let thread = thread::spawn(move || {
-        while !seen.load(Ordering::Acquire) {
-            for (signal, pause) in [(Signal::SIGSTOP, 2), (Signal::SIGCONT, 8)] {
-                if kill(pid, signal).is_err() {
-                    return;
-                }
-                thread::sleep(Duration::from_millis(pause));
-            }
-        }
-    });
-    (stop, thread)
-}
-
 #[test]
 fn a_rank_that_is_stopped_2_ms_in_every_10_is_the_first_of_the_ranks() {
     let models = deep_models();
@@ -209,7 +185,7 @@ fn a_rank_that_is_stopped_2_ms_in_every_10_is_the_first_of_the_ranks() {
     command.args(["--nodes", &cluster.nodes()]).args(model);
     let mut terminal = Terminal::run(command, 80, 24);
     terminal.wait_for("Ready. i to type a prompt");
-    let (stop, slowing) = slow_down(cluster.pid(1));
+    let slowed = Slowed::begin(cluster.pid(1), (2, 10));
     terminal.keys("iROMEO:\r");
     terminal.wait_for("tokens/s");
     terminal.keys("\x1b3");
@@ -225,8 +201,7 @@ fn a_rank_that_is_stopped_2_ms_in_every_10_is_the_first_of_the_ranks() {
         }
         pictures == 10
     });
-    stop.store(true, Ordering::Release);
-    slowing.join().expect("the node lives");
+    drop(slowed);
     terminal.keys("q");
     assert_eq!(terminal.ended(), Some(0));
 }

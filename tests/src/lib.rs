@@ -11,5 +11,6 @@ pub mod quantise;
 pub mod random;
 pub mod ranks;
 pub mod reference;
+pub mod slowing;
 pub mod terminal;
 pub mod tiny_model;

@@ -98,6 +98,7 @@ pub(crate) fn idle_report(name: &str) -> NodeReport {
         health: Health::default(),
         requests: 0,
         tokens: 0,
+        traces: Vec::new(),
         layers: Vec::new(),
         lateness: Vec::new(),
         collectives: None,

@@ -290,7 +290,7 @@ mod tests {
     fn what_a_file_cannot_mean_is_refused_with_its_line() {
         check_refused("[panels]\nquit = \n", 2, "");
         check_refused("[panels]\n\nqiut = \"x\"\n", 3, "no action \"qiut\"; console keys lists them");
-        check_refused("[nowhere]\nquit = \"x\"\n", 1, "[nowhere] is no place; one of anywhere, panels, prompt");
+        check_refused("[nowhere]\nquit = \"x\"\n", 1, "[nowhere] is no place; one of anywhere, panels, tables");
         check_refused("quit = \"x\"\n", 1, "[quit] is no place");
         check_refused("panels = 1\n", 1, "[panels] on a line of its own");
         check_refused("[panels]\nquit = \"Hyper-X\"\n", 2, "no key \"Hyper-X\"");
@@ -303,7 +303,7 @@ mod tests {
     fn a_key_with_two_meanings_is_refused_with_both() {
         check_refused("[panels]\nquit = \"R\"\n", 2, "R is restart of [panels] already");
         check_refused("[panels]\nquit = \"F9\"\nhelp = \"F9\"\n", 3, "F9 is quit of [panels] already");
-        check_refused("[anywhere]\nescape = [\"Esc\", \"Down\"]\n", 2, "Down");
+        check_refused("[anywhere]\nescape = [\"Esc\", \"Down\"]\n", 2, "↓ is down of [panels]");
         check_refused("[anywhere]\ninterrupt = []\n", 2, "no way out");
         assert!(Keymap::read("[panels]\nquit = \"R\"\nrestart = []\n").is_ok());
     }

@@ -6,7 +6,7 @@ use shared::{
     protocol::error::Fault,
     schedule::Table,
     telemetry::{
-        Health, KvUse, Lateness, LayerSync, LoadProgress, NodeReport, NodeState, SyncKind,
+        Health, KvUse, Lateness, LayerSync, LoadProgress, NodeReport, NodeState, RequestReport, SyncKind,
         health::{Clock, DiskUse, LoadByOthers, MemoryUse, NetworkLink, RunQueue, ThrottleBits, Traffic},
     },
     topology::{Exclusions, Topology},
@@ -96,6 +96,7 @@ delta! {
             shard: Bytes,
             memory_resident: Bytes,
             requests: u32,
+            traces: Vec<RequestReport>,
             tokens: u64,
             kv: Option<KvUse>,
             lateness: Vec<Lateness>,

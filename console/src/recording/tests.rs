@@ -50,6 +50,7 @@ fn record(path: &Path, events: &[(u64, Event)]) -> Vec<State> {
     let mut recorder = Recorder::create(path, &header()).expect("a new file");
     let mut story =
         Story { state: State::new(&header().nodes, Some(wanted()), "ROMEO:", defaults()), effects: Vec::new() };
+    story.state.clock_ms = header().started_unix_ms;
     let mut states = Vec::new();
     for (milliseconds, event) in events {
         story.at(*milliseconds).on(event.clone());
@@ -121,7 +122,7 @@ fn what_is_played_is_what_was_seen_at_every_event_in_every_order() {
     for place in places {
         player.seek(Duration::from_millis(events[place].0));
         while !player.work(50) {}
-        assert_eq!(player.state(), &states[place], "event {place}");
+        assert!(player.state() == &states[place], "event {place} is played otherwise than it was");
     }
     assert!(player.broken().is_none() && player.lost() == 0);
 }
@@ -252,7 +253,7 @@ fn a_last_line_that_was_cut_is_left_out() {
     player.seek(Duration::MAX);
     while !player.work(100) {}
     assert!(player.broken().is_none());
-    assert_eq!(player.state(), &states[states.len() - 2]);
+    assert!(player.state() == &states[states.len() - 2]);
 }
 
 #[test]

@@ -44,6 +44,11 @@ impl Files {
         Self { header, recorder: None, sender, news }
     }
 
+    /// When this dashboard started, in milliseconds since 1970.
+    pub(super) fn started_unix_ms(&self) -> u64 {
+        self.header.started_unix_ms
+    }
+
     /// What came of something that was asked for.
     pub(super) async fn news(&mut self) -> Event {
         // Never closed: a sender is kept here.

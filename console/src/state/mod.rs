@@ -1,15 +1,22 @@
 //! All that can be on the screen. Knows no terminal, no socket and no clock; changed by `update` alone.
 pub mod clean;
+pub mod cluster;
 pub mod command;
 pub mod desk;
 pub mod editor;
 pub mod events;
+pub mod filter;
+pub mod history;
 pub mod lateness;
 pub mod node;
 pub mod operation;
 pub mod page;
 pub mod request;
+pub mod requests;
 pub mod standing;
+pub mod table;
+pub mod tables;
+pub mod watch;
 
 pub use page::{Area, Focus, Page, Spot};
 
@@ -22,7 +29,7 @@ use shared::{
     latency::ratio,
     protocol::{error::Fault, message::Generate},
     sampling::SamplingParameters,
-    telemetry::NodeState,
+    telemetry::{NodeState, Severity},
     topology::{Exclusion, Exclusions, Topology},
 };
 
@@ -42,6 +49,12 @@ use crate::{
 pub struct Extent {
     /// The tabs of the pages, in their order; empty where a tab is not on the screen.
     pub tabs: [Area; Page::ALL.len()],
+    /// Rows of the page's table, without its heading.
+    pub table: Area,
+    /// The first of its rows that is shown.
+    pub table_first: usize,
+    /// Rows of it that are shown.
+    pub table_height: usize,
     /// Lines of text, wrapped.
     pub text_lines: usize,
     /// Lines of text that the panel shows.
@@ -52,6 +65,10 @@ pub struct Extent {
     pub sync_rows: usize,
     /// Rows of it that are shown.
     pub sync_height: usize,
+    /// Lines of the details of a node.
+    pub details_lines: usize,
+    /// Lines of them that are shown.
+    pub details_height: usize,
     /// Lines of the help page.
     pub help_lines: usize,
     /// Lines of the help page that are shown.
@@ -166,12 +183,22 @@ pub struct State {
     pub help: Option<usize>,
     /// The node whose layers are shown.
     pub selected: usize,
+    /// The first line of a node's details that is shown.
+    pub details_scroll: usize,
     /// The first layer shown.
     pub layers_scroll: usize,
     /// What of the text is shown.
     pub text_scroll: TextScroll,
     /// What happened so far.
     pub events: events::Log,
+    /// Events that are not so bad are left out.
+    pub severity_min: Severity,
+    /// How all was seen last: what differs becomes an event.
+    pub watch: watch::Watch,
+    /// How the table of each page is arranged.
+    pub arrangements: [table::Arrangement; Page::ALL.len()],
+    /// What the clock said at the start: milliseconds since 1970.
+    pub clock_ms: u64,
     /// What was on the screen last.
     pub extent: Extent,
     /// An answer to a key that could do nothing, until the next key.
@@ -206,9 +233,14 @@ impl State {
             spot: Spot::first_of(if prompt.is_empty() { Page::Cluster } else { Page::Generate }),
             help: None,
             selected: 0,
+            details_scroll: 0,
             layers_scroll: 0,
             text_scroll: TextScroll::Follow,
             events: events::Log::default(),
+            severity_min: Severity::Note,
+            watch: watch::Watch::default(),
+            arrangements: Default::default(),
+            clock_ms: 0,
             extent: Extent::default(),
             notice: None,
             is_ending: false,
@@ -231,7 +263,10 @@ impl State {
         self.spot = other.spot;
         self.help = other.help;
         self.selected = other.selected.min(self.nodes.len().saturating_sub(1));
+        self.details_scroll = other.details_scroll;
         self.layers_scroll = other.layers_scroll;
+        self.severity_min = other.severity_min;
+        self.arrangements = other.arrangements.clone();
         self.text_scroll = other.text_scroll;
         self.extent = other.extent;
         self.notice = other.notice.clone();

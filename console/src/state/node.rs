@@ -8,7 +8,7 @@ use shared::{
     units::Nanoseconds,
 };
 
-use crate::state::{clean::clean_line, lateness::Window};
+use crate::state::{clean::clean_line, history::History, lateness::Window};
 
 /// A node that sent nothing for longer than this is stale.
 pub const STALE_AFTER: Duration = Duration::from_secs(2);
@@ -94,6 +94,8 @@ pub struct Node {
     pub layers: Vec<Layer>,
     /// When layers arrived last.
     pub layers_at: Option<Duration>,
+    /// Its last minutes.
+    pub history: History,
     /// Sums of the latest all-reduces, and who was late in them.
     pub window: Window,
     name: Option<String>,
@@ -110,6 +112,7 @@ impl Node {
             load: None,
             layers: Vec::new(),
             layers_at: None,
+            history: History::default(),
             window: Window::default(),
             name: None,
             heard: Duration::ZERO,
@@ -179,6 +182,7 @@ impl Node {
             self.layers_at = None;
         }
         self.window.record(now, &report);
+        self.history.record(now, &report);
         if !report.layers.is_empty() {
             self.layers_at = Some(now);
         }

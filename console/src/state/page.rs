@@ -48,6 +48,11 @@ impl Page {
         Self::ALL[(self.index() + distance) % Self::ALL.len()]
     }
 
+    /// Whether it has a table that is sorted and filtered.
+    pub fn has_table(self) -> bool {
+        matches!(self, Self::Cluster | Self::Requests | Self::Events)
+    }
+
     /// The panels that keys can go to, in the order of the Tab key; the first one has them when the page opens.
     pub fn panels(self) -> &'static [Focus] {
         match self {
@@ -81,6 +86,8 @@ pub enum Focus {
     Events,
     /// What is known of one node.
     Details,
+    /// The filter of the page's table.
+    Filter,
 }
 
 /// Where keys go: what they mean depends on both.
@@ -107,7 +114,7 @@ impl Spot {
 
     /// Whether letters are typed here and mean nothing else.
     pub fn is_typing(self) -> bool {
-        self.focus == Focus::Prompt
+        matches!(self.focus, Focus::Prompt | Focus::Filter)
     }
 }
 

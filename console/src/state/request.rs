@@ -92,6 +92,11 @@ impl Request {
         matches!(self.phase, Phase::Queued | Phase::Prefill | Phase::Decoding | Phase::Cancelling)
     }
 
+    /// Since it was asked for, or sent.
+    pub fn age(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.sent)
+    }
+
     /// It goes to the head now.
     pub fn send(&mut self, now: Duration) {
         self.phase = Phase::Queued;

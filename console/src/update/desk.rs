@@ -1,5 +1,5 @@
 //! How the screen is arranged: command line, colours, mouse, recording, export. Nothing here reaches the cluster.
-use super::{act, edit_in, show};
+use super::{act, edit_in, show, table};
 use crate::{
     effect::Effect,
     event::{Event, Mouse, MouseKind},
@@ -116,7 +116,8 @@ fn perform(state: &mut State, command: Command) -> Vec<Effect> {
         Command::StopRecording if state.desk.recording.is_some() => return vec![Effect::StopRecording],
         Command::StopRecording => state.notice = Some("nothing is recorded".to_owned()),
         Command::Theme(theme) => state.desk.theme = theme,
-        Command::Filter(_) | Command::Sort(_) => state.notice = Some("this page has no table".to_owned()),
+        Command::Filter(text) => table::filter(state, &text),
+        Command::Sort(by) => table::sort(state, by),
     }
     Vec::new()
 }
@@ -147,6 +148,8 @@ fn click(state: &mut State, Mouse { x, y, .. }: Mouse) {
     let tab = Page::ALL.into_iter().zip(state.extent.tabs).find(|(_, tab)| tab.contains(x, y));
     if let Some((page, _)) = tab {
         state.spot = Spot::first_of(page);
+    } else if table::click(state, x, y) {
+        show::show(state, Action::Open);
     }
 }
 

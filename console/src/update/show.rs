@@ -4,7 +4,7 @@ use crate::{
     state::{Focus, Page, Spot, State, SyncColumns, TextScroll, lateness::ranks},
 };
 
-use super::operate;
+use super::{operate, table};
 
 /// What a key does that changes only what is seen.
 pub(super) fn show(state: &mut State, action: Action) {
@@ -28,6 +28,12 @@ pub(super) fn show(state: &mut State, action: Action) {
         Action::Up | Action::Down | Action::PageUp | Action::PageDown | Action::Top | Action::Bottom => {
             scroll(state, action);
         }
+        Action::Filter
+        | Action::KeepFilter
+        | Action::SortNext
+        | Action::SortPrevious
+        | Action::SortReverse
+        | Action::Severity => table::act(state, action),
         Action::RankPrevious => select(state, state.selected.saturating_sub(1)),
         Action::RankNext => select(state, state.selected + 1),
         _ => {}
@@ -46,15 +52,21 @@ fn leaf(state: &mut State, distance: usize) {
 fn open(state: &mut State) {
     match state.spot.page {
         Page::Generate => state.spot = Spot::first_of(Page::Generate),
-        Page::Cluster | Page::Topology | Page::Sync if !state.nodes.is_empty() => {
-            state.spot = Spot::first_of(Page::Node)
+        _ => {
+            if let Some(place) = table::node_of_selected(state) {
+                select(state, place);
+                state.spot = Spot::first_of(Page::Node);
+            }
         }
-        _ => {}
     }
 }
 
 fn select(state: &mut State, node: usize) {
-    state.selected = node.min(state.nodes.len().saturating_sub(1));
+    let node = node.min(state.nodes.len().saturating_sub(1));
+    if node != state.selected {
+        state.details_scroll = 0;
+    }
+    state.selected = node;
 }
 
 fn scroll(state: &mut State, action: Action) {
@@ -85,11 +97,12 @@ fn scroll(state: &mut State, action: Action) {
             let last = state.layer_count().saturating_sub(extent.layers_height);
             state.layers_scroll = scrolled(state.layers_scroll.min(last), action, extent.layers_height, last);
         }
-        Focus::Nodes => {
-            let last = state.nodes.len().saturating_sub(1);
-            select(state, scrolled(state.selected, action, last, last));
+        Focus::Nodes | Focus::Requests | Focus::Events | Focus::Filter => table::scroll(state, action),
+        Focus::Details => {
+            let last = extent.details_lines.saturating_sub(extent.details_height);
+            state.details_scroll = scrolled(state.details_scroll.min(last), action, extent.details_height, last);
         }
-        Focus::Picture | Focus::Requests | Focus::Events | Focus::Details => {}
+        Focus::Picture => {}
     }
 }
 

@@ -1,38 +1,78 @@
-//! The page of the cluster: all nodes, and beside or below them the picture of what runs on them and what to do next.
+//! The page of the cluster: all nodes, and below them the picture of what runs on them and what to do next.
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
-    text::Line,
+    style::Style,
+    text::{Line, Span},
 };
 
 use crate::{
-    state::{State, clean::clean_line, standing::hint},
-    view::{format::wrap_words, nodes, theme::Theme, topology, widgets::panel::lines},
+    state::{
+        Extent, State,
+        clean::clean_line,
+        standing::{Cluster, cluster, hint},
+    },
+    view::{format::wrap_words, tables, theme::Theme, topology, widgets::panel::lines},
 };
 
 /// From this width on the topology stands beside the nodes.
-const WIDTH_WIDE: u16 = 110;
-/// Cells of the table of nodes.
-const NODES_CELLS: u16 = 80;
+const WIDTH_WIDE: u16 = 170;
+/// Cells of the topology beside the nodes.
+const TOPOLOGY_CELLS: u16 = 34;
+/// Lines that the picture of the topology keeps below the nodes.
+const TOPOLOGY_LINES: u16 = 6;
 
 /// Draws the page.
-pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
-    let text = clean_line(&hint(state));
-    let cells = usize::from(area.width).saturating_sub(2);
-    let words: Vec<Line> = wrap_words(&text, cells)
-        .into_iter()
-        .map(|range| Line::styled(format!(" {}", &text[range]), theme.dim))
-        .collect();
-    let [above, below] = Layout::vertical([Constraint::Fill(1), Constraint::Length(words.len() as u16)]).areas(area);
-    lines(frame, below, words);
+pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
+    let usable = state.usable();
+    let open = usable.iter().filter(|place| state.nodes[**place].is_open()).count();
+    let out = match state.nodes.len() - usable.len() {
+        0 => String::new(),
+        out => format!(", {out} out"),
+    };
+    let remark = format!("{open} of {} connected{out}", usable.len());
+    let remark = Span::styled(remark, if open == usable.len() { theme.dim } else { theme.warn });
+    let next = next(state, theme, usize::from(area.width));
+    let [above, below] = Layout::vertical([Constraint::Fill(1), Constraint::Length(next.len() as u16)]).areas(area);
+    lines(frame, below, next);
+    let words = ("Nodes", remark, "No node was named.");
     if area.width >= WIDTH_WIDE {
-        let [left, right] =
-            Layout::horizontal([Constraint::Length(NODES_CELLS), Constraint::Fill(1)]).spacing(1).areas(above);
-        nodes::draw(state, theme, frame, left);
+        let columns = [Constraint::Fill(1), Constraint::Length(TOPOLOGY_CELLS)];
+        let [left, right] = Layout::horizontal(columns).spacing(1).areas(above);
+        tables::draw(state, theme, frame, left, words, extent);
         return topology::draw(state, theme, frame, right);
     }
-    let rows = (state.nodes.len() as u16).clamp(1, above.height.saturating_sub(8).max(2));
-    let [upper, lower] = Layout::vertical([Constraint::Length(rows + 2), Constraint::Fill(1)]).areas(above);
-    nodes::draw(state, theme, frame, upper);
+    let most = above.height.saturating_sub(TOPOLOGY_LINES).max(3);
+    // A filter that is typed takes a line.
+    let rows = (state.nodes.len() as u16).saturating_add(3).clamp(4, most);
+    let [upper, lower] = Layout::vertical([Constraint::Length(rows), Constraint::Fill(1)]).areas(above);
+    tables::draw(state, theme, frame, upper, words, extent);
     topology::draw(state, theme, frame, lower);
+}
+
+/// What to do next; at an empty cluster the steps to a first answer.
+fn next(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
+    let mut all = Vec::new();
+    let mut say = |text: &str, style: Style| {
+        let text = clean_line(text);
+        let rows = wrap_words(&text, width.saturating_sub(2));
+        all.extend(rows.into_iter().map(|range| Line::styled(format!(" {}", &text[range]), style)));
+    };
+    match cluster(state) {
+        Cluster::Empty => {
+            say("No nodes yet. To begin:", theme.plain);
+            say("console discover          lists the nodes of this network", theme.plain);
+            say("console adopt ADDRESS     gives a new node the cluster's key", theme.plain);
+            say(
+                "console --nodes A,B,..    opens this screen on them; console demo tries it on this machine",
+                theme.plain,
+            );
+        }
+        Cluster::Refused(fault) => {
+            say(&format!("Not assigned: {fault}"), theme.bad);
+            say(&hint(state), theme.dim);
+        }
+        _ => say(&hint(state), theme.dim),
+    }
+    all
 }

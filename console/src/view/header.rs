@@ -10,7 +10,9 @@ use shared::latency::ratio;
 use crate::{
     state::{
         State,
+        cluster::{requests, tokens_per_second},
         lateness::{ranks, straggler},
+        requests::latencies,
         standing::{Cluster, cluster},
     },
     view::{
@@ -66,11 +68,16 @@ fn figures_line(state: &State, theme: &Theme) -> Line<'static> {
     let request = &state.request;
     let tpot = request.tpot_ms();
     let figure = |value: Option<String>| value.unwrap_or_else(|| "–".to_owned());
+    // Of the request from here, else of all that the heads tell.
+    let (ttft_all, tpot_all) = latencies(state);
+    let own = tpot.map(|tpot| ratio(1e3, tpot));
+    let rate = if request.is_sent() { own } else { tokens_per_second(state).filter(|rate| *rate > 0.0).or(own) };
     let figures = [
-        ("", figure(tpot.map(|tpot| format!("{:.1}", ratio(1e3, tpot)))) + " tokens/s"),
-        ("TTFT ", figure(request.ttft_ms().map(milliseconds))),
-        ("TPOT ", figure(tpot.map(milliseconds))),
+        ("", figure(rate.map(|rate| format!("{rate:.1}"))) + " tokens/s"),
+        ("TTFT ", figure(request.ttft_ms().or(ttft_all).map(milliseconds))),
+        ("TPOT ", figure(tpot.or(tpot_all).map(milliseconds))),
         ("network ", figure(state.network_fraction().map(|share| format!("{:.0} %", share * 100.0)))),
+        ("requests ", requests(state).to_string()),
     ];
     let spans = figures.into_iter().flat_map(|(label, value)| {
         [Span::styled(format!(" {label}"), theme.dim), Span::styled(value, theme.plain), Span::raw("  ")]

@@ -13,11 +13,11 @@ mod health;
 mod help;
 mod layers;
 mod node;
-mod nodes;
 pub mod picture;
 mod prompt;
 mod requests;
 mod sync;
+mod tables;
 mod tabs;
 mod text;
 pub mod theme;
@@ -85,15 +85,15 @@ fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
     desk::marks(state, all.frozen.as_ref().map(|frozen| (frozen, all.now)), theme, frame, figures);
     extent.tabs = tabs::draw(state, theme, frame, tabs);
     match state.spot.page {
-        Page::Cluster => cluster::draw(state, theme, frame, page),
+        Page::Cluster => cluster::draw(state, theme, frame, page, &mut extent),
         Page::Topology => topology::draw(state, theme, frame, page),
         Page::Sync => {
             let shown = sync::draw(state, theme, frame, page);
             (extent.sync_rows, extent.sync_height) = (shown.rows, shown.height);
         }
         Page::Generate => generate::draw(state, theme, frame, page, &mut extent),
-        Page::Requests => requests::draw(state, theme, frame, page),
-        Page::Events => events::draw(state, theme, frame, page),
+        Page::Requests => requests::draw(state, theme, frame, page, &mut extent),
+        Page::Events => events::draw(state, theme, frame, page, &mut extent),
         Page::Node => node::draw(state, theme, frame, page, &mut extent),
     }
     footer::draw(state, theme, frame, footer);

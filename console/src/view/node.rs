@@ -1,61 +1,135 @@
-//! The page of one node: what its machine says, what is wrong there and what cures it, its layers.
+//! The page of one node: what it is, how it went in the last minutes, what is wrong there and what cures it, its layers.
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
     style::Style,
     text::{Line, Span},
 };
-use shared::telemetry::{NodeReport, Severity};
+use shared::telemetry::Severity;
 
 use crate::{
-    state::{Extent, Focus, State, clean::clean_line, node::Node},
+    state::{
+        Extent, Focus, State,
+        clean::clean_line,
+        cluster,
+        history::Sample,
+        node::{Node, Standing},
+    },
     view::{
-        format::wrap_words,
+        format::{fit, fit_right, wrap_words},
         layers,
         theme::Theme,
-        widgets::panel::{lines, panel},
+        widgets::{
+            panel::{lines, panel},
+            sparkline::sparkline,
+        },
     },
 };
 
+/// Cells of a graph's title, and of its last value.
+const TITLE: usize = 11;
+const VALUE: usize = 10;
+/// Coldest and hottest of the graph of temperatures: from 80 on the firmware lowers the clock.
+const CELSIUS: (f64, f64) = (30.0, 90.0);
+
 /// Draws the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
-    let [above, below] = Layout::vertical([Constraint::Fill(3), Constraint::Fill(2)]).areas(area);
     let focused = state.spot.focus == Focus::Details;
     let Some(node) = state.nodes.get(state.selected) else {
         let area = panel(frame, theme, area, focused, "Node", Span::raw(""));
-        return lines(frame, area, [Line::styled(" No node is named.", theme.dim)]);
+        return lines(frame, area, [Line::styled(" No node was named.", theme.dim)]);
     };
-    let place = Span::styled(format!("{} of {}", state.selected + 1, state.nodes.len()), theme.dim);
+    let layer_lines = (state.layer_count() as u16 + 2).clamp(3, area.height / 3);
+    let [above, below] = Layout::vertical([Constraint::Fill(1), Constraint::Length(layer_lines)]).areas(area);
+    let remark = format!("{} of {}, ← → others", state.selected + 1, state.nodes.len());
     let title = format!("{} ({})", node.name(), node.address);
-    let inner = panel(frame, theme, above, focused, &title, place);
-    lines(frame, inner, details(node, theme, usize::from(inner.width)));
+    let inner = panel(frame, theme, above, focused, &title, Span::styled(remark, theme.dim));
+    let all = details(state, node, theme, usize::from(inner.width));
+    (extent.details_lines, extent.details_height) = (all.len(), usize::from(inner.height));
+    let first = state.details_scroll.min(all.len().saturating_sub(usize::from(inner.height)));
+    lines(frame, inner, all.into_iter().skip(first));
     extent.layers_height = layers::draw(state, theme, frame, below);
 }
 
-fn details(node: &Node, theme: &Theme, width: usize) -> Vec<Line<'static>> {
-    let mut all = Vec::new();
+fn details(state: &State, node: &Node, theme: &Theme, width: usize) -> Vec<Line<'static>> {
+    let mut all = vec![summary(state, node, theme)];
+    let is_live = matches!(node.standing(state.now), Standing::Reports(_));
+    all.extend(graphs(node, theme, width, is_live));
     let mut say = |text: &str, style: Style| {
         let text = clean_line(text);
-        all.extend(
-            wrap_words(&text, width.saturating_sub(2))
-                .into_iter()
-                .map(|range| Line::styled(format!(" {}", &text[range]), style)),
-        );
+        let rows = wrap_words(&text, width.saturating_sub(2));
+        all.extend(rows.into_iter().map(|range| Line::styled(format!(" {}", &text[range]), style)));
     };
+    if let Some(entry) = state.exclusion(node) {
+        say(&format!("out: {} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by), theme.warn);
+    }
     if let Some(fault) = node.fault() {
         say(&fault.to_string(), theme.bad);
-        say(&format!("Next: {}.", fault.kind.next()), theme.plain);
+        say(&format!("next: {}", fault.kind.next()), theme.plain);
     }
-    let Some(NodeReport { health, .. }) = &node.report else { return all };
-    for finding in health.findings() {
+    let Some(report) = &node.report else { return all };
+    let findings = report.health.findings();
+    for finding in &findings {
         let style = match finding.severity {
             Severity::Error => theme.bad,
             Severity::Warning => theme.warn,
             Severity::Note => theme.dim,
         };
-        say(&finding.meaning, style);
-        say(&format!("fix: {}", finding.fix), theme.plain);
+        say(&format!("{}: {}", finding.severity.name(), finding.meaning), style);
+        say(&format!("  fix: {}", finding.fix), theme.plain);
     }
-    health.readings().iter().for_each(|line| say(line, theme.dim));
+    if findings.is_empty() && is_live {
+        say("Nothing is wrong with its machine.", theme.ok);
+    }
+    report.health.readings().iter().for_each(|line| say(line, theme.dim));
+    let unread = report.health.unread();
+    if !unread.is_empty() {
+        say(&format!("cannot be read there: {}", unread.join(", ")), theme.dim);
+    }
     all
+}
+
+fn summary(state: &State, node: &Node, theme: &Theme) -> Line<'static> {
+    let standing = cluster::standing_cell(state, node);
+    let mut spans = vec![Span::styled(format!(" {}", standing.text), theme.tone(standing.tone))];
+    let mut rest = Vec::new();
+    rest.extend(cluster::place(state, node).map(|place| format!("place {place}")));
+    if let Some(report) = &node.report {
+        rest.push(format!("epoch {}", report.epoch));
+        rest.push(format!("shard {}", report.shard));
+        rest.push(format!("resident {}", report.memory_resident));
+        rest.push(format!("kernels {}", clean_line(&report.kernels)));
+        rest.push(format!("build {}", clean_line(&report.build)));
+    }
+    spans.push(Span::styled(rest.into_iter().map(|word| format!("  {word}")).collect::<String>(), theme.dim));
+    Line::from(spans)
+}
+
+/// A line each for temperature, clock, tokens and waiting. What is old is dim.
+fn graphs(node: &Node, theme: &Theme, width: usize, is_live: bool) -> Vec<Line<'static>> {
+    let samples: Vec<Sample> = node.history.samples().iter().copied().collect();
+    if samples.is_empty() {
+        return Vec::new();
+    }
+    let cells = width.saturating_sub(TITLE + VALUE + 3);
+    let style = if is_live { theme.accent } else { theme.dim };
+    let graph =
+        |title: &str, of: &dyn Fn(&Sample) -> Option<f64>, scale: Option<(f64, f64)>, write: &dyn Fn(f64) -> String| {
+            let values: Vec<Option<f64>> = samples.iter().map(of).collect();
+            let most = values.iter().flatten().copied().fold(0.0, f64::max);
+            let line = sparkline(&values, scale.unwrap_or((0.0, most)), cells);
+            let last = values.last().copied().flatten().map_or_else(|| "–".to_owned(), write);
+            Line::from_iter([
+                Span::styled(format!(" {}", fit(title, TITLE)), theme.dim),
+                Span::styled(fit_right(&last, VALUE), if is_live { theme.plain } else { theme.dim }),
+                Span::styled(format!(" {line}"), style),
+            ])
+        };
+    vec![
+        graph("temperature", &|one| one.celsius.map(f64::from), Some(CELSIUS), &|value| format!("{value:.1} °C")),
+        graph("clock", &|one| one.megahertz.map(f64::from), None, &|value| format!("{:.2} GHz", value / 1e3)),
+        graph("tokens/s", &|one| Some(one.tokens_per_second), None, &|value| format!("{value:.1}")),
+        graph("waiting", &|one| one.waiting, Some((0.0, 1.0)), &|value| format!("{:.0} %", value * 100.0)),
+        graph("network", &|one| one.bytes_per_second, None, &|value| format!("{:.0} KB/s", value / 1e3)),
+    ]
 }

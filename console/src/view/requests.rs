@@ -1,29 +1,17 @@
-//! The page of requests: what the heads count, and the one of this console.
-use ratatui::{
-    Frame,
-    layout::Rect,
-    text::{Line, Span},
-};
+//! The page of requests: those that run and wait on all heads, and the last that are over, with the times of their stages.
+use ratatui::{Frame, layout::Rect, text::Span};
 
 use crate::{
-    state::{Focus, State, request::Phase},
-    view::{
-        format::shorten,
-        theme::Theme,
-        widgets::panel::{lines, panel},
-    },
+    state::{Extent, State, cluster},
+    view::{tables, theme::Theme},
 };
 
 /// Draws the page.
-pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
-    let counted = state.nodes.iter().filter(|node| node.is_open()).filter_map(|node| node.report.as_ref());
-    let counted: u32 = counted.map(|report| report.requests).sum();
-    let remark = Span::styled(format!("{counted} on all heads"), theme.dim);
-    let area = panel(frame, theme, area, state.spot.focus == Focus::Requests, "Requests", remark);
-    if state.request.phase == Phase::Nothing {
-        return lines(frame, area, [Line::styled(" None was sent from here yet: 4 opens the prompt box.", theme.dim)]);
-    }
-    let prompt = shorten(&state.request.prompt_shown.replace('\n', " "), usize::from(area.width).saturating_sub(20));
-    let tokens = Span::styled(format!(" {:>5} tokens  ", state.request.tokens), theme.dim);
-    lines(frame, area, [Line::from_iter([tokens, Span::styled(prompt, theme.plain)])]);
+pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
+    let remark = match cluster::requests(state) {
+        0 => "none under way".to_owned(),
+        count => format!("{count} under way"),
+    };
+    let empty = "No head tells of a request yet. i opens the prompt box.";
+    tables::draw(state, theme, frame, area, ("Requests", Span::styled(remark, theme.dim), empty), extent);
 }

@@ -3,10 +3,9 @@ use ratatui::{
     buffer::Buffer,
     style::{Color, Modifier, Style},
 };
-use shared::telemetry::Severity;
 
 use crate::{
-    state::{desk::ThemeName, node::Standing},
+    state::{desk::ThemeName, node::Standing, table::Tone},
     view::ascii,
 };
 
@@ -139,12 +138,14 @@ impl Theme {
         }
     }
 
-    /// The style of a finding or an event.
-    pub fn severity(&self, severity: Severity) -> Style {
-        match severity {
-            Severity::Note => self.plain,
-            Severity::Warning => self.warn,
-            Severity::Error => self.bad,
+    /// The style of a meaning.
+    pub fn tone(&self, tone: Tone) -> Style {
+        match tone {
+            Tone::Plain => self.plain,
+            Tone::Dim => self.dim,
+            Tone::Ok => self.ok,
+            Tone::Warn => self.warn,
+            Tone::Bad => self.bad,
         }
     }
 

@@ -44,6 +44,7 @@ pub(super) fn read(
         is_full_duplex: duplex.filter(|word| word == "full" || word == "half").map(|word| word == "full"),
         is_energy_efficient: ethtool.is_active(root, interface),
         mtu: root.value(&format!("{folder}/mtu")),
+        bytes: bytes(root, &folder),
         frames: frames(root, &folder).map(|frames| window.since(now, frames)),
     })
 }
@@ -54,6 +55,12 @@ fn frames(root: &Root, folder: &str) -> Option<Traffic> {
     let count = counter("rx_packets")?.saturating_add(counter("tx_packets")?);
     let failed = counter("rx_errors")?.saturating_add(counter("tx_errors")?);
     Some(Traffic { count, failed })
+}
+
+/// Bytes in both directions since boot.
+fn bytes(root: &Root, folder: &str) -> Option<u64> {
+    let counter = |name: &str| root.value::<u64>(&format!("{folder}/statistics/{name}"));
+    Some(counter("rx_bytes")?.saturating_add(counter("tx_bytes")?))
 }
 
 /// The interface of the line with destination and mask 0 in /proc/net/route.

@@ -173,8 +173,8 @@ impl Node {
         let Some(Open { assignment, phase: Phase::Connecting { commit: (session, id) }, .. }) = self.open.take() else {
             return Vec::new();
         };
-        self.running =
-            Some(Running { assignment, requests: Requests::default(), fault: None, peer_drains: None, kv: None });
+        let requests = Requests::new(self.now);
+        self.running = Some(Running { assignment, requests, fault: None, peer_drains: None, kv: None });
         vec![Effect::Respond { session, id, body: ResponseBody::Committed }]
     }
 }

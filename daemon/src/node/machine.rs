@@ -8,7 +8,7 @@ use shared::{
         message::{REPORT_INTERVAL_MS_MIN, Request, RequestBody, ResponseBody},
         recovery::Committed,
     },
-    telemetry::{KvUse, LoadProgress, NodeState},
+    telemetry::{KvUse, LoadProgress, NodeState, RequestReport},
     topology::{Exclusions, Member, Place, Rolling, Topology},
     units::Bytes,
 };
@@ -228,6 +228,12 @@ impl Node {
         self.running.as_ref().map_or(0, |running| running.requests.len() as u32)
     }
 
+    /// The oldest requests under way and the last that are over.
+    pub fn traces(&self) -> Vec<RequestReport> {
+        let told = |running: &Running| running.requests.report(usize::from(running.assignment.topology.slots));
+        self.running.as_ref().map_or_else(Vec::new, told)
+    }
+
     /// Tokens sampled since start.
     pub fn tokens(&self) -> u64 {
         self.tokens
@@ -334,6 +340,9 @@ impl Node {
 
     fn tick(&mut self, now: Duration) -> Vec<Effect> {
         self.now = now;
+        if let Some(running) = &mut self.running {
+            running.requests.tick(now);
+        }
         let lease = self.patience.lease;
         let is_over = |open: &Open| matches!(open.phase, Phase::Prepared { since } if now >= since + lease);
         if self.open.as_ref().is_some_and(is_over) {

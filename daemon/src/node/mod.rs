@@ -2,6 +2,9 @@
 //! says. Owns who may assign, which epoch counts, and which requests run; never touches weights.
 mod assign;
 mod benching;
+pub mod breaker;
+#[cfg(test)]
+mod breaker_tests;
 pub mod driver;
 pub mod event;
 pub mod machine;
@@ -15,6 +18,7 @@ mod recovery;
 mod recovery_tests;
 mod requests;
 mod serving;
+pub mod slowness;
 pub mod steward;
 #[cfg(test)]
 mod steward_tests;

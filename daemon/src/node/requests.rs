@@ -1,22 +1,53 @@
-//! The requests that a head runs: which session and id each engine key belongs to.
-use std::collections::BTreeMap;
+//! The requests that a head runs: which session and id each engine key belongs to, where each is, and the last that are over.
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use shared::{
     ids::RequestId,
     protocol::{error::Fault, message::ResponseBody},
+    telemetry::request::{OPEN_MAX, OVER_MAX, RequestReport, RequestStage},
 };
 
 use super::event::{Effect, SessionId};
 use crate::engine::RequestKey;
 
-/// Requests handed to the engine and not yet ended.
+/// A request under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Open {
+    asked: (SessionId, RequestId),
+    since: Duration,
+    prompt_tokens: u32,
+    tokens: u32,
+}
+
+/// A request that is over: when it ended, and what is told of it.
+#[derive(Debug)]
+struct Over {
+    ended: Duration,
+    report: RequestReport,
+}
+
+/// Requests handed to the engine and not yet ended, and the last that have.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     latest: u64,
-    running: BTreeMap<RequestKey, (SessionId, RequestId)>,
+    now: Duration,
+    running: BTreeMap<RequestKey, Open>,
+    over: VecDeque<Over>,
 }
 
 impl Requests {
+    pub(super) fn new(now: Duration) -> Self {
+        Self { now, ..Self::default() }
+    }
+
+    /// Time goes on.
+    pub(super) fn tick(&mut self, now: Duration) {
+        self.now = now;
+    }
+
     pub(super) fn len(&self) -> usize {
         self.running.len()
     }
@@ -28,37 +59,129 @@ impl Requests {
     pub(super) fn add(&mut self, session: SessionId, id: RequestId) -> RequestKey {
         self.latest += 1;
         let key = RequestKey(self.latest);
-        self.running.insert(key, (session, id));
+        self.running.insert(key, Open { asked: (session, id), since: self.now, prompt_tokens: 0, tokens: 0 });
         key
     }
 
     pub(super) fn key(&self, session: SessionId, id: RequestId) -> Option<RequestKey> {
-        self.running.iter().find(|(_, request)| **request == (session, id)).map(|(key, _)| *key)
+        self.running.iter().find(|(_, open)| open.asked == (session, id)).map(|(key, _)| *key)
     }
 
     pub(super) fn keys_of(&self, session: SessionId) -> Vec<RequestKey> {
-        self.running.iter().filter(|(_, request)| request.0 == session).map(|(key, _)| *key).collect()
+        self.running.iter().filter(|(_, open)| open.asked.0 == session).map(|(key, _)| *key).collect()
     }
 
-    pub(super) fn respond(&self, key: RequestKey, body: ResponseBody) -> Option<Effect> {
-        let (session, id) = *self.running.get(&key)?;
+    pub(super) fn respond(&mut self, key: RequestKey, body: ResponseBody) -> Option<Effect> {
+        let open = self.running.get_mut(&key)?;
+        match &body {
+            ResponseBody::Started { prompt_token_ids, .. } => open.prompt_tokens = prompt_token_ids.len() as u32,
+            ResponseBody::Token(token) => open.tokens += u32::from(token.id.is_some()),
+            _ => {}
+        }
+        let (session, id) = open.asked;
         Some(Effect::Respond { session, id, body })
     }
 
     pub(super) fn end(&mut self, key: RequestKey, body: ResponseBody) -> Option<Effect> {
+        let stage = match &body {
+            ResponseBody::Finished(finished) => Some(RequestStage::Finished(finished.reason, Box::new(finished.times))),
+            ResponseBody::Failed(fault) => Some(RequestStage::Failed(Box::new(fault.clone()))),
+            _ => None,
+        };
         let effect = self.respond(key, body);
-        self.running.remove(&key);
+        self.close(key, stage);
         effect
     }
 
+    /// Whoever asked is gone.
     pub(super) fn forget(&mut self, key: RequestKey) {
-        self.running.remove(&key);
+        self.close(key, Some(RequestStage::Abandoned));
     }
 
     /// Fails all of them.
     pub(super) fn fail_all(&mut self, fault: &Fault) -> Vec<Effect> {
-        let running = std::mem::take(&mut self.running);
-        let respond = |(session, id)| Effect::Respond { session, id, body: ResponseBody::Failed(fault.clone()) };
-        running.into_values().map(respond).collect()
+        let keys: Vec<RequestKey> = self.running.keys().copied().collect();
+        keys.into_iter().filter_map(|key| self.end(key, ResponseBody::Failed(fault.clone()))).collect()
+    }
+
+    /// Those under way, the oldest first, then those that are over, the latest first. `slots` of them can run at a time.
+    pub(super) fn report(&self, slots: usize) -> Vec<RequestReport> {
+        // Slots are given in the order in which requests came.
+        let open = self.running.iter().take(OPEN_MAX).enumerate().map(|(place, (key, open))| RequestReport {
+            number: key.0,
+            stage: match (open.tokens, place < slots) {
+                (0, false) => RequestStage::Queued,
+                (0, true) => RequestStage::Prefill,
+                _ => RequestStage::Decoding,
+            },
+            age_ms: self.age(open.since),
+            prompt_tokens: open.prompt_tokens,
+            tokens: open.tokens,
+        });
+        let over =
+            self.over.iter().rev().map(|over| RequestReport { age_ms: self.age(over.ended), ..over.report.clone() });
+        open.chain(over).collect()
+    }
+
+    fn age(&self, since: Duration) -> u64 {
+        self.now.saturating_sub(since).as_millis() as u64
+    }
+
+    /// Takes a request out; with a stage it is kept among those that are over.
+    fn close(&mut self, key: RequestKey, stage: Option<RequestStage>) {
+        let Some((open, stage)) = self.running.remove(&key).zip(stage) else { return };
+        if self.over.len() == OVER_MAX {
+            self.over.pop_front();
+        }
+        let (prompt_tokens, tokens) = (open.prompt_tokens, open.tokens);
+        let report = RequestReport { number: key.0, stage, age_ms: 0, prompt_tokens, tokens };
+        self.over.push_back(Over { ended: self.now, report });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::protocol::{error::FaultKind, message::TokenEvent};
+
+    use super::*;
+
+    fn token() -> ResponseBody {
+        ResponseBody::Token(TokenEvent { id: Some(1), text: "x".into(), logprobs: Vec::new() })
+    }
+
+    fn told(requests: &Requests, slots: usize) -> Vec<(u64, &'static str, u64, u32)> {
+        let tell = |report: &RequestReport| (report.number, report.stage.name(), report.age_ms, report.tokens);
+        requests.report(slots).iter().map(tell).collect()
+    }
+
+    #[test]
+    fn a_report_tells_who_decodes_who_waits_and_how_the_last_ones_ended() {
+        let mut requests = Requests::new(Duration::from_secs(1));
+        let keys: Vec<RequestKey> = (0..4).map(|id| requests.add(SessionId(1), RequestId(id))).collect();
+        requests.tick(Duration::from_secs(3));
+        requests.respond(keys[0], token());
+        assert_eq!(
+            told(&requests, 2),
+            [(1, "decoding", 2000, 1), (2, "prefill", 2000, 0), (3, "queued", 2000, 0), (4, "queued", 2000, 0)]
+        );
+        requests.forget(keys[1]);
+        requests.fail_all(&Fault::new("pi1", FaultKind::Draining));
+        requests.tick(Duration::from_secs(4));
+        assert_eq!(
+            told(&requests, 2),
+            [(4, "failed", 1000, 0), (3, "failed", 1000, 0), (1, "failed", 1000, 1), (2, "abandoned", 1000, 0)]
+        );
+    }
+
+    #[test]
+    fn what_is_told_is_bounded() {
+        let mut requests = Requests::default();
+        for id in 0..10 * OPEN_MAX as u64 {
+            requests.add(SessionId(1), RequestId(id));
+        }
+        assert_eq!(requests.report(4).len(), OPEN_MAX);
+        requests.fail_all(&Fault::new("pi1", FaultKind::Draining));
+        assert_eq!(requests.report(4).len(), OVER_MAX);
+        assert_eq!(requests.report(4)[0].number, 10 * OPEN_MAX as u64);
     }
 }

@@ -13,11 +13,11 @@ use super::steward::{Decision, Rules, View, decide};
 
 const RULES: Rules = Rules { exclude_after: Some(Duration::from_secs(60)), witness: None };
 
-fn base(count: u16) -> Committed {
+pub(super) fn base(count: u16) -> Committed {
     Committed { epoch: Epoch(4), topology: super::tests::topology(count) }
 }
 
-fn view(base: &Committed, index: usize, state: NodeState) -> View {
+pub(super) fn view(base: &Committed, index: usize, state: NodeState) -> View {
     let member = &base.topology.members[index];
     let standing = Standing {
         name: member.name.clone(),
@@ -33,6 +33,8 @@ fn view(base: &Committed, index: usize, state: NodeState) -> View {
         exclusions: Exclusions::default(),
         rolling: None,
         heard: Vec::new(),
+        slow: None,
+        trouble: None,
     };
     View { standing: Some(standing), address: member.address.clone(), lost: Duration::ZERO }
 }

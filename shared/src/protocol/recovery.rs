@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ids::{Epoch, TopologyHash},
+    ids::{Epoch, Rank, TopologyHash},
     telemetry::NodeState,
     topology::{Exclusions, Rolling, Topology},
     units::Bytes,
@@ -101,6 +101,17 @@ pub enum RecoveryAnswer {
     Ruling(Ruling),
 }
 
+/// A rank that holds the others of its stage up for long, as one of them sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slow {
+    /// Which, in the replica.
+    pub rank: Rank,
+    /// Percent of the time of the node that says so.
+    pub percent: u8,
+    /// For how many seconds at least.
+    pub seconds: u32,
+}
+
 /// What a node holds and is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
@@ -130,4 +141,8 @@ pub struct Standing {
     pub rolling: Option<Rolling>,
     /// Where other nodes said that they listen, by name.
     pub heard: Vec<(String, String)>,
+    /// The rank that it would be faster without.
+    pub slow: Option<Slow>,
+    /// What slows its own machine down now, in words.
+    pub trouble: Option<String>,
 }

@@ -295,6 +295,8 @@ pub struct NetworkLink {
     pub is_energy_efficient: Option<bool>,
     /// Longest packet in bytes.
     pub mtu: Option<u32>,
+    /// Bytes in both directions since boot.
+    pub bytes: Option<u64>,
     /// Frames in both directions within the last minute (since boot in the first reading).
     pub frames: Option<Traffic>,
 }

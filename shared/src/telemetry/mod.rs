@@ -4,6 +4,7 @@ pub mod doctor;
 pub mod finding;
 pub mod health;
 pub mod node;
+pub mod request;
 pub mod straggler;
 pub mod sync;
 pub mod warning;
@@ -12,6 +13,7 @@ pub use bench::{BenchFound, BenchProgress, KernelBench, LinkBench, LinkTime, Nod
 pub use finding::{Finding, Severity};
 pub use health::Health;
 pub use node::{KvUse, LoadProgress, NodeReport, NodeState};
+pub use request::{RequestReport, RequestStage};
 pub use straggler::{LatenessSums, Named, WINDOW_STEPS, judge, straggler};
 pub use sync::{Lateness, LayerSync, PhaseTotals, RankTotals, SyncKind, SyncRecord};
 pub use warning::Warning;

@@ -7,6 +7,7 @@ use crate::{
     schedule::Table,
     telemetry::{
         health::Health,
+        request::RequestReport,
         sync::{Lateness, LayerSync},
     },
     topology::{Exclusions, Topology},
@@ -107,6 +108,8 @@ pub struct NodeReport {
     pub health: Health,
     /// Requests running and queued here (a head's own count; 0 on other ranks).
     pub requests: u32,
+    /// The oldest of these, and the last that are over (heads only).
+    pub traces: Vec<RequestReport>,
     /// Tokens sampled since start (a head's own count).
     pub tokens: u64,
     /// KV blocks of the replica (heads only).

@@ -1,11 +1,5 @@
-//! Bars: how much is done, and what a time is made of.
+//! Bars: what a time is made of.
 use ratatui::{style::Style, text::Span};
-
-/// A bar of `cells` cells with this share of it filled.
-pub(crate) fn progress(share: f64, cells: usize) -> String {
-    let filled = ((share.clamp(0.0, 1.0) * cells as f64).round() as usize).min(cells);
-    "█".repeat(filled) + &"░".repeat(cells - filled)
-}
 
 /// A bar of parts, drawn to a scale on which `full` takes all of `cells` cells. Ends are rounded, so that the parts add up.
 pub(crate) fn stacked(parts: &[(u64, &str, Style)], full: u64, cells: usize) -> Vec<Span<'static>> {
@@ -38,7 +32,5 @@ mod tests {
         assert_eq!(draw([5, 0, 0], 10), "aaaaa     ");
         assert_eq!(draw([0, 0, 0], 0), "          ");
         assert_eq!(draw([50, 50, 50], 10), "aaaaaaaaaa");
-        assert_eq!(progress(0.5, 4), "██░░");
-        assert_eq!(progress(f64::NAN, 4), "░░░░");
     }
 }

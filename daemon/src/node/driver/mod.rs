@@ -56,6 +56,7 @@ use super::{
     Effect, Event, Node, Progress, SessionId,
     event::Record,
     machine::{Beginning, Patience},
+    slowness::Slowness,
 };
 use crate::{
     config::Config,
@@ -131,6 +132,7 @@ pub struct Driver {
     attempts: u64,
     /// Where other nodes said that they listen.
     heard: BTreeMap<String, String>,
+    slowness: Slowness,
     draining: bool,
     exit: Option<i32>,
 }
@@ -170,6 +172,7 @@ impl Driver {
             elsewhere: (config.prefill_elsewhere_from as usize, config.transfer_at_end),
             inputs: inputs.clone(),
         };
+        let slowness = Slowness::new(config.recovery.exclude_slow);
         let driver = Self {
             node: Node::new(beginning, patience(&config)),
             around,
@@ -189,6 +192,7 @@ impl Driver {
             started: Instant::now(),
             attempts: 0,
             heard: BTreeMap::new(),
+            slowness,
             draining: false,
             exit: None,
         };

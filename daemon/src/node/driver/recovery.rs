@@ -3,7 +3,7 @@ use shared::{
     ids::RequestId,
     protocol::{
         message::ResponseBody,
-        recovery::{RecoveryAnswer, Standing},
+        recovery::{RecoveryAnswer, Slow, Standing},
     },
     topology::spec::{NAME_LENGTH_MAX, NODES_MAX},
     units::Bytes,
@@ -41,6 +41,7 @@ impl Driver {
         {
             self.heard.insert(name, address);
         }
+        let slow = self.slow();
         let (node, free) = (&self.node, memory::available());
         let free = self.config.memory_max.map_or(free.0 + node.shard().0, |most| most.min(free.0 + node.shard().0));
         let standing = Standing {
@@ -57,8 +58,18 @@ impl Driver {
             exclusions: node.exclusions().clone(),
             rolling: node.rolling().cloned(),
             heard: self.heard.iter().map(|(name, address)| (name.clone(), address.clone())).collect(),
+            slow,
+            trouble: self.watching.health.cause().map(|warning| warning.to_string()),
         };
         let body = ResponseBody::Recovery(RecoveryAnswer::Standing(Box::new(standing)));
         self.respond(session, id, body).await;
+    }
+    /// The rank that this node would be faster without, by its all-reduces up to now.
+    fn slow(&mut self) -> Option<Slow> {
+        let Some(running) = &self.running else { return None };
+        let (cursor, part) = self.slowness.part(running.run, self.started.elapsed())?;
+        running.ring.read_since(cursor, |record| part.add(&record));
+        let (topology, _, member) = self.node.topology()?;
+        self.slowness.slow(topology.layout.place(member).group.len() as u16)
     }
 }

@@ -61,6 +61,7 @@ pub(super) fn report(
         memory_resident: resident,
         health: health.clone(),
         requests: node.request_count(),
+        traces: node.traces(),
         tokens: node.tokens(),
         kv: node.kv(),
         layers,

@@ -24,6 +24,7 @@ use super::{
     peers::{Peers, unexpected},
 };
 use crate::node::{
+    breaker::BY_ITSELF,
     quorum::{Proposer, Step},
     steward::View,
 };
@@ -109,14 +110,21 @@ where
     first
 }
 
-/// A topology without some members, or with others' addresses.
+/// What another topology is to be.
+pub(super) enum Change {
+    /// The members that stay, at the addresses where they answer, without the others, each with the reason.
+    On { stay: Vec<MemberIndex>, lost: Vec<(MemberIndex, String)> },
+    /// This one, with a node that was out.
+    Again { topology: Topology, joins: MemberIndex },
+}
+
+/// Another topology to vote for.
 pub(super) struct Proposal<'a> {
     pub(super) base: &'a Committed,
     pub(super) views: &'a [View],
     /// The own place.
     pub(super) own: usize,
-    pub(super) stay: Vec<MemberIndex>,
-    pub(super) lost: Vec<(MemberIndex, String)>,
+    pub(super) change: Change,
     pub(super) granted: usize,
 }
 
@@ -131,16 +139,7 @@ pub(super) async fn propose(
     round: &mut u32,
 ) -> Result<(), Fault> {
     let Proposal { base, views, own, .. } = &proposal;
-    let stays = |member: &MemberIndex| Stays {
-        member: *member,
-        address: views[member.index()].address.clone(),
-        free: views[member.index()].standing.as_ref().map_or_else(Default::default, |one| one.free),
-    };
-    let (before, stay) = (base.topology.clone(), proposal.stay.iter().map(stays).collect::<Vec<_>>());
-    let models = steward.models.clone();
-    let wanted = spawn_blocking(move || plan(&models, &before, &stay)).await;
-    let wanted = wanted.unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() }));
-    let wanted = wanted.map_err(|kind| Fault::new(&steward.identity.name, kind))?;
+    let wanted = wanted(steward, &proposal).await.map_err(|kind| Fault::new(&steward.identity.name, kind))?;
 
     let mut voters: Vec<(usize, Arc<Session>)> = Vec::new();
     for (index, view) in views.iter().enumerate().filter(|(_, view)| view.standing.is_some()) {
@@ -173,6 +172,23 @@ pub(super) async fn propose(
             Err(no_majority(steward, "too few voted for a topology without the lost members"))
         }
     }
+}
+
+/// The topology that is proposed.
+async fn wanted(steward: &Steward, proposal: &Proposal<'_>) -> Result<Topology, FaultKind> {
+    let stay = match &proposal.change {
+        Change::On { stay, .. } => stay,
+        Change::Again { topology, .. } => return Ok(topology.clone()),
+    };
+    let stays = |member: &MemberIndex| {
+        let view = &proposal.views[member.index()];
+        let free = view.standing.as_ref().map_or_else(Default::default, |one| one.free);
+        Stays { member: *member, address: view.address.clone(), free }
+    };
+    let (before, stay) = (proposal.base.topology.clone(), stay.iter().map(stays).collect::<Vec<_>>());
+    let models = steward.models.clone();
+    let planned = spawn_blocking(move || plan(&models, &before, &stay)).await;
+    planned.unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() }))
 }
 
 fn no_majority(steward: &Steward, reason: &str) -> Fault {
@@ -221,15 +237,26 @@ async fn decided(steward: &Steward, peers: &mut Peers, proposal: &Proposal<'_>, 
     for standing in views.iter().filter_map(|view| view.standing.as_ref()) {
         list.merge(&standing.exclusions);
     }
-    let by = format!("{} (by itself)", steward.identity.name);
-    for (member, reason) in &proposal.lost {
-        let member = &base.topology.members[member.index()];
-        if !names.contains(&member.name.as_str()) && list.of(&member.name, &member.address).is_none() {
-            list.say(&member.name, &member.address, Some(reason), &by);
+    let by = format!("{} {BY_ITSELF}", steward.identity.name);
+    let mut told: Vec<&str> =
+        views.iter().filter(|view| view.standing.is_some()).map(|view| view.address.as_str()).collect();
+    match &proposal.change {
+        Change::On { lost, .. } => {
+            for (member, reason) in lost {
+                let member = &base.topology.members[member.index()];
+                if !names.contains(&member.name.as_str()) && list.of(&member.name, &member.address).is_none() {
+                    list.say(&member.name, &member.address, Some(reason), &by);
+                }
+            }
+        }
+        Change::Again { topology, joins } => {
+            let member = &topology.members[joins.index()];
+            list.say(&member.name, &member.address, None, &by);
+            told.push(&member.address);
         }
     }
-    for view in views.iter().filter(|view| view.standing.is_some()) {
-        let session = peers.session(&view.address).await?;
+    for address in told {
+        let session = peers.session(address).await?;
         let kept = match session.ask(RequestBody::Exclude(list.clone())).await {
             Ok(mut reply) => reply.next("keeping the list of nodes that are out", ANSWER).await,
             Err(fault) => Err(fault),
@@ -237,7 +264,7 @@ async fn decided(steward: &Steward, peers: &mut Peers, proposal: &Proposal<'_>, 
         if let Err(fault) = kept {
             tracing::warn!("the list of nodes that are out is not kept: {fault}");
         }
-        peers.tell(&view.address, RecoveryAsk::Learn(Box::new(next.clone()))).await?;
+        peers.tell(address, RecoveryAsk::Learn(Box::new(next.clone()))).await?;
     }
     Ok(())
 }

@@ -24,7 +24,10 @@ use tokio::time::sleep;
 use self::{peers::Peers, rolling::Restarting};
 use crate::{
     config::{Config, Recovery},
-    node::steward::{Decision, Rules, View, decide},
+    node::{
+        breaker::{Breaker, Turn},
+        steward::{Decision, Rules, View, decide},
+    },
 };
 
 /// Between two looks at the own node, and at the others while something is wrong.
@@ -69,6 +72,8 @@ struct Memory {
     /// Since when the topology does not run.
     since: Option<Instant>,
     restarting: Restarting,
+    breaker: Breaker,
+    started: Instant,
 }
 
 impl Steward {
@@ -96,6 +101,8 @@ impl Steward {
             round: 0,
             since: None,
             restarting: Restarting::default(),
+            breaker: Breaker::new(self.settings.retry_slow),
+            started: Instant::now(),
         };
         let mut peers = Peers::new(self.identity.clone(), self.listen.clone());
         loop {
@@ -109,6 +116,40 @@ impl Steward {
         }
     }
 
+    /// While all serves: takes a slow rank out, or tries one again that was.
+    async fn watch_speed(&self, peers: &mut Peers, own: Standing, memory: &mut Memory) {
+        let now = memory.started.elapsed();
+        let Some(base) = own.committed.clone().filter(|_| memory.breaker.is_due(&own, now)) else { return };
+        let Some(place) = base.topology.members.iter().position(|member| member.name == own.name) else { return };
+        if Instant::now() < memory.next {
+            return;
+        }
+        memory.next = Instant::now() + LOOK_SLOW;
+        let views = self.views(peers, &base, &own, memory).await;
+        let out = match memory.breaker.out().map(|(name, address)| (name.to_owned(), address.to_owned())) {
+            Some((name, address)) => peers.standing(&address).await.ok().filter(|standing| standing.name == name),
+            None => None,
+        };
+        let change = match memory.breaker.look(MemberIndex(place as u16), &base, &views, out.as_ref(), now) {
+            Turn::Rest => return,
+            Turn::TakeOut { slow, reason } => {
+                tracing::warn!("{} is taken out: it {reason}", base.topology.members[slow.index()].name);
+                let all = (0..views.len() as u16).map(MemberIndex);
+                act::Change::On { stay: all.filter(|one| *one != slow).collect(), lost: vec![(slow, reason)] }
+            }
+            Turn::TryAgain { before, joins } => {
+                tracing::warn!("{} is tried again", before.members[joins.index()].name);
+                act::Change::Again { topology: before, joins }
+            }
+        };
+        let proposal = act::Proposal { base: &base, views: &views, own: place, change, granted: 0 };
+        if let Err(fault) = act::propose(self, peers, proposal, &mut memory.round).await {
+            tracing::warn!("it stays as it is: {fault}");
+            memory.next = Instant::now() + memory.pause;
+            memory.pause = (memory.pause * 2).min(PAUSE_MAX);
+        }
+    }
+
     async fn look(&self, peers: &mut Peers, own: Standing, memory: &mut Memory) {
         let is_wrong = matches!(own.state, NodeState::Idle | NodeState::Faulted);
         let place = |base: Committed| {
@@ -119,6 +160,9 @@ impl Steward {
             memory.lost.clear();
             (memory.decided, memory.since, memory.pause) = (None, None, PAUSE);
             memory.said.clear();
+            if matches!(own.state, NodeState::Ready | NodeState::Serving) {
+                self.watch_speed(peers, own, memory).await;
+            }
             return;
         };
         memory.since.get_or_insert_with(Instant::now);
@@ -149,7 +193,8 @@ impl Steward {
             }
             Decision::Propose { .. } if !settled => return,
             Decision::Propose { stay, lost, granted } => {
-                let proposal = act::Proposal { base: &base, views: &views, own: place, stay, lost, granted };
+                let change = act::Change::On { stay, lost };
+                let proposal = act::Proposal { base: &base, views: &views, own: place, change, granted };
                 act::propose(self, peers, proposal, &mut memory.round).await
             }
         };

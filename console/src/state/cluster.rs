@@ -1,0 +1,195 @@
+//! The table of nodes: what each does, how its machine is, how much it holds the others up.
+use shared::{
+    ids::MemberIndex,
+    latency::ratio,
+    telemetry::{Health, NodeReport, NodeState},
+    units::Bytes,
+};
+
+use crate::state::{
+    State,
+    clean::clean_line,
+    lateness::ranks,
+    node::{Node, Standing},
+    table::{Cell, Column, Row, Table, Tone},
+};
+
+/// The columns.
+const COLUMNS: &[Column] = &[
+    Column::left("node", 10, 0),
+    Column::left("state", 12, 0),
+    Column::left("place", 5, 2),
+    Column::right("temp", 6, 1),
+    Column::right("GHz", 7, 3),
+    Column::right("late", 5, 2),
+    Column::right("used/GiB", 9, 4),
+    Column::left("shard", 9, 6),
+    Column::right("Mbit/s", 6, 7),
+    Column::right("KB/s", 7, 8),
+    Column::left("governor", 11, 9),
+    Column::rest("health", 12, 1),
+];
+
+/// The nodes in the order in which they were named.
+pub fn table(state: &State) -> Table {
+    let late: Vec<(usize, f64)> = ranks(state).iter().filter_map(|row| row.node.map(|node| (node, row.late))).collect();
+    let late_of = |place: usize| late.iter().find(|(node, _)| *node == place).map(|(_, share)| *share);
+    let row = |(place, node): (usize, &Node)| row(state, node, late_of(place));
+    Table { columns: COLUMNS, rows: state.nodes.iter().enumerate().map(row).collect() }
+}
+
+fn row(state: &State, node: &Node, late: Option<f64>) -> Row {
+    let standing = node.standing(state.now);
+    let is_live = matches!(standing, Standing::Reports(_));
+    let report = node.report.as_ref();
+    let health = report.map(|report| &report.health);
+    let mut cells = vec![
+        Cell::text(node.name()),
+        standing_cell(state, node),
+        Cell::text(place(state, node).unwrap_or_else(|| "–".to_owned())),
+        temperature(node, health),
+        clock(health),
+        Cell::figure(late, |late| format!("{:.0} %", late * 100.0)),
+        memory(health),
+        shard(report),
+        Cell::figure(health.and_then(|health| health.link.as_ref()?.mbit), |mbit| mbit.to_string()),
+        Cell::figure(node.history.latest(state.now).and_then(|sample| sample.bytes_per_second), |rate| {
+            format!("{:.0}", rate / 1e3)
+        }),
+        governor(health),
+        why(state, node, health),
+    ];
+    if !is_live {
+        // Old figures have no meaning for now.
+        let last = cells.len() - 1;
+        cells[2..last].iter_mut().for_each(|cell| cell.tone = Tone::Dim);
+    }
+    Row { key: node.address.clone(), cells, is_stale: !is_live }
+}
+
+/// What a node does, in one word: `stale` where it sent nothing for a while, whatever it said last.
+pub fn standing_cell(state: &State, node: &Node) -> Cell {
+    if state.exclusion(node).is_some() {
+        return Cell::text(if node.is_open() { "out" } else { "out, away" }).toned(Tone::Warn);
+    }
+    let standing = node.standing(state.now);
+    let text = match (node.load, standing) {
+        (Some(load), Standing::Reports(_) | Standing::Silent) => {
+            format!("load {:.0} %", 100.0 * ratio(load.done.0 as f64, load.total.0 as f64))
+        }
+        (_, Standing::Connecting) => "dialling".to_owned(),
+        (_, Standing::Away) => "away".to_owned(),
+        (_, Standing::Lost) => "lost".to_owned(),
+        (_, Standing::Stale(seconds)) => format!("stale {seconds} s"),
+        (_, Standing::Silent) => "connected".to_owned(),
+        (_, Standing::Reports(state)) => state.name().to_owned(),
+    };
+    Cell::text(text).toned(tone(standing))
+}
+
+/// What a standing means.
+pub fn tone(standing: Standing) -> Tone {
+    match standing {
+        Standing::Away | Standing::Lost | Standing::Reports(NodeState::Faulted) => Tone::Bad,
+        Standing::Connecting | Standing::Silent | Standing::Reports(NodeState::Idle) => Tone::Dim,
+        Standing::Reports(NodeState::Ready | NodeState::Serving) => Tone::Ok,
+        Standing::Stale(_) | Standing::Reports(_) => Tone::Warn,
+    }
+}
+
+/// The rank within its stage; with the stage and the replica where there is more than one.
+pub fn place(state: &State, node: &Node) -> Option<String> {
+    let member = state.member_of(node)?;
+    let (topology, _) = state.topology()?;
+    let place = topology.place(MemberIndex(member as u16));
+    let (rank, stage, replica) = (place.rank.0 - place.group.start, place.stage, place.replica);
+    Some(match (topology.layout.replicas > 1, topology.layout.stages > 1) {
+        (false, false) => format!("r{rank}"),
+        (false, true) => format!("{stage}.{rank}"),
+        (true, _) => format!("{replica}.{stage}.{rank}"),
+    })
+}
+
+fn temperature(node: &Node, health: Option<&Health>) -> Cell {
+    let celsius = health.and_then(|health| health.temperature);
+    let is_hot = celsius.is_some_and(|celsius| celsius.0 >= shared::telemetry::warning::HOT.0);
+    let cell =
+        Cell::figure(celsius.map(|celsius| celsius.0), |celsius| format!("{celsius:.1}{}", node.history.trend()));
+    if is_hot { cell.toned(Tone::Bad) } else { cell }
+}
+
+fn clock(health: Option<&Health>) -> Cell {
+    let Some(clock) = health.and_then(|health| health.clock.as_ref()) else {
+        return Cell::figure(None::<f64>, |_| String::new());
+    };
+    let gigahertz = |megahertz: u32| f64::from(megahertz) / 1e3;
+    Cell {
+        text: format!("{:.1}/{:.1}", gigahertz(clock.current.0), gigahertz(clock.hardware.0.max(clock.limit.0))),
+        number: Some(f64::from(clock.current.0)),
+        tone: if clock.limit < clock.hardware { Tone::Warn } else { Tone::Plain },
+    }
+}
+
+fn governor(health: Option<&Health>) -> Cell {
+    match health.and_then(|health| health.clock.as_ref()) {
+        Some(clock) => {
+            Cell::text(clean_line(&clock.governor)).toned(if clock.is_held_low() { Tone::Warn } else { Tone::Plain })
+        }
+        None => Cell::figure(None::<f64>, |_| String::new()),
+    }
+}
+
+fn memory(health: Option<&Health>) -> Cell {
+    let memory = health.and_then(|health| health.memory);
+    let used = memory.map(|memory| memory.total.0.saturating_sub(memory.available.0) as f64);
+    Cell::figure(used, |used| {
+        let total = memory.map_or(0.0, |memory| memory.total.0 as f64);
+        format!("{:.1}/{:.1}", used / GIB, total / GIB)
+    })
+}
+
+/// Bytes of a gibibyte.
+const GIB: f64 = (1_u64 << 30) as f64;
+
+fn shard(report: Option<&NodeReport>) -> Cell {
+    let bytes = report.map(|report| report.shard).filter(|bytes| *bytes > Bytes(0));
+    Cell::figure(bytes.map(|bytes| bytes.0 as f64), |bytes| Bytes(bytes as u64).to_string())
+}
+
+/// What is wrong with it: why it is out, what broke it, else the worst warnings of its machine.
+fn why(state: &State, node: &Node, health: Option<&Health>) -> Cell {
+    if let Some(entry) = state.exclusion(node) {
+        let reason = format!("{} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by);
+        return Cell::text(clean_line(&reason));
+    }
+    if let Standing::Stale(_) = node.standing(state.now) {
+        return Cell::text("no report; its figures are old").toned(Tone::Dim);
+    }
+    if let Some(fault) = node.fault() {
+        let reason = if fault.node == node.name() { fault.kind.to_string() } else { fault.to_string() };
+        return Cell::text(clean_line(&reason));
+    }
+    let Some(health) = health else { return Cell::figure(None::<f64>, |_| String::new()) };
+    let warnings = health.warnings();
+    match warnings.as_slice() {
+        [] if *health == Health::default() => Cell::figure(None::<f64>, |_| String::new()),
+        [] => Cell::text("ok").toned(Tone::Ok),
+        [first, rest @ ..] => {
+            let more = if rest.is_empty() { String::new() } else { format!(" +{}", rest.len()) };
+            Cell::text(clean_line(&first.short()) + &more).toned(if first.is_acute() { Tone::Bad } else { Tone::Warn })
+        }
+    }
+}
+
+/// Tokens a second that all heads count together; `None` where none was counted for a while.
+pub fn tokens_per_second(state: &State) -> Option<f64> {
+    let samples = state.nodes.iter().filter_map(|node| node.history.latest(state.now));
+    let rates: Vec<f64> = samples.map(|sample| sample.tokens_per_second).collect();
+    (!rates.is_empty()).then(|| rates.iter().sum())
+}
+
+/// Requests that run and wait on all heads that report.
+pub fn requests(state: &State) -> u32 {
+    let live = state.nodes.iter().filter(|node| matches!(node.standing(state.now), Standing::Reports(_)));
+    live.filter_map(|node| node.report.as_ref()).map(|report| report.requests).sum()
+}

@@ -1,0 +1,127 @@
+//! The table of requests: what all heads tell of those that run, wait and are over, and the one that is held here.
+use std::time::Duration;
+
+use shared::{
+    protocol::message::FinishReason,
+    telemetry::{RequestReport, RequestStage},
+    units::Nanoseconds,
+};
+
+use crate::state::{
+    State,
+    clean::clean_line,
+    node::{Node, Standing},
+    request::Phase,
+    table::{Cell, Column, Row, Table, Tone},
+};
+
+/// The columns.
+const COLUMNS: &[Column] = &[
+    Column::left("head", 10, 0),
+    Column::right("no", 5, 3),
+    Column::left("stage", 9, 0),
+    Column::right("age s", 7, 1),
+    Column::right("prompt", 6, 2),
+    Column::right("cached", 6, 6),
+    Column::right("tokens", 6, 0),
+    Column::right("queue ms", 8, 5),
+    Column::right("prefill", 8, 4),
+    Column::right("decode", 8, 4),
+    Column::right("TTFT ms", 8, 2),
+    Column::right("TPOT ms", 8, 2),
+    Column::rest("end", 10, 3),
+];
+
+/// Requests under way, then those that are over, the latest first.
+pub fn table(state: &State) -> Table {
+    let mut rows: Vec<(bool, u64, Row)> = Vec::new();
+    for node in &state.nodes {
+        let Some(report) = &node.report else { continue };
+        let is_stale = !matches!(node.standing(state.now), Standing::Reports(_));
+        for trace in &report.traces {
+            let key = format!("{}/{}/{}", node.address, report.epoch, trace.number);
+            let row = Row { key, cells: cells(node, trace), is_stale };
+            rows.push((trace.stage.is_over(), trace.age_ms, row));
+        }
+    }
+    // Of those under way the oldest first, of those that are over the latest.
+    rows.sort_by_key(|(is_over, age, _)| (*is_over, if *is_over { *age } else { u64::MAX - age }));
+    let held = (state.request.phase == Phase::Held).then(|| held(state));
+    Table { columns: COLUMNS, rows: held.into_iter().chain(rows.into_iter().map(|(.., row)| row)).collect() }
+}
+
+fn cells(node: &Node, trace: &RequestReport) -> Vec<Cell> {
+    let times = match &trace.stage {
+        RequestStage::Finished(_, times) => Some(times),
+        _ => None,
+    };
+    let span = |from: Nanoseconds, to: Nanoseconds| Nanoseconds(to.0.saturating_sub(from.0)).milliseconds();
+    let milliseconds = |value: Option<f64>| Cell::figure(value, |value| format!("{value:.1}"));
+    let sampled = times.filter(|times| times.sampled_tokens > 0);
+    vec![
+        Cell::text(node.name()),
+        Cell::figure(Some(trace.number as f64), |number| format!("{number:.0}")),
+        Cell::text(trace.stage.name()).toned(tone(&trace.stage)),
+        Cell::figure(Some(trace.age_ms as f64), |age| format!("{:.1}", age / 1e3)),
+        Cell::figure(Some(trace.prompt_tokens).filter(|count| *count > 0), |count| count.to_string()),
+        Cell::figure(times.map(|times| times.cached_tokens), |count| count.to_string()),
+        Cell::figure(Some(trace.tokens), |count| count.to_string()),
+        milliseconds(times.map(|times| times.dispatched.milliseconds())),
+        milliseconds(sampled.map(|times| span(times.dispatched, times.first_token))),
+        milliseconds(sampled.map(|times| span(times.first_token, times.last_token))),
+        milliseconds(sampled.map(|times| times.ttft_ms())),
+        milliseconds(sampled.filter(|times| times.sampled_tokens > 1).map(|times| times.tpot_ms())),
+        end(&trace.stage),
+    ]
+}
+
+fn tone(stage: &RequestStage) -> Tone {
+    match stage {
+        RequestStage::Queued | RequestStage::Prefill => Tone::Warn,
+        RequestStage::Decoding => Tone::Ok,
+        RequestStage::Finished(..) | RequestStage::Abandoned => Tone::Dim,
+        RequestStage::Failed(_) => Tone::Bad,
+    }
+}
+
+fn end(stage: &RequestStage) -> Cell {
+    match stage {
+        RequestStage::Finished(reason, _) => Cell::text(match reason {
+            FinishReason::Stop => "the model ended it",
+            FinishReason::Length => "as long as asked for",
+            FinishReason::Context => "the context is full",
+            FinishReason::Cancelled => "cancelled",
+        })
+        .toned(Tone::Dim),
+        RequestStage::Abandoned => Cell::text("whoever asked went away").toned(Tone::Dim),
+        RequestStage::Failed(fault) => Cell::text(clean_line(&fault.to_string())).toned(Tone::Bad),
+        RequestStage::Queued | RequestStage::Prefill | RequestStage::Decoding => Cell::default(),
+    }
+}
+
+/// The request of this console that waits for a topology.
+fn held(state: &State) -> Row {
+    let mut cells = vec![Cell::default(); COLUMNS.len()];
+    let age: Duration = state.request.age(state.now);
+    cells[0] = Cell::text("here");
+    cells[2] = Cell::text("held").toned(Tone::Warn);
+    cells[3] = Cell::figure(Some(age.as_secs_f64()), |age| format!("{age:.1}"));
+    cells[COLUMNS.len() - 1] = Cell::text("until a topology runs").toned(Tone::Warn);
+    Row { key: "here".to_owned(), cells, is_stale: false }
+}
+
+/// Means of time to first token and time per output token of the requests that finished lately, in milliseconds.
+pub fn latencies(state: &State) -> (Option<f64>, Option<f64>) {
+    let live = state.nodes.iter().filter(|node| matches!(node.standing(state.now), Standing::Reports(_)));
+    let traces = live.filter_map(|node| node.report.as_ref()).flat_map(|report| &report.traces);
+    let times = || {
+        traces.clone().filter_map(|trace| match &trace.stage {
+            RequestStage::Finished(_, times) => Some(times),
+            _ => None,
+        })
+    };
+    let mean = |values: Vec<f64>| (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64);
+    let ttft = times().filter(|times| times.sampled_tokens > 0).map(|times| times.ttft_ms()).collect();
+    let tpot = times().filter(|times| times.sampled_tokens > 1).map(|times| times.tpot_ms()).collect();
+    (mean(ttft), mean(tpot))
+}

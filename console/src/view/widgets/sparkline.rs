@@ -1,0 +1,31 @@
+//! A line of bars, one a cell: how a figure went, the newest at the right end.
+/// Bars of an eighth to a whole cell.
+const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// The last `cells` values on a scale from `low` to `high`; a space where a value is unknown.
+pub(crate) fn sparkline(values: &[Option<f64>], (low, high): (f64, f64), cells: usize) -> String {
+    let bar = |value: &Option<f64>| match value {
+        Some(value) if value.is_finite() => {
+            let share = if high > low { ((value - low) / (high - low)).clamp(0.0, 1.0) } else { 0.0 };
+            BARS[((share * 7.0).round() as usize).min(7)]
+        }
+        _ => ' ',
+    };
+    let shown: String = values[values.len().saturating_sub(cells)..].iter().map(bar).collect();
+    " ".repeat(cells.saturating_sub(values.len())) + &shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_values_stand_at_the_right_and_unknown_ones_are_gaps() {
+        let values = [Some(0.0), Some(7.0), None, Some(3.0), Some(99.0)];
+        assert_eq!(sparkline(&values, (0.0, 7.0), 6), " ▁█ ▄█");
+        assert_eq!(sparkline(&values, (0.0, 7.0), 2), "▄█");
+        assert_eq!(sparkline(&[Some(5.0)], (5.0, 5.0), 1), "▁");
+        assert_eq!(sparkline(&[Some(f64::NAN)], (0.0, 1.0), 1), " ");
+        assert_eq!(sparkline(&[], (0.0, 1.0), 2), "  ");
+    }
+}

@@ -1,0 +1,127 @@
+//! A table on the screen: as many columns as fit, the least important left out first; the selected row always on it.
+use ratatui::{
+    Frame,
+    layout::Rect,
+    style::{Modifier, Style},
+    text::{Line, Span},
+};
+
+use crate::{
+    state::{
+        Area,
+        table::{Align, Arrangement, Cell, Column, Row, Table, Tone},
+    },
+    view::{
+        format::{fit, fit_right},
+        theme::Theme,
+        widgets::panel::lines,
+    },
+};
+
+/// Cells of the mark of the selected row.
+const MARK: usize = 2;
+
+/// Where the rows of a table are: what keys that scroll and a mouse need to know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Drawn {
+    /// The rows that are on the screen, without the heading.
+    pub(crate) area: Area,
+    /// The first of them.
+    pub(crate) first: usize,
+}
+
+/// Draws heading and rows. `selected` is the place of the selected row among those that are shown.
+pub(crate) fn draw(
+    frame: &mut Frame,
+    theme: &Theme,
+    area: Rect,
+    table: &Table,
+    arrangement: &Arrangement,
+    selected: &str,
+) -> Drawn {
+    let rows = arrangement.rows(table);
+    let height = usize::from(area.height).saturating_sub(1);
+    let place = rows.iter().position(|row| row.key == selected);
+    let first = arrangement.first_shown(place.unwrap_or(0), rows.len(), height);
+    let columns = columns(table.columns, usize::from(area.width));
+    let heading = heading(theme, table, &columns, arrangement);
+    let shown = rows.iter().enumerate().skip(first).take(height);
+    let body = shown.map(|(index, row)| line(theme, table, row, &columns, Some(index) == place));
+    lines(frame, area, std::iter::once(heading).chain(body));
+    let body = Area { x: area.x, y: area.y + area.height.min(1), width: area.width, height: height as u16 };
+    Drawn { area: body, first }
+}
+
+/// The columns that fit, in their order, with the cells that each takes.
+fn columns(all: &[Column], cells: usize) -> Vec<(usize, usize)> {
+    let mut shown: Vec<usize> = (0..all.len()).collect();
+    let taken = |shown: &[usize]| MARK + shown.iter().map(|column| all[*column].width + 1).sum::<usize>();
+    while taken(&shown) > cells + 1 {
+        let Some(least) =
+            shown.iter().copied().filter(|column| all[*column].priority > 0).max_by_key(|column| all[*column].priority)
+        else {
+            break;
+        };
+        shown.retain(|column| *column != least);
+    }
+    let spare = (cells + 1).saturating_sub(taken(&shown));
+    let width = |column: usize| all[column].width + if all[column].grows { spare } else { 0 };
+    shown.into_iter().map(|column| (column, width(column))).collect()
+}
+
+fn heading(theme: &Theme, table: &Table, columns: &[(usize, usize)], arrangement: &Arrangement) -> Line<'static> {
+    let mut spans = vec![Span::raw(" ".repeat(MARK))];
+    for (column, cells) in columns {
+        let Column { title, align, .. } = table.columns[*column];
+        let sorted = arrangement.sort.filter(|(by, _)| by == column);
+        let arrow = sorted.map_or("", |(_, descending)| if descending { "↓" } else { "↑" });
+        let text = padded(&format!("{title}{arrow}"), *cells, align);
+        spans.push(Span::styled(text + " ", if sorted.is_some() { theme.accent } else { theme.dim }));
+    }
+    Line::from(spans)
+}
+
+fn line(theme: &Theme, table: &Table, row: &Row, columns: &[(usize, usize)], is_selected: bool) -> Line<'static> {
+    let mut spans = vec![Span::styled(if is_selected { "▸ " } else { "  " }, theme.accent)];
+    for (index, (column, cells)) in columns.iter().enumerate() {
+        let empty = Cell::default();
+        let cell = row.cells.get(*column).unwrap_or(&empty);
+        let mut style = style(theme, cell.tone, row.is_stale);
+        if is_selected && index == 0 {
+            style = style.add_modifier(Modifier::BOLD);
+        }
+        spans.push(Span::styled(padded(&cell.text, *cells, table.columns[*column].align) + " ", style));
+    }
+    Line::from(spans)
+}
+
+fn padded(text: &str, cells: usize, align: Align) -> String {
+    match align {
+        Align::Left => fit(text, cells),
+        Align::Right => fit_right(text, cells),
+    }
+}
+
+/// The style of a field: what is old is dim unless it says itself that it is to be watched.
+fn style(theme: &Theme, tone: Tone, is_stale: bool) -> Style {
+    match tone {
+        Tone::Plain if is_stale => theme.dim,
+        tone => theme.tone(tone),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn narrow_tables_drop_the_least_important_columns_and_wide_ones_give_the_rest_to_one() {
+        let all =
+            [Column::left("a", 10, 0), Column::right("b", 5, 2), Column::right("c", 5, 9), Column::rest("d", 8, 1)];
+        assert_eq!(columns(&all, 33), [(0, 10), (1, 5), (2, 5), (3, 8)]);
+        assert_eq!(columns(&all, 40), [(0, 10), (1, 5), (2, 5), (3, 15)]);
+        assert_eq!(columns(&all, 32), [(0, 10), (1, 5), (3, 13)]);
+        assert_eq!(columns(&all, 13), [(0, 10)]);
+        assert_eq!(columns(&all, 3), [(0, 10)]);
+    }
+}

@@ -1,0 +1,148 @@
+//! When a slow rank is taken out, and when it is tried again.
+use std::time::Duration;
+
+use shared::{
+    ids::{Epoch, MemberIndex, Rank},
+    protocol::recovery::{Committed, Slow, Standing},
+    telemetry::NodeState,
+    topology::Exclusions,
+};
+
+use super::{
+    breaker::{BY_ITSELF, Breaker, Turn},
+    steward::View,
+    steward_tests::{base, view},
+};
+
+const RETRY: Duration = Duration::from_secs(600);
+const SLOW: Slow = Slow { rank: Rank(2), percent: 61, seconds: 60 };
+
+/// All serve, and all but the slow rank name it.
+fn slowed(base: &Committed, slow: Slow) -> Vec<View> {
+    let one = |index: usize| {
+        let mut view = view(base, index, NodeState::Serving);
+        let standing = view.standing.as_mut().expect("it answers");
+        standing.slow = (index != slow.rank.index()).then_some(slow);
+        standing.trouble = (index == slow.rank.index()).then(|| "it is throttled".into());
+        view
+    };
+    (0..base.topology.members.len()).map(one).collect()
+}
+
+fn serving(base: &Committed) -> Vec<View> {
+    (0..base.topology.members.len()).map(|index| view(base, index, NodeState::Ready)).collect()
+}
+
+/// Without the member, two epochs later.
+fn after(base: &Committed, without: usize) -> Committed {
+    let mut next = Committed { epoch: Epoch(base.epoch.0 + 2), ..base.clone() };
+    next.topology.members.remove(without);
+    next.topology.layout = next.topology.layout.on(next.topology.members.len());
+    next
+}
+
+/// What the node says that was taken out.
+fn out(base: &Committed, by: &str) -> Standing {
+    let member = &base.topology.members[2];
+    let mut exclusions = Exclusions::default();
+    exclusions.say(&member.name, &member.address, Some("held the others up"), by);
+    let standing = view(base, 2, NodeState::Idle).standing.expect("it answers");
+    Standing { committed: None, exclusions, ..standing }
+}
+
+fn taken_out(breaker: &mut Breaker, base: &Committed, now: Duration) {
+    let turn = breaker.look(MemberIndex(0), base, &slowed(base, SLOW), None, now);
+    assert!(matches!(turn, Turn::TakeOut { slow: MemberIndex(2), .. }), "{turn:?}");
+}
+
+#[test]
+fn the_lowest_rank_beside_it_takes_a_slow_one_out_with_the_cause() {
+    let base = base(4);
+    let views = slowed(&base, SLOW);
+    let acts = |own: u16, slow: Slow| {
+        Breaker::new(Some(RETRY)).look(MemberIndex(own), &base, &slowed(&base, slow), None, Duration::ZERO)
+    };
+    let reason = "held the others up 61 % of their time for 60 s: it is throttled".to_owned();
+    assert_eq!(acts(0, SLOW), Turn::TakeOut { slow: MemberIndex(2), reason });
+    for own in [1, 2, 3] {
+        assert_eq!(acts(own, SLOW), Turn::Rest, "another one acts");
+    }
+    let head = Slow { rank: Rank(0), ..SLOW };
+    assert!(matches!(acts(1, head), Turn::TakeOut { slow: MemberIndex(0), .. }), "the head is no exception");
+    assert_eq!(acts(0, Slow { rank: Rank(9), ..SLOW }), Turn::Rest, "no such rank");
+    let mut breaker = Breaker::new(Some(RETRY));
+    let standing = views[0].standing.as_ref().expect("it answers");
+    assert!(breaker.is_due(standing, Duration::ZERO));
+    let mut one_loads = views.clone();
+    one_loads[3].standing.as_mut().expect("it answers").state = NodeState::Loading;
+    assert_eq!(breaker.look(MemberIndex(0), &base, &one_loads, None, Duration::ZERO), Turn::Rest);
+}
+
+#[test]
+fn who_is_late_for_another_hands_the_lateness_on_and_a_circle_names_nobody() {
+    let base = base(4);
+    let names = |list: [Option<u16>; 4]| {
+        let mut views = serving(&base);
+        for (view, named) in views.iter_mut().zip(list) {
+            let standing = view.standing.as_mut().expect("it answers");
+            standing.slow = named.map(|rank| Slow { rank: Rank(rank), ..SLOW });
+        }
+        Breaker::new(Some(RETRY)).look(MemberIndex(0), &base, &views, None, Duration::ZERO)
+    };
+    for list in [[Some(1), Some(3), Some(3), None], [Some(2), Some(2), Some(3), None], [Some(3), None, None, None]] {
+        assert!(matches!(names(list), Turn::TakeOut { slow: MemberIndex(3), .. }), "{list:?}");
+    }
+    assert_eq!(names([Some(1), Some(0), Some(0), Some(0)]), Turn::Rest);
+    assert_eq!(names([Some(1), Some(2), Some(1), None]), Turn::Rest);
+    assert_eq!(names([None, Some(3), Some(3), None]), Turn::Rest, "it is not sure");
+}
+
+#[test]
+fn it_is_tried_again_when_its_time_is_over_and_its_machine_is_well() {
+    let base = base(4);
+    let (rest, mut breaker) = (after(&base, 2), Breaker::new(Some(RETRY)));
+    taken_out(&mut breaker, &base, Duration::ZERO);
+    assert_eq!(
+        breaker.out(),
+        Some((base.topology.members[2].name.as_str(), base.topology.members[2].address.as_str()))
+    );
+    let by = format!("pi1 {BY_ITSELF}");
+    let mut look = |out: Option<&Standing>, seconds| {
+        breaker.look(MemberIndex(0), &rest, &serving(&rest), out, Duration::from_secs(seconds))
+    };
+    assert_eq!(look(Some(&out(&base, &by)), 599), Turn::Rest, "too early");
+    assert_eq!(look(None, 601), Turn::Rest, "it does not answer");
+    let hot = Standing { trouble: Some("it is hot".into()), ..out(&base, &by) };
+    assert_eq!(look(Some(&hot), 602), Turn::Rest);
+    let again = Turn::TryAgain { before: base.topology.clone(), joins: MemberIndex(2) };
+    assert_eq!(look(Some(&out(&base, &by)), 603), again);
+    assert_eq!(look(Some(&out(&base, &by)), 604), Turn::Rest, "once");
+}
+
+#[test]
+fn what_is_slow_again_waits_twice_as_long_and_one_that_an_operator_decided_on_is_left_alone() {
+    let base = base(4);
+    let (rest, by) = (after(&base, 2), format!("pi1 {BY_ITSELF}"));
+    let mut breaker = Breaker::new(Some(RETRY));
+    let second = Duration::from_secs;
+    let again = |breaker: &mut Breaker, by: &str, at| {
+        breaker.look(MemberIndex(0), &rest, &serving(&rest), Some(&out(&base, by)), second(at)) != Turn::Rest
+    };
+    taken_out(&mut breaker, &base, second(0));
+    assert!(again(&mut breaker, &by, 600));
+    taken_out(&mut breaker, &base, second(700));
+    assert!(!again(&mut breaker, &by, 700 + 1199) && again(&mut breaker, &by, 700 + 1200));
+    // It went well for long enough: the next time begins anew.
+    taken_out(&mut breaker, &base, second(700 + 1200 + 2400));
+    assert!(again(&mut breaker, &by, 700 + 1200 + 2400 + 600));
+    taken_out(&mut breaker, &base, second(10_000));
+    assert!(!again(&mut breaker, "me@desk", 20_000) && !again(&mut breaker, &by, 30_000), "an operator's word stays");
+    taken_out(&mut breaker, &base, second(30_000));
+    let other = after(&base, 1);
+    let turn = breaker.look(MemberIndex(0), &other, &serving(&other), Some(&out(&base, &by)), second(60_000));
+    assert_eq!(turn, Turn::Rest, "something else was assigned");
+    assert!(!again(&mut breaker, &by, 60_001), "and it is forgotten");
+    let mut never = Breaker::new(None);
+    taken_out(&mut never, &base, second(0));
+    assert!(!again(&mut never, &by, 1_000_000));
+}

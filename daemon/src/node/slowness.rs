@@ -1,0 +1,166 @@
+//! Whether one rank holds the others of its stage up for long, from what this node's all-reduces say: the ammeter of the circuit breaker.
+//! Pure: sums over parts of a window that the driver moves on.
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use shared::{ids::Rank, latency::ratio, protocol::recovery::Slow, telemetry::SyncRecord};
+
+/// Parts of a window: in nearly each of them that saw work the same rank must be the latest.
+const PARTS: usize = 20;
+/// A stage without its slow rank must take at most this share of the time that it takes with it; else it stays.
+const WORTH: f64 = 0.8;
+
+/// Sums of one part.
+#[derive(Clone, Debug, Default)]
+pub struct Part {
+    /// Nanoseconds of this node's all-reduces, computing included.
+    time: u64,
+    /// Nanoseconds of them in which only this rank's part was missing.
+    late: BTreeMap<Rank, u64>,
+}
+
+impl Part {
+    /// Adds an all-reduce of this node.
+    pub fn add(&mut self, record: &SyncRecord) {
+        self.time += record.compute.0 + record.wait.0 + record.wire.0;
+        if record.late.0 > 0 {
+            *self.late.entry(record.last).or_default() += record.late.0;
+        }
+    }
+
+    fn latest(&self) -> Option<Rank> {
+        self.late.iter().max_by_key(|(_, late)| **late).map(|(rank, _)| *rank)
+    }
+}
+
+/// A window over the last all-reduces of one run of the engine.
+#[derive(Debug)]
+pub struct Slowness {
+    /// `None`: nobody wants to know.
+    window: Option<Duration>,
+    /// Which run of the engine.
+    run: u64,
+    cursor: u64,
+    /// When the last part began.
+    begun: Duration,
+    /// At most [`PARTS`] and the one that is being filled.
+    parts: VecDeque<Part>,
+}
+
+impl Slowness {
+    /// A window of this length.
+    pub fn new(window: Option<Duration>) -> Self {
+        Self { window, run: 0, cursor: 0, begun: Duration::ZERO, parts: VecDeque::new() }
+    }
+
+    /// The part that is being filled at `now`, and up to which record it is; `None`: nobody wants to know. Another run begins anew.
+    pub fn part(&mut self, run: u64, now: Duration) -> Option<(&mut u64, &mut Part)> {
+        let length = self.window? / PARTS as u32;
+        if run != self.run || self.parts.is_empty() {
+            *self = Self { run, begun: now, parts: [Part::default()].into(), ..Self::new(self.window) };
+        }
+        for _ in 0..=PARTS {
+            if now < self.begun + length {
+                break;
+            }
+            self.begun += length;
+            self.parts.push_back(Part::default());
+        }
+        // After a long silence nothing of the window is left.
+        self.begun = self.begun.max(now.saturating_sub(length));
+        while self.parts.len() > PARTS + 1 {
+            self.parts.pop_front();
+        }
+        self.parts.back_mut().map(|part| (&mut self.cursor, part))
+    }
+
+    /// The rank that is worth being left out: throughout a whole window the latest in nearly every part with work, and so late that
+    /// the other `ranks - 1` would be faster with its work than they are waiting for it.
+    pub fn slow(&self, ranks: u16) -> Option<Slow> {
+        if ranks < 2 || self.parts.len() <= PARTS {
+            return None;
+        }
+        let active: Vec<&Part> = self.parts.iter().take(PARTS).filter(|part| part.time > 0).collect();
+        let mut all = Part::default();
+        for part in &active {
+            all.time += part.time;
+            part.late.iter().for_each(|(rank, late)| *all.late.entry(*rank).or_default() += late);
+        }
+        let rank = all.latest()?;
+        let named = active.iter().filter(|part| part.latest() == Some(rank)).count();
+        let share = ratio(all.late[&rank] as f64, all.time as f64);
+        let without = (1.0 - share) * f64::from(ranks) / f64::from(ranks - 1);
+        let is_steady = 2 * active.len() >= PARTS && 10 * named >= 9 * active.len();
+        let seconds = self.window.unwrap_or_default().as_secs() as u32;
+        (is_steady && without <= WORTH).then_some(Slow { rank, percent: (share * 100.0) as u8, seconds })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{ids::LayerIndex, telemetry::SyncKind, units::Nanoseconds};
+
+    use super::*;
+
+    fn record(rank: u16, late: u64) -> SyncRecord {
+        SyncRecord {
+            step: 1,
+            enter: Nanoseconds(0),
+            layer: LayerIndex(0),
+            kind: SyncKind::Attention,
+            tokens: 1,
+            compute: Nanoseconds(100 - late),
+            wait: Nanoseconds(late),
+            wire: Nanoseconds(0),
+            slowest: Rank(rank),
+            last: Rank(rank),
+            late: Nanoseconds(late),
+        }
+    }
+
+    /// Each tenth of a second another record, by its number; a window of two seconds.
+    fn filled(parts: u64, record_of: impl Fn(u64) -> Option<SyncRecord>) -> Slowness {
+        let mut slowness = Slowness::new(Some(Duration::from_secs(2)));
+        for number in 0..parts {
+            let (_, part) = slowness.part(3, Duration::from_millis(100 * number)).expect("it is wanted");
+            if let Some(record) = record_of(number) {
+                part.add(&record);
+            }
+        }
+        slowness
+    }
+
+    #[test]
+    fn who_holds_the_others_up_for_a_whole_window_is_named_and_not_before() {
+        let late = |late| move |_| Some(record(2, late));
+        assert_eq!(filled(21, late(60)).slow(3), Some(Slow { rank: Rank(2), percent: 60, seconds: 2 }));
+        assert_eq!(filled(20, late(60)).slow(3), None, "the window is not full");
+        assert_eq!(filled(200, late(60)).slow(3).map(|slow| slow.percent), Some(60), "it moves on");
+        // Two share the work of three: 1.5 times as much each, so less than 47 % of waiting is no gain.
+        assert_eq!(filled(21, late(40)).slow(3), None);
+        assert!(filled(21, late(40)).slow(8).is_some(), "of eight, seven lose little by one that is away");
+        assert_eq!(filled(21, late(60)).slow(1), None);
+    }
+
+    #[test]
+    fn a_short_delay_another_rank_now_and_then_and_silence_name_nobody() {
+        assert_eq!(filled(21, |number| Some(record(2, if number < 10 { 90 } else { 0 }))).slow(4), None);
+        assert_eq!(filled(21, |number| Some(record((number % 2) as u16, 80))).slow(4), None);
+        assert_eq!(filled(21, |number| (number % 4 == 0).then(|| record(2, 80))).slow(4), None, "too little was done");
+        assert!(filled(21, |number| (number % 4 != 0).then(|| record(2, 80))).slow(4).is_some());
+        assert_eq!(filled(21, |_| None).slow(4), None);
+    }
+
+    #[test]
+    fn another_topology_and_a_long_pause_begin_anew() {
+        let mut slowness = filled(21, |_| Some(record(2, 80)));
+        slowness.part(3, Duration::from_secs(3600));
+        assert_eq!(slowness.slow(4), None);
+        let mut slowness = filled(21, |_| Some(record(2, 80)));
+        slowness.part(4, Duration::from_millis(2100));
+        assert_eq!(slowness.slow(4), None);
+        assert!(Slowness::new(None).part(3, Duration::ZERO).is_none());
+    }
+}
