@@ -13,7 +13,7 @@ const SETTINGS: &str =
 /// The text of an answer over a gateway.
 fn text(address: &str, max_tokens: u32) -> String {
     let body = json!({"prompt": "abab", "max_tokens": max_tokens, "temperature": 0, "stream": true});
-    let mut answer = stream(address, "/v1/completions", &body);
+    let answer = stream(address, "/v1/completions", &body);
     assert_eq!(answer.status, 200);
     let events: Vec<Value> = answer.events();
     text_of(&events, 0)

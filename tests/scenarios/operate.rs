@@ -6,7 +6,7 @@ use harness::{
     slowing::Slowed,
     terminal::Terminal,
 };
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 const PROMPT: &[&str] = &["--prompt", "ROMEO:", "--max-tokens", "4", "--temperature", "0"];

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Four nodes with four fifths of their places taken, a fifth one without a shard in front of them: a rolling restart of all, then kill -9
-of each in turn, and, where there is one replica, one that is kept down. Prints errors, wrong texts, the longest pause of a stream and the
+of each in turn, and one that is kept down. Prints errors, wrong texts, the longest pause of a stream and the
 seconds of each node; fails on any error, on a wrong text while the rank layout is the same, and on figures that miss what is wanted.
 
     cargo build --release --locked --workspace && tests/serve/rolling.py [--topology tp4|dp2-tp2] [--tokens 400] [--only restart,kill,down]
@@ -187,7 +187,7 @@ async def run(daemons, gateway, supervisor, arguments):
         print(f"{victim.name} killed, all serve again after {seconds + 0.5:.1f} s")
         failed += load.report(f"{victim.name} killed", time.monotonic() - begin, pause_max)
         failed += [] if seconds <= BACK_SECONDS else [f"{victim.name}: all served after {seconds:.1f} s"]
-    if "down" in arguments.only and replicas == 1:
+    if "down" in arguments.only:
         failed += await kept_down(daemons, supervisor, load)
     load.stop.set()
     await asyncio.gather(*lanes)

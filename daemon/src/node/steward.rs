@@ -108,7 +108,9 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
     if let Some(patient) = (0..views.len()).find(|index| missing(index) && reason(*index).is_none()) {
         return Decision::Wait(format!("waits for {}", name(patient)));
     }
-    if views.iter().any(View::serves) {
+    // Who was lost is voted out also where other replicas serve: they pause, and the rest of this one is of use again.
+    let is_lost = |index: &usize| views[*index].standing.is_none() && out(*index).is_none();
+    if views.iter().any(View::serves) && !unit.clone().any(|index| is_lost(&index)) {
         return Decision::Wait("its replica is broken, others serve; include or assign when it is repaired".into());
     }
     propose(own, base, views, (rules, taken_over), &reason)

@@ -88,6 +88,16 @@ fn replicas_come_up_each_for_itself_and_whoever_serves_does_nothing() {
     assert_eq!(decide(MemberIndex(2), &base, &all, &RULES), Decision::Bring(members(&[2, 3])));
     assert_eq!(decide(MemberIndex(0), &base, &all, &RULES), Decision::Rest);
     all[3] = away(&base, 3, 100);
+    // The broken replica's survivor is of use again on a topology of three, which the others vote for.
+    let lost = vec![(MemberIndex(3), "did not answer for 100 s".to_owned())];
+    let stay = members(&[0, 1, 2]);
+    assert_eq!(decide(MemberIndex(2), &base, &all, &RULES), Decision::Propose { stay, lost, granted: 0 });
+    let never = Rules { exclude_after: None, ..RULES };
+    check_waits(&decide(MemberIndex(2), &base, &all, &never), "waits for");
+    // A node that an operator took out is the operator's.
+    let (name, address) = (&base.topology.members[3].name, &base.topology.members[3].address);
+    let standing = all[2].standing.as_mut().expect("it answers");
+    standing.exclusions.say(name, address, Some("fan stuck"), "me@desk");
     check_waits(&decide(MemberIndex(2), &base, &all, &RULES), "others serve");
 }
 
