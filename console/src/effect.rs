@@ -2,7 +2,7 @@
 use shared::protocol::message::Generate;
 
 use crate::state::command::Format;
-pub use crate::wanted::Wanted;
+pub use crate::{order::Order, wanted::Wanted};
 
 /// Something to be done.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,17 +23,8 @@ pub enum Effect {
         /// The request.
         generate: Box<Generate>,
     },
-    /// Restart these nodes one after the other.
-    Restart(Vec<usize>),
-    /// End the restart before its next node.
-    StopRestart,
-    /// Take a node out, or in again.
-    Exclude {
-        /// Place of the node in the list.
-        node: usize,
-        /// Why; `None`: in again.
-        reason: Option<String>,
-    },
+    /// Do what an operator ordered.
+    Operate(Order),
     /// Cancel the running generation.
     Cancel,
     /// End with this exit code.
@@ -57,12 +48,7 @@ impl Effect {
     /// Whether it reaches the cluster.
     pub fn acts(&self) -> bool {
         match self {
-            Self::Assign { .. }
-            | Self::Generate { .. }
-            | Self::Restart(_)
-            | Self::StopRestart
-            | Self::Exclude { .. }
-            | Self::Cancel => true,
+            Self::Assign { .. } | Self::Generate { .. } | Self::Operate(_) | Self::Cancel => true,
             Self::Draw
             | Self::Quit(_)
             | Self::TakeMouse(_)

@@ -271,6 +271,7 @@ pub(crate) fn idle(node: usize) -> NodeReport {
         name: name(node),
         instance: 1,
         supervised: true,
+        recovers: true,
         unix_ms: 0,
         build: "0.1.0".to_owned(),
         kernels: "avx2".to_owned(),
@@ -290,6 +291,7 @@ pub(crate) fn idle(node: usize) -> NodeReport {
         collectives: None,
         kv: None,
         exclusions: Exclusions::default(),
+        rolling: None,
     }
 }
 

@@ -113,11 +113,22 @@ pub enum Action {
     AssignAgain,
     Restart,
     Exclude,
+    Cordon,
+    Drain,
+    AbortAssignment,
+    CancelRequest,
     Show(Page),
     PageNext,
     PagePrevious,
     Open,
-    SyncColumns,
+    Terms,
+    Pin,
+    SyncMetric,
+    Older,
+    Newer,
+    MuchOlder,
+    MuchNewer,
+    Live,
     Filter,
     KeepFilter,
     SortNext,
@@ -153,6 +164,14 @@ pub enum Action {
     Record,
     ExportData,
     ExportScreen,
+}
+
+impl Action {
+    /// Whether it does more than look: a dashboard that only looks refuses it.
+    pub fn acts(self) -> bool {
+        use Action::{AbortAssignment, AssignAgain, CancelRequest, Cordon, Drain, Exclude, Restart, Submit};
+        matches!(self, Submit | CancelRequest | AssignAgain | AbortAssignment | Restart | Exclude | Cordon | Drain)
+    }
 }
 
 /// Where a binding holds.
@@ -328,8 +347,17 @@ pub const BINDINGS: &[Binding] = &{
             "",
         ),
         bind(Panels, &[Key::character('r')], Action::AssignAgain, "assign the topology again", "assign"),
-        bind(Panels, &[Key::character('R')], Action::Restart, "restart all nodes, one by one", "restart"),
+        bind(
+            Panels,
+            &[Key::character('R')],
+            Action::Restart,
+            "restart all nodes, one by one; pause, resume, end that",
+            "restart",
+        ),
+        bind(Panels, &[Key::character('A')], Action::AbortAssignment, "abort the assignment under way", ""),
         bind(Panels, &[Key::character('x')], Action::Exclude, "take the selected node out, or in again", "out/in"),
+        bind(Panels, &[Key::character('c')], Action::Cordon, "nothing new on the selected node (cordon), or again", ""),
+        bind(Panels, &[Key::character('d')], Action::Drain, "cordon it, and wait until nothing runs there", ""),
         bind(Panels, &[key(Up), Key::character('k')], Action::Up, "up: a line, a layer, a node", ""),
         bind(Panels, &[key(Down), Key::character('j')], Action::Down, "down: a line, a layer, a node", ""),
         bind(Panels, &[key(PageUp)], Action::PageUp, "up a page", ""),
@@ -364,11 +392,33 @@ pub const BINDINGS: &[Binding] = &{
         bind(
             On(Page::Sync),
             &[Key::character('v')],
-            Action::SyncColumns,
-            "percentiles, or own, wait and wire",
-            "split",
+            Action::SyncMetric,
+            "map p50, p95, p99, own, wait or wire",
+            "show",
         ),
+        bind(On(Page::Sync), &[Key::character('<')], Action::Older, "a second back", "back"),
+        bind(On(Page::Sync), &[Key::character('>')], Action::Newer, "a second on", ""),
+        bind(On(Page::Sync), &[Key::character('{')], Action::MuchOlder, "ten seconds back", ""),
+        bind(On(Page::Sync), &[Key::character('}')], Action::MuchNewer, "ten seconds on", ""),
+        bind(On(Page::Sync), &[Key::character('0')], Action::Live, "to what is now", ""),
+        bind(
+            On(Page::Generate),
+            &[Key::character('p'), key(Function(2))],
+            Action::Terms,
+            "what answers are asked for",
+            "ask for",
+        ),
+        bind(
+            On(Page::Generate),
+            &[Key::character('P'), key(Function(3))],
+            Action::Pin,
+            "pin the result, compare the next",
+            "pin",
+        ),
+        bind(On(Page::Requests), &[Key::character('X')], Action::CancelRequest, "end the selected request", "end it"),
         bind(Prompt, &[key(Enter)], Action::Submit, "generate", "generate"),
+        bind(Prompt, &[key(Function(2))], Action::Terms, "what answers are asked for", "ask for"),
+        bind(Prompt, &[key(Function(3))], Action::Pin, "pin the result, compare the next", "pin"),
         bind(Prompt, &[Key::with_alt(Enter), Key::control('j')], Action::NewLine, "a new line in the prompt", ""),
         bind(Prompt, &[key(Function(1))], Action::Help, "this help", "help"),
         bind(Prompt, &[key(Up), Key::control('p')], Action::LineUp, "line up, else an older prompt", "older"),

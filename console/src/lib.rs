@@ -9,6 +9,7 @@ pub mod export;
 mod fixtures;
 pub mod http;
 pub mod keymap;
+pub mod order;
 mod outlet;
 pub mod proxy;
 pub mod recording;

@@ -16,7 +16,7 @@ use tokio::{
 
 use self::{files::Files, input::next_input};
 use crate::{
-    effect::{Effect, Wanted},
+    effect::{Effect, Order, Wanted},
     event::{ClientEvent, Event, GenerateEvent, Signal},
     recording::rounded,
     state::{GenerateDefaults, State, desk::Desk},
@@ -51,6 +51,8 @@ pub struct DashboardOptions {
     pub desk: Desk,
     /// The file that the session is written to.
     pub record: Option<PathBuf>,
+    /// It only looks: nothing is ever ordered.
+    pub readonly: bool,
 }
 
 /// The nodes as the dashboard commands them. Commands return at once; what comes of them arrives as events.
@@ -61,12 +63,8 @@ pub trait Nodes {
     fn generate(&self, head: usize, generate: Generate);
     /// Cancels the running generation.
     fn cancel(&self);
-    /// Restarts these nodes one after the other.
-    fn restart(&self, which: Vec<usize>);
-    /// Ends a restart before its next node.
-    fn stop_restart(&self);
-    /// Takes a node out, with a reason, or in again.
-    fn exclude(&self, node: usize, reason: Option<String>);
+    /// Does what an operator ordered.
+    fn operate(&self, order: Order);
 }
 
 /// Runs the dashboard until it is quit; returns the exit code. `connect` starts the client that sends to the channel.
@@ -79,7 +77,9 @@ pub async fn dashboard<N: Nodes>(
 ) -> Result<i32, TerminalError> {
     // Before the terminal is taken: a signal in between must not leave it raw.
     let signals = Signals::listen()?;
-    let mut state = State::new(&options.nodes, options.wanted, &options.prompt, options.defaults);
+    let wanted = options.wanted.filter(|_| !options.readonly);
+    let mut state = State::new(&options.nodes, wanted, &options.prompt, options.defaults);
+    state.readonly = options.readonly;
     state.desk = options.desk;
     let started = Instant::now();
     let mut files = Files::new(&state);
@@ -160,9 +160,7 @@ impl<N: Nodes> Driver<N> {
                 }
                 Effect::Assign { wanted, members } => self.nodes.assign(wanted, members),
                 Effect::Generate { head, generate } => self.nodes.generate(head, *generate),
-                Effect::Restart(which) => self.nodes.restart(which),
-                Effect::StopRestart => self.nodes.stop_restart(),
-                Effect::Exclude { node, reason } => self.nodes.exclude(node, reason),
+                Effect::Operate(order) => self.nodes.operate(order),
                 Effect::Cancel => self.nodes.cancel(),
                 Effect::Quit(code) => self.exit = Some(code),
                 Effect::TakeMouse(takes) => screen.take_mouse(takes),

@@ -1,6 +1,7 @@
 //! What each event changes, and what it wants done: the whole behaviour of the dashboard, without a terminal or a clock.
 mod desk;
 mod frozen;
+mod generate;
 mod operate;
 mod show;
 mod table;
@@ -19,7 +20,7 @@ use crate::{
         editor::Editor,
         node::Standing,
         request::{Phase, Request},
-        watch,
+        sync, watch,
     },
 };
 
@@ -65,10 +66,13 @@ fn says_nothing_new(state: &State, node: usize, report: &NodeReport) -> bool {
     is_heard && report.layers.is_empty() && before.is_same_but_for_the_time(report) && node.load == report.load
 }
 
-/// Time alone changes the screen when a node falls silent, while it stays silent, and when layers stop to arrive.
+/// Time alone changes the screen when a node falls silent, while it stays silent or something is done to nodes, and when layers stop to
+/// arrive.
 fn tick(state: &mut State, now: Duration) -> Vec<Effect> {
-    let seen = |state: &State| -> (Vec<Standing>, bool) {
-        (state.nodes.iter().map(|node| node.standing(state.now)).collect(), state.layers_move())
+    let seen = |state: &State| -> (Vec<Standing>, bool, Option<u64>) {
+        // The footer counts the seconds of what is under way.
+        let seconds = state.is_operating().then_some(state.now.as_secs());
+        (state.nodes.iter().map(|node| node.standing(state.now)).collect(), state.layers_move(), seconds)
     };
     let before = seen(state);
     state.now = now;
@@ -78,6 +82,9 @@ fn tick(state: &mut State, now: Duration) -> Vec<Effect> {
 
 fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
     state.notice = None;
+    if state.form.is_some() {
+        return generate::on_key(state, key);
+    }
     if state.dialog.is_some() {
         return operate::on_key(state, key);
     }
@@ -117,17 +124,20 @@ fn on_key_in_help(state: &mut State, key: Key) -> Vec<Effect> {
 }
 
 fn act(state: &mut State, action: Action) -> Vec<Effect> {
+    if action.acts() && operate::refuses_looker(state) {
+        return Vec::new();
+    }
     match action {
         Action::Interrupt if state.request.is_open() && state.request.phase != Phase::Cancelling => cancel(state),
         Action::Interrupt => quit(state, Signal::Interrupt.exit_code()),
         Action::Escape => escape(state),
         Action::Quit => quit(state, 0),
         Action::Submit => submit(state),
-        Action::AssignAgain => assign_again(state),
         Action::Freeze => {
             frozen::freeze(state);
             Vec::new()
         }
+        _ if operate::ask(state, action) => Vec::new(),
         _ => {
             if let Some(effects) = desk::on_action(state, action) {
                 return effects;
@@ -181,6 +191,10 @@ fn insert(state: &mut State, text: &str) {
 fn paste(state: &mut State, text: &str) -> Vec<Effect> {
     state.help = None;
     state.notice = None;
+    if let Some(form) = &mut state.form {
+        form.insert(text);
+        return Vec::new();
+    }
     if state.dialog.is_some() {
         operate::insert(state, text);
         return Vec::new();
@@ -205,9 +219,6 @@ fn escape(state: &mut State) -> Vec<Effect> {
     }
     if state.request.is_open() && state.request.phase != Phase::Cancelling {
         return cancel(state);
-    }
-    if let Some(effects) = operate::escape(state) {
-        return effects;
     }
     if state.spot.focus == Focus::Prompt {
         state.spot.focus = Focus::Text;
@@ -269,7 +280,9 @@ fn release_held(state: &mut State) -> Vec<Effect> {
 
 /// Sends the request that is held.
 fn send(state: &mut State) -> Vec<Effect> {
-    let generate = state.defaults.request(&state.request.prompt, state.requests_sent);
+    let mut generate = state.defaults.request(&state.request.prompt, state.requests_sent);
+    generate.sampling.seed = generate::seed(state, &state.request.prompt);
+    state.request.sent_with = Some(generate::sent_with(state, generate.sampling.seed));
     state.requests_sent += 1;
     if matches!(state.assignment, Assignment::Failed(_)) {
         // The topology of before still runs: the failure was seen, the text takes its place.
@@ -280,25 +293,9 @@ fn send(state: &mut State) -> Vec<Effect> {
     vec![Effect::Generate { head, generate: Box::new(generate) }]
 }
 
-fn assign_again(state: &mut State) -> Vec<Effect> {
-    if state.is_assigning() || state.is_operating() {
-        state.notice = Some("an assignment, a restart or an exclusion is under way".to_owned());
-        return Vec::new();
-    }
-    if state.request.is_sent() {
-        state.notice = Some("a generation runs; Esc cancels it, then assign again".to_owned());
-        return Vec::new();
-    }
-    if state.assignable().is_none() {
-        state.notice = Some("nothing to assign; start the console with --topology and --model".to_owned());
-        return Vec::new();
-    }
-    assign(state)
-}
-
 /// Assigns now if every node that is in is there and has said what it knows of nodes that are out, else as soon as they have.
 fn assign(state: &mut State) -> Vec<Effect> {
-    let Some(wanted) = state.assignable() else { return Vec::new() };
+    let Some(wanted) = state.assignable().filter(|_| !state.readonly) else { return Vec::new() };
     if !state.all_report() {
         state.wanted.get_or_insert(wanted);
         state.assignment = Assignment::WaitsForNodes;
@@ -337,13 +334,22 @@ fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
         }
         ClientEvent::Report { node, report } => {
             let Some(node) = state.nodes.get_mut(node) else { return Vec::new() };
+            let mut effects = Vec::new();
             state.exclusions.merge(&report.exclusions);
+            let rolling = report.rolling.clone();
             node.reported(now, *report);
+            sync::record(state);
+            if let Some(rolling) = rolling {
+                effects = operate::rolled(state, &rolling);
+            }
             if state.assignment == Assignment::WaitsForNodes {
-                return assign(state);
+                effects.extend(assign(state));
             }
             // While nodes restart, the moments in which a topology runs are known from reports alone.
-            if state.is_operating() && state.is_ready() { release_held(state) } else { Vec::new() }
+            if state.is_operating() && state.is_ready() {
+                effects.extend(release_held(state));
+            }
+            effects
         }
         ClientEvent::Operate(event) => operate::on_event(state, event),
         ClientEvent::Assign(event) => on_assign(state, event),
@@ -385,7 +391,7 @@ fn on_assign(state: &mut State, event: AssignEvent) -> Vec<Effect> {
 fn on_generate(state: &mut State, event: GenerateEvent) {
     let request = &mut state.request;
     match event {
-        GenerateEvent::Started { prompt_token_ids } => request.started(prompt_token_ids.len()),
+        GenerateEvent::Started { prompt_token_ids } => request.started(state.now, prompt_token_ids.len()),
         GenerateEvent::Token(token) => request.token(state.now, &token),
         GenerateEvent::Finished(finished) if request.is_sent() => request.phase = Phase::Finished(finished),
         GenerateEvent::Failed(fault) if request.is_sent() => request.phase = Phase::Failed(fault),

@@ -30,7 +30,13 @@ fn situations() -> Vec<Story> {
     above.on(Event::Paste("one\ntwo".to_owned())).key(KeyCode::Up);
     let mut ranks = Story::finished();
     ranks.key(KeyCode::Esc).key(KeyCode::Char('3'));
-    let mut situations = vec![above, Story::begin(), Story::ready(), Story::generating(), Story::lost(), ranks];
+    let mut past = Story::generating();
+    for second in 2..30 {
+        past.at(1000 * second).all_report(NodeState::Serving, true);
+    }
+    past.key(KeyCode::Esc).key(KeyCode::Esc).key(KeyCode::Char('3'));
+    past.key(KeyCode::Char('{'));
+    let mut situations = vec![above, Story::begin(), Story::ready(), Story::generating(), Story::lost(), ranks, past];
     let mut sorted = Story::finished();
     sorted.key(KeyCode::Esc).key(KeyCode::Char('1')).key(KeyCode::Char('s'));
     situations.push(sorted);
@@ -257,7 +263,7 @@ fn r_assigns_again_but_never_twice_at_a_time() {
     let mut story = Story::lost();
     story.connected(2).report(2, idle(2)).key(KeyCode::Esc);
     story.effects.clear();
-    story.key(KeyCode::Char('r')).key(KeyCode::Char('r'));
+    story.key(KeyCode::Char('r')).key(KeyCode::Enter).key(KeyCode::Char('r'));
     assert_eq!(story.effects, [assign_all()]);
     assert!(story.state.notice.is_some());
 }

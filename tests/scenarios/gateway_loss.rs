@@ -164,3 +164,21 @@ fn a_draining_node_lets_its_streams_end() {
     assert!(!rest(running).0.is_empty());
     assert_eq!(cluster.wait(0), Some(0));
 }
+
+#[test]
+fn a_stream_that_outlives_the_drain_of_its_gateway_is_told_why_it_ends() {
+    let models = deep_models();
+    let cluster = Cluster::with(1, models.path(), "");
+    assign(&cluster, 1, "tp1", &["--context", "2048"]);
+    let settings = format!("peers = [\"{}\"]\ndrain_ms = 100\n", cluster.addresses[0]);
+    let mut front = Cluster::with(1, models.path(), &settings);
+    let address = beside(&front.addresses[0]);
+    serving(&address);
+    let (mut answer, _) = begin(&address, &body(1, 1900));
+    front.signal(0, Signal::SIGTERM);
+    let last = std::iter::from_fn(|| answer.event()).last().expect("it has events");
+    let last: Value = serde_json::from_str(&last).expect("an error, and no end as if all were well");
+    assert_eq!(last["error"]["code"], "shutting_down", "{last}");
+    assert!(last["error"]["message"].as_str().is_some_and(|text| text.contains("ask another node")), "{last}");
+    assert_eq!(front.wait(0), Some(0));
+}

@@ -44,6 +44,8 @@ mod keys;
 mod loss;
 // Restart, exclusion and the straggler, as an operator does and sees them.
 mod operate;
+// The same in tmux, with all that it does to the terminal.
+mod operator;
 // Packed shards from one start to the next.
 mod packed;
 // What the planner expects of memory against what the daemon's preflight asks for.

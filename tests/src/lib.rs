@@ -14,3 +14,4 @@ pub mod reference;
 pub mod slowing;
 pub mod terminal;
 pub mod tiny_model;
+pub mod tmux;

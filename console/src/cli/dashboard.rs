@@ -27,7 +27,7 @@ pub(super) async fn run(options: options::Dashboard) -> Result<u8, Failure> {
     }
     let wanted = options.model.as_deref().map(|model| options.assignment.wanted(options.nodes.len(), model));
     let request = options.sampling.request(String::new(), 0);
-    show(options.nodes, wanted, String::new(), request).await
+    show(options.nodes, wanted, String::new(), request, options.readonly).await
 }
 
 /// Whether a screen can be drawn and keys be read.
@@ -35,16 +35,17 @@ pub(super) fn has_terminal() -> bool {
     std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
 }
 
-/// Runs the dashboard to its end. `request` is what each prompt is sent with.
+/// Runs the dashboard to its end. `request` is what each prompt is sent with; a `readonly` one only looks.
 pub(super) async fn show(
     nodes: Vec<String>,
     wanted: Option<Wanted>,
     prompt: String,
     request: Generate,
+    readonly: bool,
 ) -> Result<u8, Failure> {
     let defaults = GenerateDefaults { max_tokens: request.max_tokens, sampling: request.sampling, stop: request.stop };
     let nodes = nodes.iter().map(|node| with_port(node)).collect();
-    let options = DashboardOptions { nodes, wanted, prompt, defaults, desk: Desk::default(), record: None };
+    let options = DashboardOptions { nodes, wanted, prompt, defaults, desk: Desk::default(), record: None, readonly };
     let code = dashboard(options, |nodes, events| Client::start(&nodes, WATCH_MS, events)).await;
     let code = code.map_err(anyhow::Error::from)?;
     Ok(u8::try_from(code).unwrap_or(1))

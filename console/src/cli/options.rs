@@ -168,6 +168,9 @@ pub(super) struct Dashboard {
     pub(super) assignment: Assignment,
     #[command(flatten)]
     pub(super) sampling: Sampling,
+    /// Only look: nothing is assigned, generated, restarted, taken out or cancelled
+    #[arg(long)]
+    pub(super) readonly: bool,
 }
 
 /// Most daemons that a demo starts.

@@ -17,7 +17,8 @@ use super::{
 };
 use crate::client::{
     cluster::Cluster,
-    recovery::{change, in_phase, rolling},
+    operate,
+    recovery::{in_phase, rolling},
     session::own_name,
     with_port,
 };
@@ -35,7 +36,7 @@ pub(super) struct Flags {
     #[arg(long)]
     pub(super) all: bool,
     /// Longest drain of a node in a rolling restart
-    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(0..=600_000))]
+    #[arg(long, value_name = "MS", default_value_t = operate::DRAIN_MS, value_parser = clap::value_parser!(u32).range(0..=600_000))]
     pub(super) drain_ms: u32,
     /// Start a rolling restart and do not watch it
     #[arg(long, requires = "rolling")]
@@ -89,34 +90,10 @@ pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
 async fn begin(options: &options::Restart, cluster: &Cluster, interrupts: &mut Interrupts) -> Result<Rolling, Failure> {
     check(options.yes)?;
     let which = super::restart::which(cluster, &options.only)?;
-    if which.len() < 2 {
-        let message = "nodes restart one another: that takes two of them".into();
-        return Err(Failure::Usage { message, next: "leave out --rolling to restart one node" });
-    }
-    let target = |node: &usize| {
-        let node = &cluster.nodes[*node];
-        (cluster.name(node).to_owned(), node.address.clone())
-    };
-    let targets: Vec<(String, String)> = which.iter().map(target).collect();
-    let names: Vec<String> = targets.iter().map(|(name, _)| output::clean(name)).collect();
+    let names: Vec<String> = which.iter().map(|node| output::clean(cluster.name(&cluster.nodes[*node]))).collect();
     let question = format!("Restart {}, one after the other? What runs pauses or goes on elsewhere.", names.join(", "));
     interrupts.end(confirm(&question, options.yes)).await?;
-    let wanted = Rolling {
-        targets,
-        done: 0,
-        before: None,
-        phase: Phase::Runs,
-        drain_ms: options.rolling.drain_ms,
-        by: own_name(),
-        revision: 0,
-    };
-    let begun = change(cluster, |latest| match latest.filter(|latest| latest.is_running()) {
-        Some(other) => {
-            let reason = format!("{} has a rolling restart under way: --watch, --pause or --abort it", other.by);
-            Err(Fault::new("console", FaultKind::ParameterInvalid { reason }))
-        }
-        None => Ok(wanted),
-    });
+    let begun = operate::begin(cluster, &which, options.rolling.drain_ms);
     interrupts.end(async { Ok::<_, Failure>(begun.await?) }).await
 }
 

@@ -13,6 +13,7 @@ use shared::{
     topology::{Member, SpecError, Topology},
 };
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     event::AssignEvent,
@@ -69,6 +70,19 @@ pub async fn assign(
     wanted: &Wanted,
     tell: &(dyn Fn(AssignEvent) + Sync),
 ) -> Result<Assigned, Fault> {
+    assign_until(sessions, wanted, &CancellationToken::new(), tell).await
+}
+
+/// As [`assign`]; ended by `stop` as long as nodes only load, and then as if nothing had been prepared.
+///
+/// # Errors
+/// As [`assign`], and [`FaultKind::AssignmentAborted`].
+pub async fn assign_until(
+    sessions: &[Arc<Session>],
+    wanted: &Wanted,
+    stop: &CancellationToken,
+    tell: &(dyn Fn(AssignEvent) + Sync),
+) -> Result<Assigned, Fault> {
     let reports = reports(sessions).await?;
     let (topology, _) = propose(sessions, wanted).await?;
     if let Some(epoch) = running(&reports, &topology) {
@@ -77,7 +91,11 @@ pub async fn assign(
     }
     let epoch = reports.iter().map(|report| report.epoch).max().unwrap_or_default().next();
     let hash = topology.hash();
-    let prepared = prepare(sessions, &reports, &topology, epoch, tell).await;
+    let prepared = tokio::select! {
+        biased;
+        () = stop.cancelled() => Err(Fault::new("console", FaultKind::AssignmentAborted { epoch })),
+        prepared = prepare(sessions, &reports, &topology, epoch, tell) => prepared,
+    };
     let done = match prepared {
         Ok(()) => {
             tell(AssignEvent::Committing);

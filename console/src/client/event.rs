@@ -8,7 +8,7 @@ use shared::{
         message::{Finished, TokenEvent},
     },
     telemetry::{LoadProgress, NodeReport},
-    topology::Topology,
+    topology::{Rolling, Topology},
 };
 
 /// Something that happened between the console and its nodes. `node` is the index in the list that the client was started with.
@@ -108,14 +108,14 @@ pub enum OperateEvent {
     },
     /// The topology is assigned anew.
     Assign(AssignEvent),
-    /// All nodes that were named have been restarted.
-    Restarted,
-    /// The restart is not at its end.
-    RestartStopped {
-        /// Why; `None`: it was asked to.
-        fault: Option<Fault>,
-        /// Nodes that were not restarted.
-        remaining: Vec<usize>,
+    /// What the nodes keep of the rolling restart now.
+    Rolled(Box<Rolling>),
+    /// A node takes nothing new.
+    Cordoned {
+        /// The node's name.
+        node: String,
+        /// Whether nothing runs there any more, if that was waited for.
+        drained: Option<bool>,
     },
     /// A node is out, or in again, and what runs has been assigned anew where it had to be.
     Excluded {
@@ -126,8 +126,15 @@ pub enum OperateEvent {
         /// What runs now, if that changed.
         running: Option<(Epoch, Box<Topology>)>,
     },
-    /// That failed.
+    /// That failed: the node is out, or in, and what runs may not fit that.
     ExcludeFailed(Fault),
+    /// A head ends a request.
+    RequestCancelled {
+        /// The head's name.
+        node: String,
+    },
+    /// An order could not be carried out; nothing changed.
+    Refused(Fault),
 }
 
 /// How far the restart of a node is.

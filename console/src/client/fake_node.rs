@@ -85,6 +85,7 @@ pub(crate) fn idle_report(name: &str) -> NodeReport {
         name: name.into(),
         instance: 1,
         supervised: true,
+        recovers: true,
         unix_ms: 0,
         build: "0".into(),
         kernels: "scalar".into(),
@@ -104,6 +105,7 @@ pub(crate) fn idle_report(name: &str) -> NodeReport {
         collectives: None,
         kv: None,
         exclusions: Exclusions::default(),
+        rolling: None,
     }
 }
 

@@ -10,6 +10,7 @@ pub mod exclude;
 pub(crate) mod fake_node;
 pub mod generate;
 pub mod models;
+pub mod operate;
 pub mod recovery;
 pub mod restart;
 pub mod rotate;
@@ -18,10 +19,7 @@ mod shares;
 pub mod target;
 
 use std::{
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -41,7 +39,11 @@ use self::{
     event::{AssignEvent, ClientEvent, GenerateEvent, OperateEvent},
     session::Session,
 };
-use crate::{run::Nodes, wanted::Wanted};
+use crate::{
+    order::{How, Order},
+    run::Nodes,
+    wanted::Wanted,
+};
 
 /// First pause before dialling again; doubles up to [`BACKOFF_MAX`].
 const BACKOFF_MIN: Duration = Duration::from_millis(250);
@@ -67,7 +69,8 @@ pub struct Client {
     events: Sender<ClientEvent>,
     stop: CancellationToken,
     cancel: Mutex<CancellationToken>,
-    stop_restart: Arc<AtomicBool>,
+    /// Ends the assignment that is under way.
+    abort: Mutex<CancellationToken>,
     tasks: TaskTracker,
 }
 
@@ -92,18 +95,20 @@ impl Client {
                 }
             });
         }
-        Self { nodes, events, stop, cancel: Mutex::default(), stop_restart: Arc::default(), tasks }
+        Self { nodes, events, stop, cancel: Mutex::default(), abort: Mutex::default(), tasks }
     }
 }
 
 impl Nodes for Client {
     fn assign(&self, wanted: Wanted, members: Vec<usize>) {
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
+        let abort = CancellationToken::new();
+        abort.clone_into(&mut self.abort.lock().unwrap_or_else(PoisonError::into_inner));
         self.tasks.spawn(async move {
             let place = |member: usize| members.get(member).copied().unwrap_or(member);
             let tell = |event| drop(events.try_send(ClientEvent::Assign(placed(event, &place))));
             let result = match sessions(&nodes, &members) {
-                Ok(sessions) => assign::assign(&sessions, &wanted, &tell).await,
+                Ok(sessions) => assign::assign_until(&sessions, &wanted, &abort, &tell).await,
                 Err(fault) => Err(fault),
             };
             let event = match result {
@@ -149,40 +154,46 @@ impl Nodes for Client {
         self.cancel.lock().unwrap_or_else(PoisonError::into_inner).cancel();
     }
 
-    fn restart(&self, which: Vec<usize>) {
-        let addresses: Vec<String> = self.nodes.iter().map(|node| node.address.clone()).collect();
-        let (events, stop) = (self.events.clone(), Arc::clone(&self.stop_restart));
-        stop.store(false, Ordering::Release);
-        self.tasks.spawn(async move {
-            let tell = |event| drop(events.try_send(ClientEvent::Operate(event)));
-            let last = match restart::restart(&addresses, &which, &stop, &tell).await {
-                Ok(()) => OperateEvent::Restarted,
-                Err(restart::Stopped { fault, remaining }) => OperateEvent::RestartStopped { fault, remaining },
-            };
-            let _ = events.send(ClientEvent::Operate(last)).await;
-        });
-    }
-
-    fn stop_restart(&self) {
-        self.stop_restart.store(true, Ordering::Release);
-    }
-
-    fn exclude(&self, node: usize, reason: Option<String>) {
+    fn operate(&self, order: Order) {
+        if order == Order::AbortAssignment {
+            return self.abort.lock().unwrap_or_else(PoisonError::into_inner).cancel();
+        }
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
         self.tasks.spawn(async move {
             let tell = |event| drop(events.try_send(ClientEvent::Operate(event)));
-            let cluster = Cluster::ask(nodes.iter().map(|node| (node.address.clone(), session(node))).collect()).await;
-            let out = reason.is_some();
-            let last = match exclude::exclude(cluster, node, reason.as_deref(), &tell).await {
-                Ok(done) => {
-                    let running = done.assigned.map(|done| (done.epoch, Box::new(done.topology)));
-                    OperateEvent::Excluded { node: done.node, out, running }
-                }
-                Err(fault) => OperateEvent::ExcludeFailed(fault),
+            let is_change = matches!(order, Order::Out { how: How::Exclude, .. } | Order::In { .. });
+            let last = match carry_out(&nodes, order, &tell).await {
+                Ok(event) => event,
+                Err(fault) if is_change => OperateEvent::ExcludeFailed(fault),
+                Err(fault) => OperateEvent::Refused(fault),
             };
             let _ = events.send(ClientEvent::Operate(last)).await;
         });
     }
+}
+
+/// Does what an operator ordered; the last that is to be told of it.
+async fn carry_out(nodes: &[Node], order: Order, tell: &(dyn Fn(OperateEvent) + Sync)) -> Result<OperateEvent, Fault> {
+    if let Order::CancelRequest { node, number } = order {
+        let _ = number;
+        return Err(no_such(node));
+    }
+    let cluster = Cluster::ask(nodes.iter().map(|node| (node.address.clone(), session(node))).collect()).await;
+    match order {
+        Order::Roll(roll) => Ok(OperateEvent::Rolled(Box::new(operate::roll(&cluster, roll).await?))),
+        Order::Out { node, .. } | Order::In { node } if node >= nodes.len() => Err(no_such(node)),
+        Order::Out { node, reason, how } => operate::out(cluster, node, &reason, how, tell).await,
+        Order::In { node } => {
+            let done = exclude::exclude(cluster, node, None, tell).await?;
+            let running = done.assigned.map(|done| (done.epoch, Box::new(done.topology)));
+            Ok(OperateEvent::Excluded { node: done.node, out: false, running })
+        }
+        Order::AbortAssignment | Order::CancelRequest { .. } => Err(no_such(0)),
+    }
+}
+
+fn no_such(node: usize) -> Fault {
+    Fault::new("console", FaultKind::Internal { reason: format!("no node {node} in the list") })
 }
 
 /// An assignment's event with the place of the node in the dashboard's list instead of its rank.

@@ -1,4 +1,6 @@
 //! Sessions, assignments and generations against nodes that do what their script says.
+use std::sync::atomic::AtomicBool;
+
 use shared::{
     ids::Epoch,
     protocol::{

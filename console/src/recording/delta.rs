@@ -9,7 +9,7 @@ use shared::{
         Health, KvUse, Lateness, LayerSync, LoadProgress, NodeReport, NodeState, RequestReport, SyncKind,
         health::{Clock, DiskUse, LoadByOthers, MemoryUse, NetworkLink, RunQueue, ThrottleBits, Traffic},
     },
-    topology::{Exclusions, Topology},
+    topology::{Exclusions, Rolling, Topology},
     units::{Bytes, Celsius, Nanoseconds},
 };
 
@@ -102,6 +102,8 @@ delta! {
             lateness: Vec<Lateness>,
             collectives: Option<Table>,
             exclusions: Exclusions,
+            recovers: bool,
+            rolling: Option<Rolling>,
         }
         packed { layers: Rows }
         nested { health: HealthDelta }

@@ -162,14 +162,13 @@ impl Decoder {
             ClientEvent::Report { node, report } => {
                 self.place(*node)?;
                 report.topology.iter().try_for_each(|(topology, _, _)| check_topology(topology))?;
+                report.rolling.as_ref().map_or(Ok(()), shared::topology::Rolling::check)?;
                 report.exclusions.check().map_err(|error| error.to_string())
             }
             ClientEvent::Assign(event) => self.check_assign(event),
             ClientEvent::Operate(event) => match event {
                 OperateEvent::Restart { node, step: _ } => self.place(*node),
-                OperateEvent::RestartStopped { remaining, .. } => {
-                    remaining.iter().try_for_each(|node| self.place(*node))
-                }
+                OperateEvent::Rolled(rolling) => rolling.check(),
                 OperateEvent::Excluded { running: Some((_, topology)), .. } => check_topology(topology),
                 OperateEvent::Assign(event) => self.check_assign(event),
                 _ => Ok(()),

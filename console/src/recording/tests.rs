@@ -239,7 +239,7 @@ fn a_broken_recording_is_named_with_its_line() {
     let long = format!("HEADER\n{}\n", "x".repeat(LINE_BYTES_MAX as usize));
     check_broken(&long, "line 2: longer than");
     let restart =
-        "{\"us\":5,\"event\":{\"Client\":{\"Operate\":{\"RestartStopped\":{\"fault\":null,\"remaining\":[9]}}}}}";
+        "{\"us\":5,\"event\":{\"Client\":{\"Operate\":{\"Restart\":{\"node\":9,\"step\":\"Draining\"}}}}}";
     check_broken(&format!("HEADER\n{restart}\n"), "line 2: node 9 of 4");
 }
 

@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(press(TerminalCode::Char('G'), shift), Some(Action::Bottom));
         assert_eq!(press(TerminalCode::BackTab, shift), Some(Action::FocusPrevious));
         assert_eq!(press(TerminalCode::Tab, none), Some(Action::FocusNext));
-        assert_eq!(press(TerminalCode::Char('c'), none), None);
+        assert_eq!(press(TerminalCode::Char('c'), none), Some(Action::Cordon));
     }
 
     #[test]

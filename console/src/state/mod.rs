@@ -10,12 +10,16 @@ pub mod history;
 pub mod lateness;
 pub mod node;
 pub mod operation;
+pub mod outlook;
 pub mod page;
 pub mod request;
 pub mod requests;
+pub mod run;
 pub mod standing;
+pub mod sync;
 pub mod table;
 pub mod tables;
+pub mod terms;
 pub mod watch;
 
 pub use page::{Area, Focus, Page, Spot};
@@ -30,7 +34,7 @@ use shared::{
     protocol::{error::Fault, message::Generate},
     sampling::SamplingParameters,
     telemetry::{NodeState, Severity},
-    topology::{Exclusion, Exclusions, Topology},
+    topology::{Exclusion, Exclusions, Rolling, Topology, rolling},
 };
 
 use crate::{
@@ -40,6 +44,7 @@ use crate::{
         node::Node,
         operation::{Dialog, Operation},
         request::Request,
+        sync::Metric,
     },
     wanted::least_loaded,
 };
@@ -73,15 +78,6 @@ pub struct Extent {
     pub help_lines: usize,
     /// Lines of the help page that are shown.
     pub help_height: usize,
-}
-
-/// What the table of layers by ranks shows of each all-reduce.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SyncColumns {
-    /// 50th, 95th and 99th percentile of waiting and wire.
-    Percentiles,
-    /// Means of own computing, waiting, wire.
-    Split,
 }
 
 /// Where an assignment from this console is.
@@ -167,12 +163,24 @@ pub struct State {
     pub defaults: GenerateDefaults,
     /// Nodes that are out, as far as any node has said.
     pub exclusions: Exclusions,
-    /// What is done to nodes.
+    /// The rolling restart that the nodes keep, as any of them said last; also one that is over.
+    pub rolling: Option<Rolling>,
+    /// When its step that is under way was first heard of.
+    pub rolling_since: Duration,
+    /// What this dashboard does to nodes.
     pub operation: Option<Operation>,
+    /// It only looks: no order is given, nothing is assigned or generated.
+    pub readonly: bool,
+    /// The result that the next ones are compared with.
+    pub pinned: Option<run::Run>,
+    /// The form of what generations ask for, while it is open.
+    pub form: Option<terms::Form>,
     /// A question that waits for its answer.
     pub dialog: Option<Dialog>,
-    /// What the page of all ranks shows of each layer.
-    pub sync_columns: SyncColumns,
+    /// What the map of the page of all ranks shows of each all-reduce.
+    pub sync_metric: Metric,
+    /// All-reduces of the last minutes.
+    pub sync: sync::History,
     /// The first row that it shows.
     pub sync_scroll: usize,
     /// The prompt box.
@@ -225,9 +233,15 @@ impl State {
             requests_sent: 0,
             defaults,
             exclusions: Exclusions::default(),
+            rolling: None,
+            rolling_since: Duration::ZERO,
             operation: None,
+            readonly: false,
+            pinned: None,
+            form: None,
             dialog: None,
-            sync_columns: SyncColumns::Percentiles,
+            sync_metric: Metric::P95,
+            sync: sync::History::default(),
             sync_scroll: 0,
             editor: Editor::new(prompt),
             spot: Spot::first_of(if prompt.is_empty() { Page::Cluster } else { Page::Generate }),
@@ -257,7 +271,9 @@ impl State {
     /// Looks at what is known here as somebody looked at another state: page, selection, scrolling, what was typed.
     pub fn look_as(&mut self, other: &Self) {
         let recording = self.desk.recording.take();
-        self.sync_columns = other.sync_columns;
+        self.sync_metric = other.sync_metric;
+        self.form = other.form.clone();
+        self.pinned = other.pinned.clone();
         self.sync_scroll = other.sync_scroll;
         self.editor = other.editor.clone();
         self.spot = other.spot;
@@ -323,7 +339,23 @@ impl State {
 
     /// Whether a restart or an exclusion is under way.
     pub fn is_operating(&self) -> bool {
-        self.operation.as_ref().is_some_and(Operation::is_under_way)
+        self.operation.is_some() || self.rolling_runs()
+    }
+
+    /// Whether the nodes restart one another.
+    pub fn rolling_runs(&self) -> bool {
+        self.rolling.as_ref().is_some_and(Rolling::is_running)
+    }
+
+    /// The rolling restart, unless it is over.
+    pub fn open_rolling(&self) -> Option<&Rolling> {
+        let is_open = |rolling: &&Rolling| matches!(rolling.phase, rolling::Phase::Runs | rolling::Phase::Paused(_));
+        self.rolling.as_ref().filter(is_open)
+    }
+
+    /// Whether a node is out but still a member of the topology that runs: it takes nothing new.
+    pub fn is_cordoned(&self, node: &Node) -> bool {
+        self.exclusion(node).is_some() && self.member_of(node).is_some()
     }
 
     /// Whether an assignment of this console is under way.
@@ -353,7 +385,11 @@ impl State {
         };
         let load = |head: MemberIndex| {
             let mut members = topology.layout.members(topology.place(head).replica);
-            let is_ready = !self.is_assigning() && members.all(serves);
+            // A head whose replica has a member that is out takes nothing new.
+            let takes = |member: usize| {
+                serves(member) && self.node_of(member).is_some_and(|node| self.exclusion(node).is_none())
+            };
+            let is_ready = !self.is_assigning() && members.all(takes);
             let report = self.node_of(head.index())?.report.as_ref();
             is_ready.then(|| report.map_or(0, |report| report.requests))
         };

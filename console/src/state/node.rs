@@ -58,8 +58,17 @@ pub struct Layer {
 }
 
 impl Layer {
-    fn both(&self) -> impl Iterator<Item = &LayerSync> {
+    /// Those that are known.
+    pub fn both(&self) -> impl Iterator<Item = &LayerSync> {
         self.attention.iter().chain(&self.feed_forward)
+    }
+
+    /// One of the two.
+    pub fn of_kind(&self, kind: SyncKind) -> Option<&LayerSync> {
+        match kind {
+            SyncKind::Attention => self.attention.as_ref(),
+            SyncKind::FeedForward => self.feed_forward.as_ref(),
+        }
     }
 
     /// Mean of own computing, waiting and wire, both all-reduces together.

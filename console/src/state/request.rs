@@ -38,6 +38,17 @@ pub enum Phase {
     Failed(Fault),
 }
 
+/// What a request was sent with beside its prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SentWith {
+    /// Its seed.
+    pub seed: u64,
+    /// What it asks for, in one line.
+    pub terms: String,
+    /// What it runs on.
+    pub on: String,
+}
+
 /// A generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
@@ -55,7 +66,10 @@ pub struct Request {
     pub prompt_tokens: usize,
     /// Tokens that arrived.
     pub tokens: u32,
+    /// What else it was sent with.
+    pub sent_with: Option<SentWith>,
     sent: Duration,
+    taken: Option<Duration>,
     first_token: Option<Duration>,
     last_token: Duration,
 }
@@ -76,7 +90,9 @@ impl Request {
             is_cut: false,
             prompt_tokens: 0,
             tokens: 0,
+            sent_with: None,
             sent: now,
+            taken: None,
             first_token: None,
             last_token: now,
         }
@@ -103,8 +119,14 @@ impl Request {
         self.sent = now;
     }
 
+    /// By this console's clock: when it was sent, when the head took it, when its first and its last token came.
+    pub fn moments(&self) -> (Duration, Option<Duration>, Option<Duration>, Duration) {
+        (self.sent, self.taken, self.first_token, self.last_token)
+    }
+
     /// The head took it.
-    pub fn started(&mut self, prompt_tokens: usize) {
+    pub fn started(&mut self, now: Duration, prompt_tokens: usize) {
+        self.taken = Some(now);
         self.prompt_tokens = prompt_tokens;
         if self.phase == Phase::Queued {
             self.phase = Phase::Prefill;

@@ -2,17 +2,19 @@
 use std::time::Duration;
 
 use shared::{
+    ids::Epoch,
     protocol::message::FinishReason,
     telemetry::{RequestReport, RequestStage},
     units::Nanoseconds,
 };
 
 use crate::state::{
-    State,
+    Page, State,
     clean::clean_line,
     node::{Node, Standing},
     request::Phase,
     table::{Cell, Column, Row, Table, Tone},
+    tables::shown,
 };
 
 /// The columns.
@@ -39,7 +41,7 @@ pub fn table(state: &State) -> Table {
         let Some(report) = &node.report else { continue };
         let is_stale = !matches!(node.standing(state.now), Standing::Reports(_));
         for trace in &report.traces {
-            let key = format!("{}/{}/{}", node.address, report.epoch, trace.number);
+            let key = key(node, report.epoch, trace);
             let row = Row { key, cells: cells(node, trace), is_stale };
             rows.push((trace.stage.is_over(), trace.age_ms, row));
         }
@@ -48,6 +50,23 @@ pub fn table(state: &State) -> Table {
     rows.sort_by_key(|(is_over, age, _)| (*is_over, if *is_over { *age } else { u64::MAX - age }));
     let held = (state.request.phase == Phase::Held).then(|| held(state));
     Table { columns: COLUMNS, rows: held.into_iter().chain(rows.into_iter().map(|(.., row)| row)).collect() }
+}
+
+fn key(node: &Node, epoch: Epoch, trace: &RequestReport) -> String {
+    format!("{}/{epoch}/{}", node.address, trace.number)
+}
+
+/// The selected request, if it is under way on a head: its node's place, its number there, and in words what it is.
+pub fn selected(state: &State) -> Option<(usize, u64, String)> {
+    let table = table(state);
+    let (rows, place) = shown(state, Page::Requests, &table);
+    let wanted = &rows.get(place)?.key;
+    state.nodes.iter().enumerate().find_map(|(place, node)| {
+        let report = node.report.as_ref()?;
+        let trace = report.traces.iter().find(|trace| key(node, report.epoch, trace) == *wanted)?;
+        let so_far = format!("request {}, {}, {} tokens so far", trace.number, trace.stage.name(), trace.tokens);
+        (!trace.stage.is_over()).then_some((place, trace.number, so_far))
+    })
 }
 
 fn cells(node: &Node, trace: &RequestReport) -> Vec<Cell> {

@@ -52,10 +52,11 @@ pub fn cluster(state: &State) -> Cluster<'_> {
     if state.is_ready() {
         return if state.request.is_sent() { Cluster::Serving } else { Cluster::Ready };
     }
-    match &state.operation {
-        Some(Operation::Restart(_)) => return Cluster::Restarting,
-        Some(Operation::Change { .. }) => return Cluster::Changing,
-        Some(Operation::Paused { .. }) | None => {}
+    if state.rolling_runs() {
+        return Cluster::Restarting;
+    }
+    if let Some(Operation::Change { .. }) = state.operation {
+        return Cluster::Changing;
     }
     if let Some((topology, _)) = state.topology() {
         return match culprit(state, topology) {

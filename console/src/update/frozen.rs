@@ -53,7 +53,9 @@ pub(super) fn update_frozen(state: &mut State, event: Event) -> Vec<Effect> {
 fn thaws(frozen: &Frozen, event: &Event) -> bool {
     let shown = &frozen.shown;
     match event {
-        Event::Key(key) if shown.dialog.is_none() && !shown.desk.is_commanding && shown.help.is_none() => {
+        Event::Key(key)
+            if shown.dialog.is_none() && !shown.desk.is_commanding && shown.help.is_none() && shown.form.is_none() =>
+        {
             let action = shown.desk.keys.action(shown.spot, *key);
             matches!(action, Some(Action::Freeze | Action::Quit | Action::Interrupt))
         }

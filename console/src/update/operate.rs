@@ -1,69 +1,164 @@
-//! Restarts and exclusions on the screen: the question, its answer, what comes of it.
-use shared::topology::exclusion::REASON_LENGTH_MAX;
+//! What an operator does on the screen: the question, its answer, what comes of it. Nothing is ordered without its question.
+use shared::{
+    protocol::error::Fault,
+    telemetry::Severity,
+    topology::{Rolling, exclusion::REASON_LENGTH_MAX, rolling::Phase},
+};
 
 use super::release_held;
 use crate::{
     effect::Effect,
-    event::{OperateEvent, RestartStep},
+    event::OperateEvent,
     keymap::{Action, Key, KeyCode},
+    order::{How, Order, Roll},
     state::{
         Assignment, State,
-        editor::Editor,
-        operation::{Dialog, Operation, Restart},
+        clean::clean_line,
+        operation::{Dialog, Operation, Question},
+        requests,
     },
+    wanted::Wanted,
 };
 
-/// `R`: asks whether all nodes that are in shall restart, or those that an earlier restart left.
-pub(super) fn ask_restart(state: &mut State) {
-    if refuses(state) {
-        return;
+/// Opens the question of an action; `false`: it is none of an operator.
+pub(super) fn ask(state: &mut State, action: Action) -> bool {
+    match action {
+        Action::Restart => ask_restart(state),
+        Action::Exclude => ask_out(state, How::Exclude),
+        Action::Cordon => ask_out(state, How::Cordon),
+        Action::Drain => ask_out(state, How::Drain),
+        Action::AssignAgain => ask_assign_again(state),
+        Action::AbortAssignment => ask_abort(state),
+        Action::CancelRequest => ask_cancel(state),
+        _ => return false,
     }
-    let (which, continues) = match &state.operation {
-        Some(Operation::Paused { remaining, .. }) => (remaining.clone(), true),
-        _ => (state.usable(), false),
-    };
-    let alone = which
-        .iter()
-        .map(|place| &state.nodes[*place])
-        .find(|node| node.report.as_ref().is_some_and(|report| !report.supervised));
-    if let Some(node) = alone {
-        state.notice = Some(format!("{} has nothing that would start it again: run it under systemd", node.name()));
-        return;
-    }
-    if which.is_empty() {
-        state.notice = Some("no node to restart".to_owned());
-        return;
-    }
-    state.dialog = Some(Dialog::Restart { which, continues });
+    true
 }
 
-/// `x`: asks whether the selected node shall be taken out, or in again.
-pub(super) fn ask_exclude(state: &mut State) {
+/// `R`: asks whether all nodes that are in shall restart, or what shall become of the restart that is open.
+fn ask_restart(state: &mut State) {
+    if state.open_rolling().is_some() {
+        state.dialog = Some(Dialog::plain(Question::Rolling));
+        return;
+    }
     if refuses(state) {
         return;
     }
-    let place = state.selected;
-    let Some(node) = state.nodes.get(place) else { return };
-    if state.exclusion(node).is_some() {
-        if !node.is_open() {
-            state.notice = Some(format!("{} does not answer: start it before it is taken in", node.name()));
+    let which = state.usable();
+    let reports =
+        || which.iter().filter_map(|place| Some((&state.nodes[*place], state.nodes[*place].report.as_ref()?)));
+    let away = which.iter().map(|place| &state.nodes[*place]).find(|node| !node.is_open());
+    let alone = reports().find(|(_, report)| !report.supervised);
+    let forgets = reports().find(|(_, report)| !report.recovers);
+    let why = match (away, alone, forgets) {
+        _ if which.is_empty() => "no node to restart".to_owned(),
+        (Some(node), ..) => format!("{} does not answer: start it first, or take it out (x)", node.name()),
+        (_, Some((node, _)), _) => {
+            format!("{} has nothing that would start it again: run it under systemd", node.name())
+        }
+        (.., Some((node, _))) => {
+            format!("{} brings no topology back (recover = false): use console restart", node.name())
+        }
+        _ => {
+            state.dialog = Some(Dialog::plain(Question::Restart { which }));
             return;
         }
-        state.dialog = Some(Dialog::Include { node: place });
+    };
+    state.notice = Some(why);
+}
+
+/// `x`, `c`, `d`: asks whether the selected node shall be taken out so far, or in again.
+fn ask_out(state: &mut State, how: How) {
+    if refuses(state) {
         return;
     }
-    if state.usable().len() < 2 {
-        state.notice = Some(format!("{} is the last node that is in: nothing would be left to serve", node.name()));
+    let node = state.selected;
+    let Some(known) = state.nodes.get(node) else {
+        state.notice = Some("no node is selected".to_owned());
+        return;
+    };
+    // What takes nothing new may still be waited for, or be taken out for good.
+    let goes_further = match how {
+        How::Cordon => false,
+        How::Drain => known.is_open(),
+        How::Exclude => state.is_cordoned(known),
+    };
+    if state.exclusion(known).is_some() && !goes_further {
+        if known.is_open() {
+            state.dialog = Some(Dialog::plain(Question::In { node }));
+        } else {
+            state.notice = Some(format!("{} does not answer: start it before it is taken in", known.name()));
+        }
         return;
     }
-    state.dialog = Some(Dialog::Exclude { node: place, reason: Editor::default() });
+    state.dialog = Some(Dialog::out(state, node, how));
+}
+
+/// `r`: asks whether what was wanted, or ran, shall be assigned again.
+fn ask_assign_again(state: &mut State) {
+    match state.assignable() {
+        Some(wanted) => {
+            let members = state.usable();
+            ask_assign(state, wanted, members);
+        }
+        None => {
+            state.notice = Some("nothing to assign; start the console with --topology and --model".to_owned());
+        }
+    }
+}
+
+/// Asks whether the nodes at these places of the list, by rank, shall hold this.
+pub(super) fn ask_assign(state: &mut State, wanted: Wanted, members: Vec<usize>) {
+    if refuses(state) {
+        return;
+    }
+    if state.request.is_sent() {
+        state.notice = Some("a generation runs; Esc cancels it, then assign again".to_owned());
+        return;
+    }
+    state.dialog = Some(Dialog::plain(Question::Assign { wanted, members }));
+}
+
+fn ask_abort(state: &mut State) {
+    match state.assignment {
+        Assignment::Loading => state.dialog = Some(Dialog::plain(Question::AbortAssignment)),
+        Assignment::WaitsForNodes => {
+            state.assignment = Assignment::Nothing;
+            state.wanted = None;
+            state.notice = Some("nothing is assigned any more when the nodes are there".to_owned());
+        }
+        Assignment::Committing => {
+            state.notice = Some("the nodes switch already: that is over in a moment".to_owned());
+        }
+        _ => state.notice = Some("no assignment of this dashboard is under way".to_owned()),
+    }
+}
+
+/// `X`: asks whether the head shall end the selected request, whoever sent it.
+fn ask_cancel(state: &mut State) {
+    match requests::selected(state) {
+        Some((node, number, who)) => {
+            state.dialog = Some(Dialog::plain(Question::CancelRequest { node, number, who }));
+        }
+        None => state.notice = Some("no request that runs is selected".to_owned()),
+    }
+}
+
+/// A dashboard that only looks says so.
+pub(super) fn refuses_looker(state: &mut State) -> bool {
+    if state.readonly {
+        state.notice = Some("this dashboard only looks: start it without --readonly to act".to_owned());
+    }
+    state.readonly
 }
 
 fn refuses(state: &mut State) -> bool {
-    let why = if state.is_operating() {
-        "a restart or an exclusion is under way"
+    let why = if state.rolling_runs() {
+        "a rolling restart is under way: R pauses or ends it"
+    } else if state.operation.is_some() {
+        "something else is under way, see below; wait for its end"
     } else if state.is_assigning() {
-        "an assignment is under way"
+        "an assignment is under way: A aborts it"
     } else {
         return false;
     };
@@ -73,138 +168,181 @@ fn refuses(state: &mut State) -> bool {
 
 /// All keys while a question waits.
 pub(super) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
-    match (state.desk.keys.dialog_action(key), key) {
-        (Some(Action::Submit), _) => answer(state),
-        (Some(Action::Escape), _) => {
-            state.dialog = None;
-            Vec::new()
+    let keys = state.desk.keys.clone();
+    let Some(dialog) = &mut state.dialog else { return Vec::new() };
+    let letter = match key {
+        Key { code: KeyCode::Char(letter), control: false, alt: false, .. } => Some(letter),
+        _ => None,
+    };
+    match (keys.dialog_action(key), letter) {
+        (Some(Action::Submit), _) => return answer(state),
+        (Some(Action::Escape), _) => state.dialog = None,
+        (Some(Action::FocusNext | Action::FocusPrevious), _) => {
+            dialog.in_name = dialog.name.is_some() && !dialog.in_name
         }
         (Some(action), _) => {
-            if let Some(Dialog::Exclude { reason, .. }) = &mut state.dialog {
-                super::edit_in(reason, action);
+            if let Some(editor) = dialog.input() {
+                super::edit_in(editor, action);
             }
-            Vec::new()
         }
-        (None, Key { code: KeyCode::Char(letter @ ('y' | 'n')), control: false, alt: false, .. })
-            if !matches!(state.dialog, Some(Dialog::Exclude { .. })) =>
-        {
-            if letter == 'y' {
-                return answer(state);
-            }
-            state.dialog = None;
-            Vec::new()
-        }
-        (None, Key { code: KeyCode::Char(letter), control: false, alt: false, .. }) => {
-            insert(state, letter.encode_utf8(&mut [0; 4]));
-            Vec::new()
-        }
-        _ => Vec::new(),
+        (None, Some(letter)) if dialog.input().is_some() => insert(state, letter.encode_utf8(&mut [0; 4])),
+        (None, Some('n')) => state.dialog = None,
+        (None, Some(letter)) => return answer_letter(state, letter),
+        (None, None) => {}
     }
+    Vec::new()
 }
 
-/// Text typed or pasted into the reason; one line, bounded.
+/// Answers that a letter gives: yes, or what becomes of the rolling restart.
+fn answer_letter(state: &mut State, letter: char) -> Vec<Effect> {
+    let is_rolling = matches!(&state.dialog, Some(dialog) if dialog.question == Question::Rolling);
+    let roll = match (is_rolling, letter, state.rolling_runs()) {
+        (false, 'y', _) => return answer(state),
+        (true, 'p', true) => Roll::Pause,
+        (true, 'r', false) => Roll::Resume,
+        (true, 'a', _) => Roll::Abort,
+        _ => return Vec::new(),
+    };
+    state.dialog = None;
+    order(state, Order::Roll(roll))
+}
+
+/// Text typed or pasted into the reason or the name; one line, bounded.
 pub(super) fn insert(state: &mut State, text: &str) {
-    let Some(Dialog::Exclude { reason, .. }) = &mut state.dialog else { return };
+    let Some(editor) = state.dialog.as_mut().and_then(Dialog::input) else { return };
     let text = text.replace(['\n', '\r', '\t'], " ");
-    if reason.text().len() + text.len() > REASON_LENGTH_MAX {
-        state.notice = Some(format!("a reason has at most {REASON_LENGTH_MAX} bytes"));
+    if editor.text().len() + text.len() > REASON_LENGTH_MAX {
+        state.notice = Some(format!("at most {REASON_LENGTH_MAX} bytes"));
         return;
     }
-    reason.insert(&text);
+    editor.insert(&text);
 }
 
-/// Enter: yes.
+/// Enter: yes, if all that has to be typed is there.
 fn answer(state: &mut State) -> Vec<Effect> {
-    if let Some(Dialog::Exclude { reason, .. }) = &state.dialog
-        && reason.text().trim().is_empty()
-    {
+    let Some(dialog) = &mut state.dialog else { return Vec::new() };
+    if dialog.reason.as_ref().is_some_and(|reason| reason.text().trim().is_empty()) {
+        dialog.in_name = false;
         state.notice = Some("type a reason: whoever looks at the cluster later will read it".to_owned());
         return Vec::new();
     }
-    match state.dialog.take() {
-        None => Vec::new(),
-        Some(Dialog::Restart { which, .. }) => {
-            let restart = Restart { which: which.clone(), done: 0, current: None, stops: false };
-            state.operation = Some(Operation::Restart(restart));
-            vec![Effect::Restart(which)]
+    if let (Question::Out { node, .. }, Some(name)) = (&dialog.question, &dialog.name) {
+        let expected = state.nodes.get(*node).map_or("", |node| node.name());
+        if name.text().trim() != expected {
+            let notice = format!("type {expected} below to confirm: nothing would be left to serve");
+            dialog.in_name = true;
+            state.notice = Some(notice);
+            return Vec::new();
         }
-        Some(Dialog::Exclude { node, reason }) => {
-            state.operation = Some(Operation::Change { node, out: true, requests: 0 });
-            vec![Effect::Exclude { node, reason: Some(reason.text().trim().to_owned()) }]
+    }
+    if dialog.question == Question::Rolling {
+        return Vec::new();
+    }
+    let Some(dialog) = state.dialog.take() else { return Vec::new() };
+    match (dialog.order(), dialog.question) {
+        (_, Question::Assign { wanted, members }) => {
+            // Only what was seen is done: a node that went away meanwhile stops it.
+            state.assignment = Assignment::Loading;
+            vec![Effect::Assign { wanted, members }]
         }
-        Some(Dialog::Include { node }) => {
-            state.operation = Some(Operation::Change { node, out: false, requests: 0 });
-            vec![Effect::Exclude { node, reason: None }]
-        }
+        (Some(given), _) => order(state, given),
+        (None, _) => Vec::new(),
     }
 }
 
-/// Esc: a restart ends after its node, a paused one is forgotten. Returns whether there was one.
-pub(super) fn escape(state: &mut State) -> Option<Vec<Effect>> {
-    match &mut state.operation {
-        Some(Operation::Restart(restart)) if !restart.stops => {
-            restart.stops = true;
-            Some(vec![Effect::StopRestart])
-        }
-        Some(Operation::Paused { .. }) => {
-            state.operation = None;
-            Some(Vec::new())
-        }
-        _ => None,
+fn order(state: &mut State, order: Order) -> Vec<Effect> {
+    let since = state.now;
+    let change = |node, out| Some(Operation::Change { node, out, requests: 0, since });
+    match &order {
+        Order::Roll(_) | Order::CancelRequest { .. } => state.operation = Some(Operation::Telling),
+        Order::Out { node, how, .. } => state.operation = change(*node, Some(*how)),
+        Order::In { node } => state.operation = change(*node, None),
+        // The assignment itself says how it ends.
+        Order::AbortAssignment => {}
     }
+    vec![Effect::Operate(order)]
+}
+
+/// A report or an answer tells of the rolling restart; what was said later wins.
+pub(super) fn rolled(state: &mut State, known: &Rolling) -> Vec<Effect> {
+    let was = state.rolling_runs();
+    let before = state.rolling.as_ref().map(|rolling| (rolling.done, rolling.before.is_some()));
+    if !Rolling::merge(&mut state.rolling, known) {
+        return Vec::new();
+    }
+    if before != Some((known.done, known.before.is_some())) {
+        state.rolling_since = state.now;
+    }
+    if !was || state.rolling_runs() {
+        return Vec::new();
+    }
+    let (done, all) = (known.done, known.targets.len());
+    let (severity, what) = match &known.phase {
+        Phase::Done => (Severity::Note, format!("all {all} nodes are restarted")),
+        Phase::Aborted => (Severity::Warning, format!("the restart ended after {done} of {all} nodes")),
+        Phase::Paused(reason) => {
+            (Severity::Warning, format!("the restart paused after {done} of {all} nodes: {reason}"))
+        }
+        Phase::Runs => return release_held(state),
+    };
+    state.events.push(state.now, severity, None, &what);
+    if !matches!(known.phase, Phase::Paused(_)) {
+        state.notice = Some(what);
+    }
+    release_held(state)
+}
+
+/// In the last line until the next key, and among the events.
+fn say(state: &mut State, severity: Severity, node: &str, what: &str) {
+    let place = state.nodes.iter().position(|known| known.name() == node);
+    state.notice = Some(clean_line(&format!("{node} {what}")));
+    state.events.push(state.now, severity, place, what);
+}
+
+fn fails(state: &mut State, fault: &Fault) {
+    say(state, Severity::Error, &fault.node, &format!("{}; {}", fault.kind, fault.kind.next()));
 }
 
 /// What the client says about it.
 pub(super) fn on_event(state: &mut State, event: OperateEvent) -> Vec<Effect> {
     match event {
-        OperateEvent::Restart { node, step } => {
-            let now = state.now;
-            if let Some(Operation::Restart(restart)) = &mut state.operation {
-                restart.current = if let RestartStep::Done { .. } = step {
-                    restart.done += 1;
-                    None
-                } else {
-                    Some((node, step, now))
-                };
-            }
-        }
+        OperateEvent::Restart { .. } | OperateEvent::Told { .. } | OperateEvent::Assign(_) => return Vec::new(),
         OperateEvent::WaitsForRequests { count } => {
             if let Some(Operation::Change { requests, .. }) = &mut state.operation {
                 *requests = count;
             }
+            return Vec::new();
         }
-        OperateEvent::Told { .. } | OperateEvent::Assign(_) => {}
-        OperateEvent::Restarted => {
-            let count = match state.operation.take() {
-                Some(Operation::Restart(restart)) => restart.which.len(),
-                _ => 0,
+        OperateEvent::Rolled(rolling) => {
+            state.operation = None;
+            return rolled(state, &rolling);
+        }
+        OperateEvent::Cordoned { node, drained } => {
+            let what = match drained {
+                None => "takes nothing new; c takes it in again",
+                Some(true) => "is drained: nothing runs there; c takes it in again",
+                Some(false) => "takes nothing new, but not all that runs has ended; d waits again",
             };
-            state.notice = Some(format!("all {count} nodes are restarted"));
-            return release_held(state);
-        }
-        OperateEvent::RestartStopped { fault, remaining } => {
-            state.operation = Some(Operation::Paused { fault, remaining });
-            return release_held(state);
+            say(state, Severity::Note, &node, what);
         }
         OperateEvent::Excluded { node, out, running } => {
-            state.operation = None;
             let serves = running.as_ref().map(|(_, topology)| format!("; {} serves", topology.layout));
             let state_word = if out { "out" } else { "in again" };
-            state.notice = Some(format!("{node} is {state_word}{}", serves.unwrap_or_default()));
+            say(state, Severity::Note, &node, &format!("is {state_word}{}", serves.unwrap_or_default()));
             if let Some((epoch, topology)) = running {
                 state.assignment = Assignment::Running { epoch, reused: false };
                 state.assigned = Some(*topology);
             }
-            return release_held(state);
         }
         OperateEvent::ExcludeFailed(fault) => {
-            state.operation = None;
             state.assignment = Assignment::Failed(fault.clone());
-            state.notice = Some(format!("{fault}; {}", fault.kind.next()));
-            return release_held(state);
+            fails(state, &fault);
         }
+        OperateEvent::RequestCancelled { node } => say(state, Severity::Note, &node, "ends that request"),
+        OperateEvent::Refused(fault) => fails(state, &fault),
     }
-    Vec::new()
+    state.operation = None;
+    release_held(state)
 }
 
 #[cfg(test)]

@@ -2,19 +2,20 @@
 use shared::{
     ids::Epoch,
     protocol::error::{Fault, FaultKind},
-    telemetry::{NodeReport, NodeState},
-    topology::{Exclusions, Layout},
+    telemetry::{NodeReport, NodeState, RequestReport, RequestStage},
+    topology::{Exclusions, Layout, Rolling, rolling::Phase},
 };
 
 use crate::{
     effect::{Effect, Wanted},
-    event::{AssignEvent, ClientEvent, Event, OperateEvent, RestartStep},
+    event::{AssignEvent, ClientEvent, Event, OperateEvent},
     fixtures::{NODES, Story, address, idle, name, running, topology, wanted},
     keymap::{Key, KeyCode},
+    order::{How, Order, Roll},
     state::{
         Assignment,
-        operation::{Dialog, Operation},
-        request::Phase,
+        operation::{Operation, Question},
+        request::Phase::Held,
     },
 };
 
@@ -56,12 +57,31 @@ fn without_two() -> Story {
     story
 }
 
+/// A restart of all nodes of which so many are done, as nodes report it.
+fn rolling(done: u16, before: Option<u64>, phase: Phase, revision: u64) -> Rolling {
+    let targets = (0..NODES).map(|node| (name(node), address(node))).collect();
+    Rolling { targets, done, before, phase, drain_ms: 1000, by: "me@here".into(), revision }
+}
+
+/// Node 0 reports that restart.
+fn rolls(story: &mut Story, rolling: Rolling) -> &mut Story {
+    story.report(0, NodeReport { rolling: Some(rolling), ..running(0, NodeState::Ready, false) })
+}
+
+fn question(story: &Story) -> Option<&Question> {
+    story.state.dialog.as_ref().map(|dialog| &dialog.question)
+}
+
+fn notice(story: &Story) -> &str {
+    story.state.notice.as_deref().unwrap_or_default()
+}
+
 #[test]
 fn a_restart_asks_first_and_no_is_no() {
     for no in [Key::plain(KeyCode::Esc), Key::control('c'), Key::plain(KeyCode::Char('n'))] {
         let mut story = ready();
         press(&mut story, 'R');
-        assert!(matches!(story.state.dialog, Some(Dialog::Restart { .. })));
+        assert!(matches!(question(&story), Some(Question::Restart { .. })));
         story.on(Event::Key(no));
         assert_eq!((story.state.dialog.clone(), story.effects.len()), (None, 0), "{no}");
     }
@@ -69,54 +89,72 @@ fn a_restart_asks_first_and_no_is_no() {
     press(press(&mut story, 'R'), 'q');
     assert!(story.state.dialog.is_some() && story.effects.is_empty(), "a question takes all keys");
     press(&mut story, 'y');
-    assert_eq!(story.effects, [Effect::Restart(vec![0, 1, 2, 3])]);
+    assert_eq!(story.effects, [Effect::Operate(Order::Roll(Roll::Begin(vec![0, 1, 2, 3])))]);
+    press(&mut story, 'x');
+    assert_eq!(story.state.dialog, None, "one thing at a time");
+    operate(&mut story, OperateEvent::Rolled(Box::new(rolling(0, None, Phase::Runs, 1))));
+    assert!(story.state.rolling_runs() && story.state.operation.is_none());
 }
 
 #[test]
-fn a_restart_holds_prompts_until_a_topology_runs_and_counts_its_nodes() {
+fn a_restart_that_the_nodes_drive_is_seen_by_a_dashboard_that_opens_later_and_is_paused_resumed_and_ended_by_it() {
     let mut story = ready();
-    press(&mut story, 'R').key(KeyCode::Enter);
-    operate(&mut story, OperateEvent::Restart { node: 0, step: RestartStep::Draining });
-    story.report(0, NodeReport { epoch: Epoch(3), ..idle(0) }).effects.clear();
-    story.key(KeyCode::Enter).key(KeyCode::Enter);
-    assert_eq!(story.state.request.phase, Phase::Held);
+    rolls(&mut story, rolling(1, Some(7), Phase::Runs, 4));
+    press(press(&mut story, 'R'), 'p');
+    press(press(&mut story, 'R'), 'r');
+    assert_eq!(story.effects, [Effect::Operate(Order::Roll(Roll::Pause))], "one order at a time");
+    let paused = rolling(2, None, Phase::Paused("me@here said so".into()), 6);
+    operate(&mut story, OperateEvent::Rolled(Box::new(paused)));
+    assert!(!story.state.rolling_runs() && story.state.open_rolling().is_some());
+    press(press(&mut story, 'R'), 'p');
+    assert_eq!(story.effects.len(), 1, "it is paused already");
+    press(&mut story, 'r');
+    assert_eq!(story.effects.last(), Some(&Effect::Operate(Order::Roll(Roll::Resume))));
+    operate(&mut story, OperateEvent::Rolled(Box::new(rolling(2, None, Phase::Runs, 7))));
+    press(press(&mut story, 'R'), 'a');
+    assert_eq!(story.effects.last(), Some(&Effect::Operate(Order::Roll(Roll::Abort))));
+    operate(&mut story, OperateEvent::Rolled(Box::new(rolling(3, None, Phase::Aborted, 9))));
+    assert!(notice(&story).contains("ended after 3 of 4"));
+    // What a node says that was away meanwhile is older.
+    rolls(&mut story, rolling(1, None, Phase::Runs, 5));
+    assert!(story.state.open_rolling().is_none());
+    press(&mut story, 'R');
+    assert!(matches!(question(&story), Some(Question::Restart { .. })));
+}
+
+#[test]
+fn a_restart_holds_prompts_until_a_topology_runs_and_says_when_all_are_done() {
+    let mut story = ready();
+    rolls(&mut story, rolling(0, Some(7), Phase::Runs, 2));
+    story.report(1, NodeReport { epoch: Epoch(3), ..idle(1) }).effects.clear();
+    press(&mut story, 'i').key(KeyCode::Enter);
+    assert_eq!(story.state.request.phase, Held);
     assert_eq!(story.effects, [], "nothing is assigned beside a restart");
-    operate(&mut story, OperateEvent::Assign(AssignEvent::Committing));
-    operate(&mut story, OperateEvent::Restart { node: 0, step: RestartStep::Done { seconds: 1.0 } });
-    assert!(matches!(&story.state.operation, Some(Operation::Restart(restart)) if restart.done == 1));
     story.all_report(NodeState::Ready, false);
     assert!(matches!(story.effects.as_slice(), [Effect::Generate { head: 0, .. }]), "{:?}", story.effects);
-    operate(&mut story, OperateEvent::Restarted);
-    assert_eq!(story.state.operation, None);
+    rolls(&mut story, rolling(4, None, Phase::Done, 12));
+    assert_eq!(notice(&story), "all 4 nodes are restarted");
+    // A dashboard that opens later is not told of what is over.
+    let mut later = ready();
+    rolls(&mut later, rolling(4, None, Phase::Done, 12));
+    assert_eq!(later.state.notice, None);
 }
 
 #[test]
-fn a_restart_that_stopped_goes_on_with_what_is_left_or_is_forgotten() {
-    let fault = Fault::new("pi1", FaultKind::NotBack { seconds: 60 });
-    let stopped = || {
+fn a_node_that_would_not_come_back_as_it_was_is_not_restarted() {
+    let report = running(1, NodeState::Ready, false);
+    for report in [NodeReport { supervised: false, ..report.clone() }, NodeReport { recovers: false, ..report }] {
         let mut story = ready();
-        press(&mut story, 'R').key(KeyCode::Enter).key(KeyCode::Esc);
-        assert_eq!(story.effects.last(), Some(&Effect::StopRestart));
-        let remaining = vec![1, 2, 3];
-        operate(&mut story, OperateEvent::RestartStopped { fault: Some(fault.clone()), remaining });
-        story.effects.clear();
-        story
-    };
-    let mut story = stopped();
-    press(&mut story, 'R').key(KeyCode::Enter);
-    assert_eq!(story.effects, [Effect::Restart(vec![1, 2, 3])]);
-    let mut story = stopped();
-    story.key(KeyCode::Esc);
-    assert_eq!((story.state.operation.clone(), story.effects.len()), (None, 0));
-}
-
-#[test]
-fn a_node_that_nothing_would_start_again_is_not_restarted() {
+        story.report(1, report);
+        press(&mut story, 'R');
+        assert_eq!(story.state.dialog, None);
+        assert!(notice(&story).contains("pi1"), "{}", notice(&story));
+    }
     let mut story = ready();
-    story.report(1, NodeReport { supervised: false, ..running(1, NodeState::Ready, false) });
+    let fault = Fault::new("pi1", FaultKind::SessionLost { reason: "reset".into() });
+    story.arrives(ClientEvent::Disconnected { node: 1, fault });
     press(&mut story, 'R');
-    assert_eq!(story.state.dialog, None);
-    assert!(story.state.notice.as_deref().is_some_and(|notice| notice.contains("pi1")));
+    assert!(story.state.dialog.is_none() && notice(&story).contains("does not answer"));
 }
 
 #[test]
@@ -128,10 +166,11 @@ fn an_exclusion_needs_a_reason_of_one_bounded_line() {
     story.on(Event::Paste("fan\nstuck ".to_owned()));
     story.on(Event::Paste("x".repeat(10_000)));
     press(&mut story, '!').key(KeyCode::Backspace).key(KeyCode::Enter);
-    assert_eq!(story.effects, [Effect::Exclude { node: 2, reason: Some("fan stuck".to_owned()) }]);
+    let (reason, how) = ("fan stuck".to_owned(), How::Exclude);
+    assert_eq!(story.effects, [Effect::Operate(Order::Out { node: 2, reason, how })]);
     press(&mut story, 'x');
     assert_eq!(story.state.dialog, None, "one at a time");
-    press(&mut story, 'r');
+    press(&mut story, 'r').key(KeyCode::Enter);
     assert_eq!(story.effects.len(), 1, "nothing is assigned beside it");
 }
 
@@ -142,11 +181,12 @@ fn without_a_node_the_rest_is_assigned_and_used_and_a_dead_node_that_is_out_is_n
     let fault = Fault::new(address(2), FaultKind::SessionLost { reason: "reset".into() });
     story.arrives(ClientEvent::Disconnected { node: 2, fault });
     assert!(story.state.all_open());
-    press(&mut story, 'r');
+    press(&mut story, 'r').key(KeyCode::Enter);
     let rest = Wanted { layout: Layout::tensor_parallel(3), ..wanted() };
     assert_eq!(story.effects, [Effect::Assign { wanted: rest, members: vec![0, 1, 3] }]);
     // It does not answer: it cannot be taken in.
-    story.arrives(ClientEvent::Assign(AssignEvent::Failed(Fault::new("pi0", FaultKind::Draining))));
+    let topology = story.state.assigned.clone().map(Box::new).expect("the rest was assigned");
+    story.arrives(ClientEvent::Assign(AssignEvent::Running { epoch: Epoch(5), topology, reused: false }));
     story.key(KeyCode::Right).key(KeyCode::Right);
     press(&mut story, 'x');
     assert_eq!(story.state.dialog, None);
@@ -172,23 +212,109 @@ fn a_node_that_is_out_is_taken_in_by_the_same_key_and_all_are_wanted_again() {
     let mut story = without_two();
     story.key(KeyCode::Right).key(KeyCode::Right);
     press(press(&mut story, 'x'), 'y');
-    assert_eq!(story.effects, [Effect::Exclude { node: 2, reason: None }]);
+    assert_eq!(story.effects, [Effect::Operate(Order::In { node: 2 })]);
     said(&mut story, None);
     operate(&mut story, OperateEvent::Excluded { node: name(2), out: false, running: None });
     story.effects.clear();
-    press(&mut story, 'r');
+    press(press(&mut story, 'r'), 'y');
     assert_eq!(story.effects, [crate::fixtures::assign_all()]);
 }
 
 #[test]
-fn the_last_node_stays() {
+fn where_nothing_would_be_left_the_name_has_to_be_typed() {
     let mut story = ready();
     let mut exclusions = Exclusions::default();
     (1..NODES).for_each(|node| exclusions.say(&name(node), &address(node), Some("x"), "me"));
     story.report(0, NodeReport { exclusions, ..running(0, NodeState::Ready, false) });
+    press(&mut story, 'x').on(Event::Paste("sd card".to_owned())).key(KeyCode::Enter);
+    assert!(story.state.dialog.is_some() && story.effects.is_empty() && notice(&story).contains("type pi0"));
+    story.on(Event::Paste("pi1".to_owned())).key(KeyCode::Enter);
+    assert_eq!(story.effects, [], "another node's name is no yes");
+    story
+        .key(KeyCode::Backspace)
+        .on(Event::Paste("0".to_owned()))
+        .key(KeyCode::Tab)
+        .key(KeyCode::Tab)
+        .key(KeyCode::Enter);
+    let (reason, how) = ("sd card".to_owned(), How::Exclude);
+    assert_eq!(story.effects, [Effect::Operate(Order::Out { node: 0, reason, how })]);
+    // Of several replicas' nodes one can go; the only replica's cannot be cordoned lightly.
+    let mut story = ready();
+    press(&mut story, 'c');
+    assert!(story.state.dialog.as_ref().is_some_and(|dialog| dialog.name.is_some()));
+    let mut story = ready();
     press(&mut story, 'x');
-    assert_eq!(story.state.dialog, None);
-    assert!(story.state.notice.as_deref().is_some_and(|notice| notice.contains("last node")));
+    assert!(story.state.dialog.as_ref().is_some_and(|dialog| dialog.name.is_none()), "three are left");
+}
+
+#[test]
+fn a_cordoned_node_takes_no_prompt_and_is_taken_in_drained_or_taken_out_from_there() {
+    let mut story = ready();
+    press(&mut story, 'c').on(Event::Paste("fan".to_owned()));
+    story.key(KeyCode::Tab).on(Event::Paste(name(0))).key(KeyCode::Enter);
+    let order = |how| Effect::Operate(Order::Out { node: 0, reason: "fan".to_owned(), how });
+    assert_eq!(story.effects, [order(How::Cordon)]);
+    let mut exclusions = Exclusions::default();
+    exclusions.say(&name(0), &address(0), Some("fan"), "me@here");
+    story.report(1, NodeReport { exclusions, ..running(1, NodeState::Ready, false) });
+    operate(&mut story, OperateEvent::Cordoned { node: name(0), drained: None });
+    assert!(!story.state.is_ready() && notice(&story).contains("takes nothing new"));
+    press(&mut story, 'c');
+    assert_eq!(question(&story), Some(&Question::In { node: 0 }));
+    story.key(KeyCode::Esc);
+    for (key, how) in [('d', How::Drain), ('x', How::Exclude)] {
+        press(&mut story, key);
+        assert_eq!(question(&story), Some(&Question::Out { node: 0, how }));
+        story.key(KeyCode::Esc);
+    }
+}
+
+#[test]
+fn an_assignment_asks_first_and_can_be_aborted_while_nodes_load() {
+    let mut story = ready();
+    press(&mut story, 'A');
+    assert!(notice(&story).contains("no assignment"));
+    press(&mut story, 'r').key(KeyCode::Esc);
+    assert_eq!(story.effects, []);
+    press(&mut story, 'r').key(KeyCode::Enter);
+    assert_eq!(story.effects, [crate::fixtures::assign_all()]);
+    press(&mut story, 'x');
+    assert!(notice(&story).contains("A aborts"));
+    press(&mut story, 'A').key(KeyCode::Enter);
+    assert_eq!(story.effects.last(), Some(&Effect::Operate(Order::AbortAssignment)));
+    let fault = Fault::new("console", FaultKind::AssignmentAborted { epoch: Epoch(4) });
+    story.arrives(ClientEvent::Assign(AssignEvent::Failed(fault)));
+    assert!(!story.state.is_assigning());
+    // One that waits for nodes is withdrawn at once.
+    let mut waits = Story::begin();
+    waits.connected(0).key(KeyCode::Esc);
+    press(&mut waits, 'A');
+    waits.all_connected();
+    assert_eq!((waits.state.assignment.clone(), waits.effects.len()), (Assignment::Nothing, 0));
+}
+
+#[test]
+fn a_dashboard_that_only_looks_orders_nothing_whatever_is_pressed() {
+    let keys = || crate::keymap::BINDINGS.iter().flat_map(|binding| binding.keys.to_vec());
+    for mut story in [Story::begin(), Story::ready(), Story::generating(), Story::lost(), ready()] {
+        story.state.readonly = true;
+        story.state.request = crate::state::request::Request::nothing();
+        story.effects.clear();
+        for page in crate::state::Page::ALL {
+            for key in keys().filter(|key| *key != Key::control('c') && key.code != KeyCode::Char('q')) {
+                for key in [key, Key::plain(KeyCode::Enter), Key::plain(KeyCode::Char('y'))] {
+                    story.on(Event::Key(key));
+                }
+                story.state.spot = crate::state::Spot::first_of(page);
+            }
+        }
+        story.on(Event::Paste("x".to_owned())).all_connected();
+        assert_eq!(story.effects, []);
+    }
+    let mut story = ready();
+    story.state.readonly = true;
+    press(&mut story, 'x');
+    assert!(notice(&story).contains("--readonly"));
 }
 
 #[test]
@@ -196,9 +322,31 @@ fn an_exclusion_that_failed_says_why_and_gives_the_keys_back() {
     let mut story = ready();
     press(&mut story, 'x').on(Event::Paste("hot".to_owned())).key(KeyCode::Enter);
     operate(&mut story, OperateEvent::WaitsForRequests { count: 2 });
-    assert!(matches!(story.state.operation, Some(Operation::Change { requests: 2, out: true, .. })));
+    assert!(matches!(story.state.operation, Some(Operation::Change { requests: 2, out: Some(How::Exclude), .. })));
     let fault = Fault::new("pi3", FaultKind::Draining);
     operate(&mut story, OperateEvent::ExcludeFailed(fault.clone()));
     assert_eq!((story.state.operation.clone(), story.state.assignment.clone()), (None, Assignment::Failed(fault)));
     assert!(story.state.notice.as_deref().is_some_and(|notice| notice.contains("pi3")));
+}
+
+#[test]
+fn a_request_of_anybody_is_ended_by_its_number_and_one_that_is_over_is_not() {
+    let trace = |number, stage| RequestReport { number, stage, age_ms: 900, prompt_tokens: 9, tokens: 120 };
+    let over = RequestStage::Failed(Box::new(Fault::new("pi1", FaultKind::Draining)));
+    let mut story = ready();
+    let traces = vec![trace(6, over), trace(7, RequestStage::Decoding)];
+    story.report(1, NodeReport { traces, ..running(1, NodeState::Serving, false) });
+    press(press(&mut story, '5'), 'X');
+    assert!(
+        matches!(question(&story), Some(Question::CancelRequest { node: 1, number: 7, .. })),
+        "{:?}",
+        question(&story)
+    );
+    story.key(KeyCode::Enter);
+    assert_eq!(story.effects, [Effect::Operate(Order::CancelRequest { node: 1, number: 7 })]);
+    operate(&mut story, OperateEvent::RequestCancelled { node: name(1) });
+    assert!(notice(&story).contains("pi1 ends"));
+    story.key(KeyCode::Down);
+    press(&mut story, 'X');
+    assert!(story.state.dialog.is_none() && notice(&story).contains("no request"));
 }

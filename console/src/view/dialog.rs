@@ -1,4 +1,4 @@
-//! The question before something is done to nodes, in the middle of the screen.
+//! The question before something is done, in the middle of the screen: what will happen, what is to be typed, and the keys.
 use ratatui::{
     Frame,
     layout::{Position, Rect},
@@ -7,9 +7,15 @@ use ratatui::{
 };
 
 use crate::{
-    state::{State, operation::Dialog},
+    state::{
+        State,
+        clean::clean_line,
+        editor::Editor,
+        operation::{Dialog, Question},
+    },
     view::{
-        format::{width, wrap_words},
+        format::{fit, width, wrap_words},
+        question,
         theme::Theme,
         widgets::panel::{lines, panel},
     },
@@ -17,31 +23,41 @@ use crate::{
 
 /// Widest box.
 const WIDTH: u16 = 72;
+/// Cells of the names of what is typed.
+const LABEL: usize = 9;
 
 /// Draws the question, if one waits, over everything else.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     let Some(dialog) = &state.dialog else { return };
-    let (title, text) = words(state, dialog);
+    let words = question::words(state, dialog);
     let cells = WIDTH.min(area.width.saturating_sub(4));
     let inner = usize::from(cells).saturating_sub(2);
-    let mut body: Vec<Line> =
-        wrap_words(&text, inner).into_iter().map(|range| Line::raw(format!(" {}", &text[range]))).collect();
+    let mut body: Vec<Line> = Vec::new();
+    for paragraph in &words.paragraphs {
+        let text = clean_line(&paragraph.text);
+        let style = if paragraph.is_grave { theme.bad } else { theme.plain };
+        body.extend(
+            wrap_words(&text, inner)
+                .into_iter()
+                .map(|range| Line::styled(format!(" {}", text[range].trim_end()), style)),
+        );
+    }
     let mut cursor = None;
-    if let Dialog::Exclude { reason, .. } = dialog {
-        let tail = |text: &str| text.chars().rev().take(inner.saturating_sub(10)).collect::<Vec<_>>();
-        let before: String = tail(reason.before_cursor()).into_iter().rev().collect();
-        cursor = Some((10 + width(&before) as u16, body.len() as u16 + 1));
-        let after = &reason.text()[reason.before_cursor().len()..];
+    if dialog.reason.is_some() || dialog.name.is_some() {
         body.push(Line::raw(""));
-        body.push(Line::from_iter([Span::styled(" Reason > ", theme.accent), Span::raw(format!("{before}{after}"))]));
+    }
+    for (label, editor, has_keys) in inputs(dialog) {
+        let (line, column) = input(theme, label, editor, inner);
+        if has_keys {
+            cursor = Some((column, body.len() as u16));
+        }
+        body.push(line);
     }
     body.push(Line::raw(""));
-    body.push(Line::from_iter([
-        Span::styled(" Enter", theme.accent),
-        Span::styled(" yes   ", theme.plain),
-        Span::styled("Esc", theme.accent),
-        Span::styled(" no", theme.plain),
-    ]));
+    let keys = words.keys.iter().flat_map(|(key, what)| {
+        [Span::styled(format!(" {key}"), theme.accent), Span::styled(format!(" {what}  "), theme.plain)]
+    });
+    body.push(Line::from_iter(keys));
     let height = (body.len() as u16 + 2).min(area.height);
     let place = Rect {
         x: area.x + (area.width - cells) / 2,
@@ -49,8 +65,9 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
         width: cells,
         height,
     };
-    frame.render_widget(Clear, place);
-    let below = panel(frame, theme, place, true, &title, Span::raw(""));
+    // A cell on either side keeps its words apart from what is below.
+    frame.render_widget(Clear, Rect { x: place.x - 1, width: cells + 2, ..place });
+    let below = panel(frame, theme, place, true, &clean_line(&words.title), Span::raw(""));
     lines(frame, below, body);
     let rule = Rect { y: place.y + height - 1, height: 1, ..place };
     frame.render_widget(Line::styled("━".repeat(usize::from(cells)), theme.accent), rule);
@@ -59,37 +76,29 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     }
 }
 
-fn words(state: &State, dialog: &Dialog) -> (String, String) {
-    let name = |place: &usize| state.nodes[*place].name().to_owned();
-    match dialog {
-        Dialog::Restart { which, continues } => {
-            let names = which.iter().map(name).collect::<Vec<_>>().join(", ");
-            let first = if *continues { "Go on with the restart of" } else { "Restart, one by one:" };
-            let text = format!(
-                "{first} {names}? Each finishes what runs (at most its drain time), ends, is started again by its \
-                 supervisor, and the topology is assigned anew before the next one goes. Prompts wait meanwhile. Any \
-                 trouble stops it where it is."
-            );
-            ("Rolling restart".to_owned(), text)
+/// What is typed: its name, the text so far, whether keys go there.
+fn inputs(dialog: &Dialog) -> impl Iterator<Item = (&'static str, &Editor, bool)> {
+    let is_form = matches!(dialog.question, Question::Out { .. });
+    let reason = dialog.reason.iter().map(|editor| ("Reason", editor, !dialog.in_name));
+    let name = dialog.name.iter().map(|editor| ("Its name", editor, dialog.in_name));
+    reason.chain(name).filter(move |_| is_form)
+}
+
+/// A line of input, and the cursor's column. The end before the cursor is what is seen of a long one.
+fn input(theme: &Theme, label: &str, editor: &Editor, cells: usize) -> (Line<'static>, u16) {
+    let room = cells.saturating_sub(LABEL + 4);
+    let all: Vec<char> = editor.before_cursor().chars().collect();
+    let mut before = String::new();
+    for letter in all.iter().rev() {
+        let longer: String = std::iter::once(*letter).chain(before.chars()).collect();
+        if width(&longer) > room {
+            break;
         }
-        Dialog::Exclude { node, .. } => {
-            let rest = state.usable().len().saturating_sub(1);
-            let text = format!(
-                "Take {} out? What runs may finish within 20 s, then the topology is assigned anew on the {rest} other \
-                 nodes. It stays out, also over restarts, until it is taken in again.",
-                name(node)
-            );
-            (format!("Take {} out", name(node)), text)
-        }
-        Dialog::Include { node } => {
-            let reason =
-                state.exclusion(&state.nodes[*node]).and_then(|entry| entry.reason.clone()).unwrap_or_default();
-            let text = format!(
-                "Take {} in again? It is out for: {reason}. What runs may finish within 20 s, then the topology is \
-                 assigned anew with it.",
-                name(node)
-            );
-            (format!("Take {} in", name(node)), crate::state::clean::clean_line(&text))
-        }
+        before = longer;
     }
+    let after = &editor.text()[editor.before_cursor().len()..];
+    let column = (LABEL + 3 + width(&before)) as u16;
+    let text = fit(&format!("{before}{after}"), room + 1);
+    let line = [Span::styled(format!(" {}> ", fit(label, LABEL)), theme.accent), Span::styled(text, theme.plain)];
+    (Line::from_iter(line), column)
 }

@@ -1,27 +1,35 @@
 //! The last line: an answer to the last key, else what is done to nodes, else the keys that help here.
+use std::time::Duration;
+
 use ratatui::{
     Frame,
     layout::Rect,
     text::{Line, Span},
 };
 
+use shared::topology::rolling::Phase;
+
 use crate::{
-    event::RestartStep,
     keymap,
-    state::{State, clean::clean_line, operation::Operation},
-    view::{format::width, theme::Theme},
+    order::How,
+    state::{Assignment, State, clean::clean_line, operation::Operation},
+    view::{
+        format::{shorten, width},
+        theme::Theme,
+    },
 };
 
 /// Draws the footer.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
+    let cells = usize::from(area.width);
     if let Some(notice) = &state.notice {
-        return frame.render_widget(Line::styled(format!(" {notice}"), theme.warn), area);
+        return frame.render_widget(Line::styled(shorten(&format!(" {notice}"), cells), theme.warn), area);
     }
-    if let Some(operation) = &state.operation {
-        let style = if operation.is_under_way() { theme.accent } else { theme.bad };
-        return frame.render_widget(Line::styled(format!(" {}", clean_line(&words(state, operation))), style), area);
+    if let Some((words, goes_on)) = words(state) {
+        let style = if goes_on { theme.accent } else { theme.bad };
+        return frame.render_widget(Line::styled(shorten(&format!(" {}", clean_line(&words)), cells), style), area);
     }
-    frame.render_widget(hints(state, theme, usize::from(area.width)), area);
+    frame.render_widget(hints(state, theme, cells), area);
 }
 
 /// As many hints as fit whole.
@@ -42,31 +50,36 @@ fn hints(state: &State, theme: &Theme, cells: usize) -> Line<'static> {
     line
 }
 
-fn words(state: &State, operation: &Operation) -> String {
+/// What is under way, or waits for somebody.
+fn words(state: &State) -> Option<(String, bool)> {
+    let seconds = |since: Duration| state.now.saturating_sub(since).as_secs();
     let name = |place: &usize| state.nodes.get(*place).map_or("?", |node| node.name());
-    match operation {
-        Operation::Restart(restart) => {
-            let end = if restart.stops { "ends after this node" } else { "Esc ends it after this node" };
-            let current = restart.current.as_ref().map_or_else(String::new, |(place, step, since)| {
-                let seconds = state.now.saturating_sub(*since).as_secs();
-                let step = match step {
-                    RestartStep::Draining => "drains",
-                    RestartStep::Starting => "starts",
-                    RestartStep::Assigning | RestartStep::Done { .. } => "is back, the topology is assigned",
+    if let Some(operation) = &state.operation {
+        let words = match operation {
+            Operation::Telling => "the nodes are told".to_owned(),
+            Operation::Change { node, out, requests, since } => {
+                let word = match out {
+                    Some(How::Cordon) => "is cordoned",
+                    Some(How::Drain) => "is drained",
+                    Some(How::Exclude) => "is taken out",
+                    None => "is taken in",
                 };
-                format!(", {} {step} ({seconds} s)", name(place))
-            });
-            format!("restart: {} of {} done{current}; {end}", restart.done, restart.which.len())
-        }
-        Operation::Paused { fault, remaining } => {
-            let count = remaining.len();
-            let why = fault.as_ref().map_or_else(String::new, |fault| format!(": {} {}", fault.node, fault.kind));
-            format!("restart paused{why}; R goes on with {count}, Esc forgets")
-        }
-        Operation::Change { node, out, requests } => {
-            let word = if *out { "out" } else { "in" };
-            let waits = if *requests > 0 { format!(", {requests} requests may finish first") } else { String::new() };
-            format!("{} is taken {word}{waits}", name(node))
-        }
+                let waits =
+                    if *requests > 0 { format!(", {requests} requests may finish first") } else { String::new() };
+                format!("{} {word}{waits} ({} s)", name(node), seconds(*since))
+            }
+        };
+        return Some((words, true));
     }
+    if state.assignment == Assignment::Loading {
+        return Some(("the nodes load; A aborts it".to_owned(), true));
+    }
+    let rolling = state.open_rolling()?;
+    let count = format!("restart: {} of {} done", rolling.done, rolling.targets.len());
+    let (target, since) = (rolling.target().map_or("", |(name, _)| name.as_str()), seconds(state.rolling_since));
+    Some(match &rolling.phase {
+        Phase::Paused(reason) => (format!("{count}, paused: {reason}; R resumes or ends it"), false),
+        _ if rolling.before.is_some() => (format!("{count}, {target} restarts ({since} s); R pauses or ends it"), true),
+        _ => (format!("{count}, {target} is next ({since} s); R pauses or ends it"), true),
+    })
 }

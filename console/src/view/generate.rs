@@ -1,4 +1,4 @@
-//! The page of prompt and text.
+//! The page of prompt and text: the text, or two side by side; where its time went; how it compares with the one that is pinned.
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
@@ -6,13 +6,40 @@ use ratatui::{
 
 use crate::{
     state::{Extent, State},
-    view::{prompt, text, theme::Theme},
+    view::{compare, form, prompt, text, theme::Theme, waterfall},
 };
+
+/// Lines that the text keeps before anything else gets room.
+const TEXT_MIN: u16 = 4;
 
 /// Draws the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
-    let prompt_lines = prompt::height(state, area);
-    let [above, below] = Layout::vertical([Constraint::Fill(1), Constraint::Length(1 + prompt_lines)]).areas(area);
-    (extent.text_lines, extent.text_height) = text::draw(state, theme, frame, above);
+    let prompt_lines = 1 + prompt::height(state, area);
+    let room = area.height.saturating_sub(prompt_lines + TEXT_MIN);
+    let compares = compare::height(state);
+    let stages = waterfall::height(state);
+    // What compares goes first: the figures of the last request are in the header, too.
+    let compares = if compares <= room { compares } else { 0 };
+    let stages = if compares + stages <= room { stages } else { 0 };
+    let heights = [
+        Constraint::Fill(1),
+        Constraint::Length(compares),
+        Constraint::Length(stages),
+        Constraint::Length(prompt_lines),
+    ];
+    let [texts, comparison, times, below] = Layout::vertical(heights).areas(area);
+    match &state.pinned {
+        Some(pinned) if compares > 0 => {
+            let [left, right] = Layout::horizontal([Constraint::Fill(1); 2]).spacing(1).areas(texts);
+            text::draw_pinned(state, theme, frame, left, pinned);
+            (extent.text_lines, extent.text_height) = text::draw(state, theme, frame, right);
+            compare::draw(state, theme, frame, comparison, pinned);
+        }
+        _ => (extent.text_lines, extent.text_height) = text::draw(state, theme, frame, texts),
+    }
+    if stages > 0 {
+        waterfall::draw(state, theme, frame, times);
+    }
     prompt::draw(state, theme, frame, below);
+    form::draw(state, theme, frame, area);
 }

@@ -27,7 +27,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     let cells = usize::from(area.width);
     let left = what_runs(state);
     let word = shorten(&word, cells / 2);
-    let name = Span::styled(" bramble  ", theme.accent);
+    let name = Span::styled(if state.readonly { " bramble, only looking  " } else { " bramble  " }, theme.accent);
     let left = shorten(&left, cells.saturating_sub(width(&name.content) + width(&word) + 3));
     let gap = cells.saturating_sub(width(&name.content) + width(&left) + width(&word) + 1);
     let spans = [name, Span::styled(left, theme.plain), Span::raw(" ".repeat(gap)), Span::styled(word, style)];

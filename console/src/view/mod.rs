@@ -2,19 +2,23 @@
 mod ascii;
 mod cluster;
 mod colour;
+mod compare;
 mod desk;
 mod dialog;
 mod events;
 mod footer;
+mod form;
 pub mod format;
 mod generate;
 mod header;
 mod health;
+mod heat;
 mod help;
 mod layers;
 mod node;
 pub mod picture;
 mod prompt;
+mod question;
 mod requests;
 mod sync;
 mod tables;
@@ -22,6 +26,7 @@ mod tabs;
 mod text;
 pub mod theme;
 mod topology;
+mod waterfall;
 mod widgets;
 
 use ratatui::{
@@ -106,4 +111,10 @@ fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
 }
 
 #[cfg(test)]
+mod generate_tests;
+#[cfg(test)]
+mod operate_tests;
+#[cfg(test)]
 mod snapshot_tests;
+#[cfg(test)]
+mod sync_tests;

@@ -8,7 +8,7 @@ use ratatui::{
 };
 
 use crate::{
-    state::{Focus, State},
+    state::{Focus, State, terms},
     view::{
         format::{width, wrap_anywhere},
         theme::Theme,
@@ -28,7 +28,7 @@ pub(super) fn height(state: &State, area: Rect) -> u16 {
 /// Draws the box and puts the cursor into it.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     let focused = state.spot.focus == Focus::Prompt;
-    let area = panel(frame, theme, area, focused, "Prompt", Span::raw(""));
+    let area = panel(frame, theme, area, focused, "Prompt", Span::styled(asked_for(state), theme.dim));
     let (all, cursor) = wrapped(state, area.width);
     let text = state.editor.text();
     let height = usize::from(area.height).max(1);
@@ -43,10 +43,17 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
             .map(|(index, range)| Line::from_iter([mark(index), Span::styled(text[range].to_owned(), theme.plain)]));
         lines(frame, area, rows);
     }
-    if focused && state.help.is_none() && state.dialog.is_none() {
+    if focused && state.help.is_none() && state.dialog.is_none() && state.form.is_none() {
         let position = Position { x: area.x + MARK + cursor.0 as u16, y: area.y + (cursor.1 - first) as u16 };
         frame.set_cursor_position(position);
     }
+}
+
+/// What an answer to this prompt would be asked for.
+fn asked_for(state: &State) -> String {
+    let pinned = state.pinned.as_ref().filter(|run| run.prompt == state.editor.text());
+    let next = state.defaults.sampling.seed.wrapping_add(state.requests_sent);
+    terms::summary(&state.defaults, pinned.map_or(next, |run| run.seed))
 }
 
 /// The text's lines, and the cursor's column and line. One cell is left free for a cursor at the end of a line.

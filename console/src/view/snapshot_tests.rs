@@ -5,13 +5,12 @@ use std::{fs, path::PathBuf, time::Duration};
 use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
 use shared::{
     protocol::error::{Fault, FaultKind},
-    telemetry::{Health, NodeReport, NodeState, health::ThrottleBits},
-    topology::Exclusions,
+    telemetry::{Health, NodeState, health::ThrottleBits},
     units::Celsius,
 };
 
 use crate::{
-    event::{AssignEvent, ClientEvent, Event, GenerateEvent, OperateEvent, RestartStep},
+    event::{AssignEvent, ClientEvent, Event, GenerateEvent},
     fixtures::{NODES, Story, address, defaults},
     keymap::{Key, KeyCode},
     state::{State, TextScroll},
@@ -48,8 +47,19 @@ fn as_text(buffer: &Buffer) -> String {
 
 /// The story's picture is the stored one, at 80x24 and at 120x40.
 #[track_caller]
-fn check(name: &str, mut story: Story) {
-    for (width, height) in [(80, 24), (120, 40)] {
+fn check(name: &str, story: Story) {
+    check_at(name, story, &[(80, 24), (120, 40)]);
+}
+
+/// As [`check`], also at 200x60.
+#[track_caller]
+pub(super) fn check_all(name: &str, story: Story) {
+    check_at(name, story, &[(80, 24), (120, 40), (200, 60)]);
+}
+
+#[track_caller]
+fn check_at(name: &str, mut story: Story, sizes: &[(u16, u16)]) {
+    for &(width, height) in sizes {
         let drawn = as_text(&picture(&mut story, width, height));
         let file =
             PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("src/view/snapshots/{name}-{width}x{height}.txt"));
@@ -129,19 +139,6 @@ fn help_is_the_table_of_keys() {
 }
 
 #[test]
-fn all_ranks_stand_side_by_side_the_latest_first() {
-    let mut story = Story::generating();
-    story.key(KeyCode::Esc).key(KeyCode::Esc).key(KeyCode::Char('3'));
-    check("ranks", story);
-    let mut story = Story::generating();
-    story.key(KeyCode::Esc).key(KeyCode::Esc).key(KeyCode::Char('3')).key(KeyCode::Char('v')).key(KeyCode::PageDown);
-    check("ranks-split", story);
-    let mut story = Story::begin();
-    story.key(KeyCode::Esc).key(KeyCode::Char('3'));
-    check("ranks-empty", story);
-}
-
-#[test]
 fn throttled_and_slow_machines_are_flagged() {
     let mut story = Story::ready();
     let with = |node: usize, change: &dyn Fn(&mut Health)| {
@@ -159,37 +156,6 @@ fn throttled_and_slow_machines_are_flagged() {
     story.report(2, with(2, &|health| health.firmware = Some(ThrottleBits(0x4_0000))));
     story.report(3, with(3, &|health| *health = Health::default()));
     check("throttled", story);
-}
-
-#[test]
-fn questions_stand_over_the_screen() {
-    let mut story = Story::ready();
-    story.key(KeyCode::Esc).key(KeyCode::Char('R'));
-    check("restart", story);
-    let mut story = Story::ready();
-    story.key(KeyCode::Esc).key(KeyCode::Right).key(KeyCode::Char('x')).on(Event::Paste("fan stuck".to_owned()));
-    check("exclude", story);
-}
-
-#[test]
-fn a_restart_shows_how_far_it_is_and_where_it_stopped() {
-    let operate = |event| ClientEvent::Operate(event);
-    let mut story = Story::ready();
-    story.key(KeyCode::Esc).key(KeyCode::Char('R')).key(KeyCode::Enter);
-    story.arrives(operate(OperateEvent::Restart { node: 0, step: RestartStep::Done { seconds: 1.5 } }));
-    story.arrives(operate(OperateEvent::Restart { node: 1, step: RestartStep::Starting }));
-    let mut exclusions = Exclusions::default();
-    exclusions.say("pi3", &address(3), Some("fan stuck"), "me@here");
-    let report = crate::fixtures::running(0, NodeState::Faulted, false);
-    story.at(3000).report(0, NodeReport { exclusions, ..report });
-    story.report(1, crate::fixtures::idle(1)).report(2, crate::fixtures::running(2, NodeState::Faulted, false));
-    story.report(3, crate::fixtures::idle(3));
-    check("restarting", story);
-    let mut story = Story::ready();
-    story.key(KeyCode::Esc).key(KeyCode::Char('R')).key(KeyCode::Enter);
-    let fault = Some(Fault::new("pi1", FaultKind::NotBack { seconds: 60 }));
-    story.arrives(operate(OperateEvent::RestartStopped { fault, remaining: vec![1, 2, 3] }));
-    check("paused", story);
 }
 
 #[test]

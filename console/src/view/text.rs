@@ -12,8 +12,9 @@ use shared::protocol::{error::Fault, message::FinishReason};
 use crate::{
     state::{
         Assignment, Focus, State, TextScroll,
-        clean::clean_line,
+        clean::{clean, clean_line},
         request::{Phase, Request},
+        run::Run,
         standing::hint,
     },
     view::{
@@ -42,6 +43,22 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     (count, height)
 }
 
+/// Draws the text that is pinned, scrolled as the other one is.
+pub(super) fn draw_pinned(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, pinned: &Run) {
+    let width = usize::from(area.width).saturating_sub(2);
+    let height = usize::from(area.height).saturating_sub(1);
+    let prompt = if pinned.is_cut { String::new() } else { clean(&pinned.prompt) };
+    let all = flow(&prompt, &pinned.text, theme, width);
+    let last = all.len().saturating_sub(height);
+    let first = match state.text_scroll {
+        TextScroll::Follow => last,
+        TextScroll::At(line) => line.min(last),
+    };
+    let area = panel(frame, theme, area, false, "Pinned", Span::styled(pinned.on.clone(), theme.dim));
+    let area = Rect { x: area.x + 1, width: area.width.saturating_sub(2), ..area };
+    lines(frame, area, all.into_iter().skip(first));
+}
+
 fn content(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
     let request = &state.request;
     let mut content = Vec::new();
@@ -49,7 +66,8 @@ fn content(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
         if request.is_cut {
             content.push(Line::styled("(the start was left out)", theme.dim));
         }
-        content.extend(flow(request, theme, width));
+        let prompt = if request.is_cut { "" } else { request.prompt_shown.as_str() };
+        content.extend(flow(prompt, &request.text, theme, width));
     }
     match &request.phase {
         Phase::Failed(fault) => content.extend(failure(fault, theme, width)),
@@ -87,9 +105,8 @@ fn paragraph(text: &str, style: Style, width: usize) -> Vec<Line<'static>> {
 }
 
 /// Prompt and completion as one text; the prompt is dim.
-fn flow(request: &Request, theme: &Theme, width: usize) -> Vec<Line<'static>> {
-    let prompt = if request.is_cut { "" } else { request.prompt_shown.as_str() };
-    let text = format!("{prompt}{}", request.text);
+fn flow(prompt: &str, text: &str, theme: &Theme, width: usize) -> Vec<Line<'static>> {
+    let text = format!("{prompt}{text}");
     let border = prompt.len();
     let line = |range: Range<usize>| {
         let middle = border.clamp(range.start, range.end);

@@ -67,7 +67,11 @@ pub(super) async fn complete(gateway: Arc<Gateway>, asked: Asked, arrival: Arriv
     let mut run = begin(Arc::clone(&gateway), asked, arrival, served);
     let overdue = || ApiError::overdue(gateway.settings.request_max.as_secs());
     if !is_streamed {
-        return match timeout_at(deadline.into(), run.whole()).await {
+        let ended = tokio::select! {
+            ended = timeout_at(deadline.into(), run.whole()) => ended,
+            () = gateway.cut.cancelled() => return Err(ApiError::shutting_down()),
+        };
+        return match ended {
             Ok(Ok(object)) => Ok(Json(object).into_response()),
             Ok(Err(error)) => Err(error),
             Err(_) => Err(overdue()),
@@ -82,12 +86,15 @@ pub(super) async fn complete(gateway: Arc<Gateway>, asked: Asked, arrival: Arriv
     let (events, response) = events(run.arrival.at, Arc::clone(&run.first));
     let late = overdue();
     tokio::spawn(async move {
-        let streamed = timeout_at(deadline.into(), run.stream(&events, first, includes_usage)).await;
+        let streamed = tokio::select! {
+            streamed = timeout_at(deadline.into(), run.stream(&events, first, includes_usage)) => streamed.map_err(|_| late),
+            () = gateway.cut.cancelled() => Err(ApiError::shutting_down()),
+        };
         match streamed {
             Ok(Ok(())) => {}
-            Ok(Err(Gone)) => run.gateway.metrics.cancelled(),
+            Ok(Err(Gone)) => gateway.metrics.cancelled(),
             // Whoever does not read hears nothing of it, either.
-            Err(_) => drop(events.send(&late.object()).await),
+            Err(error) => drop(events.send(&error.object()).await),
         }
     });
     Ok(response)

@@ -107,6 +107,14 @@ impl ApiError {
         Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "request_timeout", message)
     }
 
+    /// The node ends before the answer does.
+    pub(super) fn shutting_down() -> Self {
+        let message =
+            "this node is being shut down and its drain is over; ask another node, or this one when it is back";
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", "shutting_down", message.into());
+        Self { retry_after: Some(5), ..error }
+    }
+
     /// The object that clients get.
     pub(super) fn object(&self) -> Value {
         let Self { message, kind, param, code, .. } = self;

@@ -41,6 +41,9 @@ use self::{admission::Admission, answer::Sessions, cluster::Cluster, health::Loa
 /// Long bodies that are read and parsed at the same time.
 const LONG_BODIES_MAX: usize = 8;
 
+/// What clients are told at the end of the drain must be with them in this time.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
 /// Everything that requests share.
 struct Gateway {
     settings: Settings,
@@ -54,12 +57,15 @@ struct Gateway {
     /// Answers under way.
     running: AtomicU32,
     long_bodies: Semaphore,
+    /// Cancelled when answers that still run must end.
+    cut: CancellationToken,
 }
 
 /// A gateway that listens.
 pub struct Running {
     connections: TaskTracker,
     stop: CancellationToken,
+    cut: CancellationToken,
     tasks: [JoinHandle<()>; 3],
 }
 
@@ -87,6 +93,7 @@ pub async fn bind(settings: &Settings) -> anyhow::Result<Option<TcpListener>> {
 pub fn serve(listener: TcpListener, settings: Settings, own: SocketAddr, identity: Identity) -> Running {
     let cluster = Cluster::new(dialled(own), settings.peers.clone(), identity.clone(), settings.silent);
     let cluster = Arc::new(cluster);
+    let cut = CancellationToken::new();
     let gateway = Gateway {
         admission: Arc::new(Admission::new(Arc::clone(&cluster), settings.queue, settings.recovers)),
         settings,
@@ -97,22 +104,26 @@ pub fn serve(listener: TcpListener, settings: Settings, own: SocketAddr, identit
         loading: Mutex::new(None),
         running: AtomicU32::new(0),
         long_bodies: Semaphore::new(LONG_BODIES_MAX),
+        cut: cut.clone(),
         cluster: Arc::clone(&cluster),
     };
     let (connections, stop) = (TaskTracker::new(), CancellationToken::new());
     let learning = tokio::spawn(Arc::clone(&gateway.admission).learn());
     let router = http::router(Arc::new(gateway));
     let accepting = tokio::spawn(socket::accept(listener, router, connections.clone(), stop.clone()));
-    Running { connections, stop, tasks: [accepting, learning, tokio::spawn(cluster.watch())] }
+    Running { connections, stop, cut, tasks: [accepting, learning, tokio::spawn(cluster.watch())] }
 }
 
 impl Running {
-    /// Takes nothing new and waits until what runs is with its clients, at most `patience`.
+    /// Takes nothing new and waits until what runs is with its clients, at most `patience`; then whoever still waits is told.
     pub async fn end(self, patience: Duration) {
         self.stop.cancel();
         self.connections.close();
         if timeout(patience, self.connections.wait()).await.is_err() {
-            tracing::warn!("{} HTTP connections are cut off", self.connections.len());
+            tracing::warn!("the drain is over: {} HTTP connections are told so and end", self.connections.len());
+            self.cut.cancel();
+            // Whoever does not read hears nothing.
+            let _ = timeout(LAST_WORDS, self.connections.wait()).await;
         }
         // The last bytes are in the kernel's hands; a moment lets it send them.
         sleep(Duration::from_millis(10)).await;

@@ -202,6 +202,9 @@ pub enum FaultKind {
     /// The disk refuses.
     #[error("{reason}")]
     StoreFailed { reason: String },
+    /// The operator changed his mind.
+    #[error("aborted the assignment of epoch {epoch}; what ran before runs")]
+    AssignmentAborted { epoch: Epoch },
     /// Whoever asked for it ended it, or left.
     #[error("stopped, as it was asked to; what is there is kept")]
     StoreCancelled,
@@ -305,6 +308,7 @@ impl FaultKind {
             Self::DiskShort { .. } => "disk_short",
             Self::StoreBusy { .. } => "store_busy",
             Self::StoreFailed { .. } => "store_failed",
+            Self::AssignmentAborted { .. } => "assignment_aborted",
             Self::StoreCancelled => "store_cancelled",
             Self::DownloadFailed { .. } => "download_failed",
             Self::HashDiffers { .. } => "hash_differs",
@@ -333,7 +337,7 @@ impl FaultKind {
             }
             Self::BenchFailed { .. } => FaultClass::Failed,
             Self::StoreFailed { .. } | Self::DownloadFailed { .. } | Self::HashDiffers { .. } => FaultClass::Failed,
-            Self::StoreCancelled => FaultClass::Lost,
+            Self::StoreCancelled | Self::AssignmentAborted { .. } => FaultClass::Lost,
             _ => FaultClass::Refused,
         }
     }
@@ -353,7 +357,7 @@ impl FaultKind {
                 "another console assigned a topology; look at it first"
             }
             Self::PrepareOpen { .. } => "wait for the other console to finish, or for its lease to end",
-            Self::NotPrepared { .. } => "assign the topology again",
+            Self::NotPrepared { .. } | Self::AssignmentAborted { .. } => "assign the topology again",
             Self::ModelMissing { .. } => "copy the file into one of those folders, or start brambled with --models DIR",
             Self::ModelInvalid { .. } => "download the file again, or use a model in a supported format",
             Self::ModelDiffers { .. } => "copy the same file to every node",

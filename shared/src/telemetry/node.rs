@@ -10,7 +10,7 @@ use crate::{
         request::RequestReport,
         sync::{Lateness, LayerSync},
     },
-    topology::{Exclusions, Topology},
+    topology::{Exclusions, Rolling, Topology},
     units::Bytes,
 };
 
@@ -84,6 +84,8 @@ pub struct NodeReport {
     pub instance: u64,
     /// Whether something starts the daemon again when it ends to be restarted.
     pub supervised: bool,
+    /// Whether it brings its topology back by itself.
+    pub recovers: bool,
     /// Its machine's clock: milliseconds since 1970.
     pub unix_ms: u64,
     /// Build of the daemon.
@@ -122,6 +124,8 @@ pub struct NodeReport {
     pub collectives: Option<Table>,
     /// Nodes that an operator took out, as far as this node has heard.
     pub exclusions: Exclusions,
+    /// The latest rolling restart that it heard of, also when that is over.
+    pub rolling: Option<Rolling>,
 }
 
 impl NodeReport {

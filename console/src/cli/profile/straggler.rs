@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 use shared::telemetry::{Health, Named, SyncRecord, judge};
 
 use super::trace::RankRecords;
+use crate::state::sync::cause;
 
 /// A straggler of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +37,7 @@ impl Straggler {
         let Named { late, last, after, .. } = self.named;
         format!(
             "{name} holds the others up: for {:.0} % of their time only its part was missing, it was the last in {:.0} % of their \
-             all-reduces; named after {after} tokens. {}.",
+             all-reduces; named after {after} tokens; {}.",
             100.0 * late,
             100.0 * last,
             cause(health)
@@ -49,21 +50,6 @@ impl Straggler {
         json!({"node": name, "rank": rank, "late": late, "last": last, "after_tokens": after,
             "windows_named": self.windows.0, "windows": self.windows.1, "run_queue": health.run_queue,
             "cause": health.cause().map(|cause| cause.to_string())})
-    }
-}
-
-/// What the machine says of why, or what it says that it is not.
-fn cause(health: &Health) -> String {
-    if let Some(cause) = health.cause() {
-        return format!("Its machine says: {cause}");
-    }
-    match health.run_queue {
-        Some(threads) => format!(
-            "No cause is known: its engine waited {:.0} % of the time for a core, its clock is not lowered; was it stopped, or is its \
-             share too large?",
-            100.0 * threads.waited
-        ),
-        None => "No cause is known; is its share too large?".into(),
     }
 }
 
@@ -95,7 +81,7 @@ mod tests {
         let said = found.sentence("pi4", &health(0.3));
         assert!(said.starts_with("pi4 holds the others up") && said.contains("cores shared"), "{said}");
         let said = found.sentence("pi4", &health(0.01));
-        assert!(said.contains("No cause is known: its engine waited 1 %"), "{said}");
+        assert!(said.contains("no cause is known: its engine waited 1 %"), "{said}");
         let prompt: Vec<Vec<SyncRecord>> =
             lists.iter().map(|list| list.iter().map(|one| SyncRecord { tokens: 9, ..*one }).collect()).collect();
         assert_eq!(straggler(&RankRecords { records: &prompt, ..records }), None, "a prompt is no decoding");

@@ -348,6 +348,7 @@ impl Driver {
             name: &self.config.name,
             instance: self.instance,
             supervised: self.config.supervised,
+            recovers: self.config.recovery.enabled,
             kernels: self.around.kernels.name,
         };
         ResponseBody::Report(Box::new(report::report(

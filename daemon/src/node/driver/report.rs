@@ -33,6 +33,7 @@ pub(super) struct Constants<'a> {
     pub(super) name: &'a str,
     pub(super) instance: u64,
     pub(super) supervised: bool,
+    pub(super) recovers: bool,
     pub(super) kernels: &'a str,
 }
 
@@ -49,6 +50,7 @@ pub(super) fn report(
         name: constants.name.into(),
         instance: constants.instance,
         supervised: constants.supervised,
+        recovers: constants.recovers,
         unix_ms: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64),
         build: BUILD.into(),
         kernels: constants.kernels.into(),
@@ -68,6 +70,7 @@ pub(super) fn report(
         lateness,
         collectives: ring.and_then(SyncRing::table).cloned(),
         exclusions: node.exclusions().clone(),
+        rolling: node.rolling().cloned(),
     }
 }
 

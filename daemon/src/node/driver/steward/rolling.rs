@@ -1,5 +1,6 @@
 //! Drives a rolling restart that the nodes keep among themselves: one node at a time, the next when all serve again, paused at the
-//! first trouble. The first of its nodes that answers and is not the one being restarted drives; another takes its place when it goes.
+//! first trouble. The first of its nodes, else of the topology's, that answers and is not the one being restarted drives; another takes
+//! its place when it goes. A node that has nobody else sees to itself: it knows from its disk what it was about to do.
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
@@ -31,10 +32,10 @@ pub(super) async fn look(steward: &Steward, peers: &mut Peers, own: &Standing, m
         *memory = Restarting::default();
         return;
     };
-    let mut addresses: Vec<String> = rolling.targets.iter().map(|(_, address)| address.clone()).collect();
     let members = own.committed.iter().flat_map(|committed| &committed.topology.members);
-    addresses.extend(members.map(|member| member.address.clone()));
-    let answers = peers.standings(addresses).await;
+    let mut candidates = rolling.targets.clone();
+    candidates.extend(members.map(|member| (member.name.clone(), member.address.clone())));
+    let answers = peers.standings(candidates.iter().map(|(_, address)| address.clone()).collect()).await;
     let known = answers.values().filter_map(|standing| standing.rolling.as_ref());
     if let Some(later) = known.max_by_key(|known| known.revision).filter(|later| later.revision > rolling.revision) {
         let _ = peers.tell(&steward.own, RecoveryAsk::Rolling(later.clone())).await;
@@ -44,7 +45,7 @@ pub(super) async fn look(steward: &Steward, peers: &mut Peers, own: &Standing, m
     let drives = |(name, address): &&(String, String)| {
         name != target && answers.get(address).is_some_and(|standing| standing.name == *name)
     };
-    if rolling.targets.iter().find(drives).is_none_or(|(name, _)| *name != own.name) {
+    if candidates.iter().find(drives).map_or(target, |(name, _)| name) != own.name.as_str() {
         memory.step = None;
         return;
     }

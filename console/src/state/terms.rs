@@ -1,0 +1,214 @@
+//! What a generation asks for beside its prompt, and the form in which an operator changes that. Pure.
+use shared::protocol::message::{STOP_BYTES_MAX, STOP_STRINGS_MAX};
+
+use crate::{
+    keymap::Action,
+    state::{GenerateDefaults, editor::Editor},
+};
+
+/// Longest text of a field in bytes.
+const FIELD_BYTES_MAX: usize = 400;
+
+/// A field of the form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Field {
+    /// Most tokens.
+    MaxTokens,
+    /// Temperature.
+    Temperature,
+    /// Top-k.
+    TopK,
+    /// Top-p.
+    TopP,
+    /// Seed of the next generation.
+    Seed,
+    /// Texts that end it, with bars between them; `\n` stands for a new line.
+    Stop,
+}
+
+impl Field {
+    /// In their order.
+    pub const ALL: [Self; 6] = [Self::MaxTokens, Self::Temperature, Self::TopK, Self::TopP, Self::Seed, Self::Stop];
+
+    /// What it is called.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::MaxTokens => "max tokens",
+            Self::Temperature => "temperature",
+            Self::TopK => "top-k",
+            Self::TopP => "top-p",
+            Self::Seed => "seed",
+            Self::Stop => "stop",
+        }
+    }
+
+    /// What its values mean.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::MaxTokens => "most tokens of an answer",
+            Self::Temperature => "0: always the most probable token",
+            Self::TopK => "draw among so many; 0: all",
+            Self::TopP => "draw among this share; 1: all",
+            Self::Seed => "of the next answer; counts up",
+            Self::Stop => "texts that end it, a|b; \\n: new line",
+        }
+    }
+}
+
+/// The form.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Form {
+    /// What stands in each of [`Field::ALL`].
+    pub fields: Vec<Editor>,
+    /// The field that keys go to.
+    pub at: usize,
+    /// Why it was not taken.
+    pub error: Option<String>,
+}
+
+impl Form {
+    /// Filled with what the next generation, after `count` others, would ask for.
+    pub fn new(defaults: &GenerateDefaults, count: u64) -> Self {
+        let sampling = &defaults.sampling;
+        let text = |field: &Field| match field {
+            Field::MaxTokens => defaults.max_tokens.to_string(),
+            Field::Temperature => sampling.temperature.to_string(),
+            Field::TopK => sampling.top_k.to_string(),
+            Field::TopP => sampling.top_p.to_string(),
+            Field::Seed => sampling.seed.wrapping_add(count).to_string(),
+            Field::Stop => defaults.stop.iter().map(|stop| stop.replace('\n', "\\n")).collect::<Vec<_>>().join("|"),
+        };
+        Self { fields: Field::ALL.iter().map(|field| Editor::new(&text(field))).collect(), at: 0, error: None }
+    }
+
+    /// The field that keys go to.
+    pub fn field(&mut self) -> Option<&mut Editor> {
+        self.error = None;
+        self.fields.get_mut(self.at)
+    }
+
+    /// Text typed or pasted; one line, bounded.
+    pub fn insert(&mut self, text: &str) {
+        let text = text.replace(['\n', '\r', '\t'], " ");
+        let room = self.fields.get(self.at).map_or(0, |field| FIELD_BYTES_MAX.saturating_sub(field.text().len()));
+        if text.len() > room {
+            self.error = Some(format!("at most {FIELD_BYTES_MAX} bytes"));
+        } else if let Some(field) = self.field() {
+            field.insert(&text);
+        }
+    }
+
+    /// To another field.
+    pub fn turn(&mut self, action: Action) {
+        let count = self.fields.len().max(1);
+        self.at = match action {
+            Action::LineUp | Action::FocusPrevious => (self.at + count - 1) % count,
+            _ => (self.at + 1) % count,
+        };
+    }
+
+    /// What is asked for from now on; `count` generations were sent.
+    ///
+    /// # Errors
+    /// The place of the first field that cannot be, and why.
+    pub fn terms(&self, before: &GenerateDefaults, count: u64) -> Result<GenerateDefaults, (usize, String)> {
+        let mut terms = before.clone();
+        for (place, field) in Field::ALL.into_iter().enumerate() {
+            let text = self.fields.get(place).map_or("", Editor::text).trim();
+            let number = || format!("{} is {text:?}: it must be a number", field.title());
+            let whole = || {
+                text.parse::<u64>()
+                    .map_err(|_| (place, format!("{} is {text:?}: it must be a whole number", field.title())))
+            };
+            let real = || text.parse::<f32>().map_err(|_| (place, number()));
+            let small =
+                |value: u64| u32::try_from(value).map_err(|_| (place, format!("{} is too large", field.title())));
+            let sampling = &mut terms.sampling;
+            match field {
+                Field::MaxTokens => terms.max_tokens = small(whole()?)?,
+                Field::Temperature => sampling.temperature = real()?,
+                Field::TopK => sampling.top_k = small(whole()?)?,
+                Field::TopP => sampling.top_p = real()?,
+                Field::Seed => sampling.seed = whole()?.wrapping_sub(count),
+                Field::Stop => terms.stop = stops(text).map_err(|error| (place, error))?,
+            }
+            if terms.max_tokens == 0 {
+                return Err((place, "max tokens is 0: ask for at least one".to_owned()));
+            }
+            terms.sampling.check().map_err(|error| (place, error.to_string()))?;
+        }
+        Ok(terms)
+    }
+}
+
+fn stops(text: &str) -> Result<Vec<String>, String> {
+    let stops: Vec<String> =
+        text.split('|').filter(|stop| !stop.is_empty()).map(|stop| stop.replace("\\n", "\n")).collect();
+    let is_good = stops.len() <= STOP_STRINGS_MAX && stops.iter().all(|stop| stop.len() <= STOP_BYTES_MAX);
+    if is_good { Ok(stops) } else { Err(format!("at most {STOP_STRINGS_MAX} stop texts of {STOP_BYTES_MAX} bytes")) }
+}
+
+/// What a generation asks for, in one line.
+pub fn summary(terms: &GenerateDefaults, seed: u64) -> String {
+    let sampling = &terms.sampling;
+    let mut text = format!("{} tokens, T {}", terms.max_tokens, sampling.temperature);
+    if sampling.top_k > 0 {
+        text += &format!(", top-k {}", sampling.top_k);
+    }
+    if sampling.top_p < 1.0 {
+        text += &format!(", top-p {}", sampling.top_p);
+    }
+    if sampling.temperature > 0.0 {
+        text += &format!(", seed {seed}");
+    }
+    match terms.stop.len() {
+        0 => text,
+        1 => text + ", 1 stop",
+        more => text + &format!(", {more} stops"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::defaults;
+
+    fn with(texts: [&str; 6]) -> Result<GenerateDefaults, (usize, String)> {
+        let mut form = Form::new(&defaults(), 0);
+        form.fields = texts.iter().map(|text| Editor::new(text)).collect();
+        form.terms(&defaults(), 3)
+    }
+
+    #[test]
+    fn what_is_not_changed_stays_and_what_is_typed_is_asked_for() {
+        let form = Form::new(&defaults(), 5);
+        assert_eq!(form.terms(&defaults(), 5), Ok(defaults()));
+        let terms = with(["10", "0.5", "40", "0.9", "100", "END|\\n\\n"]).expect("all are good");
+        let sampling = &terms.sampling;
+        assert_eq!((terms.max_tokens, sampling.temperature, sampling.top_k, sampling.top_p), (10, 0.5, 40, 0.9));
+        assert_eq!(sampling.seed.wrapping_add(3), 100, "the next one has it");
+        assert_eq!(terms.stop, ["END", "\n\n"]);
+        assert_eq!(Form::new(&terms, 3).fields[5].text(), "END|\\n\\n");
+        assert_eq!(summary(&terms, 100), "10 tokens, T 0.5, top-k 40, top-p 0.9, seed 100, 2 stops");
+    }
+
+    #[test]
+    fn the_first_bad_field_is_named() {
+        let bad = |place: usize, text: &str| {
+            let mut texts = ["10", "0.5", "40", "0.9", "100", ""];
+            texts[place] = text;
+            with(texts).expect_err("it is bad")
+        };
+        assert_eq!(bad(0, "0").0, 0);
+        assert_eq!(bad(0, "99999999999").0, 0);
+        for (place, text) in [(1, "hot"), (1, "NaN"), (1, "101"), (2, "-1"), (2, "2000"), (3, "1.5"), (4, "x")] {
+            let (at, error) = bad(place, text);
+            assert!(at == place && !error.is_empty(), "{place} {text}: {at} {error}");
+        }
+        assert_eq!(bad(5, &"x".repeat(STOP_BYTES_MAX + 1)).0, 5);
+        assert_eq!(bad(5, &"x|".repeat(STOP_STRINGS_MAX + 1)).0, 5);
+        let mut form = Form::new(&defaults(), 0);
+        form.insert(&"9".repeat(FIELD_BYTES_MAX));
+        assert!(form.error.is_some() && form.fields[0].text() == "64");
+    }
+}

@@ -1,0 +1,267 @@
+//! All-reduces of every layer and rank as a map: a digit a cell, so that it is read without colour too; beside it the numbers of the
+//! selected rank; below it the last minutes.
+use std::time::Duration;
+
+use ratatui::{
+    Frame,
+    layout::Rect,
+    style::Style,
+    text::{Line, Span},
+};
+use shared::{telemetry::LayerSync, units::Nanoseconds};
+
+use crate::{
+    state::{
+        Focus, State,
+        sync::{Metric, Picture},
+    },
+    view::{
+        format::{fit, fit_right, tight_time},
+        theme::Theme,
+        widgets::panel::{lines, panel},
+    },
+};
+
+/// Cells of `12 attn`.
+const LAYER: usize = 8;
+/// Cells of a number, and of whom is waited for.
+const TIME: usize = 6;
+const WAITED: usize = 4;
+/// The smallest time whose digit is 1; each further digit is twice as long.
+const SCALE_NS: u64 = 32_000;
+/// Heights of the strip of the last minutes.
+const BARS: [char; 9] = ['·', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// A share of the others' time that fills a bar of the strip.
+const FULL: f64 = 0.4;
+
+/// The digit of a time.
+fn digit(time: Nanoseconds) -> char {
+    let doublings = (time.0 / SCALE_NS).checked_ilog2().map_or(0, |power| power + 1);
+    char::from_digit(doublings.min(9), 10).expect("at most 9")
+}
+
+/// Colour by meaning: what is usual, twice and four times that.
+fn style(theme: &Theme, time: Nanoseconds, usual: Nanoseconds) -> Style {
+    match time.0 {
+        time if usual.0 > 0 && time >= 4 * usual.0 => theme.bad,
+        time if usual.0 > 0 && time >= 2 * usual.0 => theme.warn,
+        0 => theme.dim,
+        _ => theme.plain,
+    }
+}
+
+/// How the room is shared: cells of a rank, ranks that are shown, numbers beside them.
+struct Columns {
+    cell: usize,
+    ranks: usize,
+    numbers: Vec<Metric>,
+    with_waited: bool,
+}
+
+impl Columns {
+    fn of(width: usize, ranks: usize) -> Self {
+        let room = width.saturating_sub(LAYER);
+        // Two digits of a number and a space where they fit.
+        let cell = if 3 * ranks <= room { 3 } else { 2 };
+        let shown = ranks.min(room / cell);
+        let left = room.saturating_sub(shown * cell + 2);
+        let numbers = match left / TIME {
+            6.. => Metric::ALL.to_vec(),
+            4 | 5 => vec![Metric::P95, Metric::Own, Metric::Wait, Metric::Wire],
+            3 => vec![Metric::P95, Metric::Wait, Metric::Wire],
+            _ => Vec::new(),
+        };
+        let with_waited = !numbers.is_empty() && left >= numbers.len() * TIME + WAITED;
+        Self { cell, ranks: shown, numbers, with_waited }
+    }
+}
+
+/// Draws the map; returns its rows and how many of them are shown.
+pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, picture: &Picture) -> (usize, usize) {
+    let metric = state.sync_metric;
+    // A rule, a heading, the scale and the strip of time.
+    let height = usize::from(area.height).saturating_sub(4);
+    let rows = 2 * picture.layer_count();
+    let first = state.sync_scroll.min(rows.saturating_sub(height));
+    let columns = Columns::of(usize::from(area.width), picture.ranks.len());
+    let title = format!("All-reduces: {}", meaning(metric));
+    let remark = remark(state, (first, height, rows), picture.ranks.len() - columns.ranks);
+    let is_past = state.sync.shown().is_some();
+    let remark = Span::styled(remark, if is_past { theme.warn } else { theme.dim });
+    let area = panel(frame, theme, area, state.spot.focus == Focus::Layers, &title, remark);
+    if rows == 0 {
+        let hint = " Latencies appear here while text is generated on more than one rank.";
+        lines(frame, area, [Line::styled(hint, theme.dim)]);
+        return (0, height);
+    }
+    let usual = picture.usual(metric);
+    let selected = picture.ranks.iter().position(|(row, _)| row.node == Some(state.selected)).unwrap_or(0);
+    let body =
+        (first..rows.min(first + height)).map(|row| line(theme, picture, &columns, (row, metric, usual), selected));
+    let heading = heading(theme, picture, &columns, selected, metric);
+    lines(frame, area, std::iter::once(heading).chain(body));
+    let bottom = |above: u16| Rect { y: area.bottom().saturating_sub(above), height: 1, ..area };
+    if area.height >= 4 {
+        frame.render_widget(scale(theme, usual), bottom(2));
+        frame.render_widget(strip(state, theme, usize::from(area.width)), bottom(1));
+    }
+    (rows, height)
+}
+
+fn meaning(metric: Metric) -> &'static str {
+    match metric {
+        Metric::P50 => "p50 of wait and wire",
+        Metric::P95 => "p95 of wait and wire",
+        Metric::P99 => "p99 of wait and wire",
+        Metric::Own => "own computing",
+        Metric::Wait => "waiting for others",
+        Metric::Wire => "wire",
+    }
+}
+
+fn ago(state: &State, picture: &Picture) -> u64 {
+    state.now.saturating_sub(picture.at).as_secs()
+}
+
+fn remark(state: &State, (first, height, rows): (usize, usize, usize), hidden: usize) -> String {
+    let mut parts = Vec::new();
+    if hidden > 0 {
+        parts.push(format!("{hidden} more ranks on a wider screen"));
+    }
+    if rows > height {
+        parts.push(format!("{}–{} of {rows}", first + 1, (first + height).min(rows)));
+    }
+    match state.sync.shown() {
+        Some(past) => parts.push(format!("t-{} s", ago(state, past))),
+        None if rows > 0 => parts.push(if state.layers_move() { "live" } else { "as last seen" }.to_owned()),
+        None => {}
+    }
+    parts.join(", ")
+}
+
+fn heading(theme: &Theme, picture: &Picture, columns: &Columns, selected: usize, metric: Metric) -> Line<'static> {
+    let late = picture.straggler.as_ref().map(|(place, _)| *place);
+    let mut spans = vec![Span::styled(fit("layer", LAYER), theme.dim)];
+    for (place, (row, _)) in picture.ranks.iter().take(columns.ranks).enumerate() {
+        let style = match place {
+            _ if place == selected => theme.accent,
+            _ if late == Some(place) => theme.warn,
+            _ => theme.dim,
+        };
+        spans.push(Span::styled(fit_right(&row.member.to_string(), columns.cell), style));
+    }
+    spans.push(Span::raw("  "));
+    for number in &columns.numbers {
+        let style = if *number == metric { theme.accent } else { theme.dim };
+        spans.push(Span::styled(fit_right(number.title(), TIME), style));
+    }
+    if columns.with_waited {
+        spans.push(Span::styled(fit(" for", WAITED), theme.dim));
+    }
+    let used: usize = spans.iter().map(ratatui::text::Span::width).sum();
+    let name = picture.ranks.get(selected).map_or("", |(_, name)| name.as_str());
+    if !columns.numbers.is_empty() {
+        let room = 120_usize.saturating_sub(used + 2).min(24);
+        spans.push(Span::styled(format!("  {}", fit(name, room)), theme.accent));
+    }
+    Line::from(spans)
+}
+
+fn line(
+    theme: &Theme,
+    picture: &Picture,
+    columns: &Columns,
+    (row, metric, usual): (usize, Metric, Nanoseconds),
+    selected: usize,
+) -> Line<'static> {
+    let kind = if row.is_multiple_of(2) { "attn" } else { "ffn" };
+    let label = format!("{} {}", fit_right(&(row / 2).to_string(), 3), fit(kind, LAYER - 4));
+    let mut spans = vec![Span::styled(label, theme.dim)];
+    for rank in 0..columns.ranks {
+        spans.push(Span::raw(" ".repeat(columns.cell - 1)));
+        spans.push(match picture.sync(rank, row) {
+            Some(sync) => {
+                let time = metric.of(sync);
+                Span::styled(digit(time).to_string(), style(theme, time, usual))
+            }
+            None => Span::styled("–", theme.dim),
+        });
+    }
+    spans.push(Span::raw("  "));
+    let own = picture.ranks.get(selected).map(|(row, _)| row.member);
+    spans.extend(picture.sync(selected, row).into_iter().flat_map(|sync| numbers(theme, columns, sync, own)));
+    Line::from(spans)
+}
+
+/// The numbers of the selected rank.
+fn numbers(theme: &Theme, columns: &Columns, sync: &LayerSync, own: Option<usize>) -> Vec<Span<'static>> {
+    let total = sync.compute.0 + sync.wait.0 + sync.wire.0;
+    let waits = sync.wait.0 * 3 > total && Some(sync.slowest.index()) != own;
+    let number = |metric: &Metric| {
+        let style = if *metric == Metric::Wait && waits { theme.warn } else { theme.plain };
+        Span::styled(fit_right(&tight_time(metric.of(sync)), TIME), style)
+    };
+    let mut spans: Vec<Span> = columns.numbers.iter().map(number).collect();
+    if columns.with_waited && waits {
+        spans.push(Span::styled(fit(&format!(" r{}", sync.slowest), WAITED), theme.warn));
+    }
+    spans
+}
+
+/// What digits and colours mean.
+fn scale(theme: &Theme, usual: Nanoseconds) -> Line<'static> {
+    let time = |doublings: u32| tight_time(Nanoseconds(SCALE_NS << doublings));
+    let (first, last, usual) = (time(0), time(8), tight_time(usual));
+    let text = format!(" 0 below {first}, each digit doubles, 9 from {last}; usual {usual}, ");
+    Line::from_iter([
+        Span::styled(text, theme.dim),
+        Span::styled("twice", theme.warn),
+        Span::styled(", ", theme.dim),
+        Span::styled("4 times", theme.bad),
+    ])
+}
+
+/// The last minutes: how much of the others' time the latest rank took, the one that is looked at marked.
+fn strip(state: &State, theme: &Theme, width: usize) -> Line<'static> {
+    let kept = state.sync.kept();
+    let span = kept.front().map_or(Duration::ZERO, |oldest| state.now.saturating_sub(oldest.at));
+    let left = format!(" t-{} s ", span.as_secs());
+    let right = " now  < older  > newer  0 now";
+    let room = width.saturating_sub(left.len() + right.len() + 1);
+    let place = state.sync.place();
+    // The end is what is seen, unless something before it is looked at.
+    let last = place.map_or(kept.len(), |place| (place + room / 2).clamp(room.min(kept.len()), kept.len()));
+    let mut spans = vec![Span::styled(left, theme.dim)];
+    for (index, picture) in kept.iter().enumerate().take(last).skip(last.saturating_sub(room)) {
+        let height = (picture.lateness() / FULL * 8.0).round().clamp(0.0, 8.0) as usize;
+        let style = if picture.straggler.is_some() { theme.warn } else { theme.ok };
+        let style = if place == Some(index) { theme.accent } else { style };
+        let glyph = if place == Some(index) { '◆' } else { BARS[height] };
+        spans.push(Span::styled(glyph.to_string(), style));
+    }
+    spans.push(Span::styled(right, theme.dim));
+    Line::from(spans)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digit_more_is_twice_the_time() {
+        let digits = |times: &[u64]| times.iter().map(|us| digit(Nanoseconds(us * 1000))).collect::<String>();
+        assert_eq!(
+            digits(&[0, 31, 32, 63, 64, 128, 256, 512, 1024, 2048, 4096, 8191, 8192, 1_000_000]),
+            "00112345678899"
+        );
+    }
+
+    #[test]
+    fn sixteen_ranks_fit_eighty_columns_and_few_leave_room_for_all_numbers() {
+        let columns = Columns::of(80, 16);
+        assert_eq!((columns.ranks, columns.cell, columns.numbers.len()), (16, 3, 3));
+        let columns = Columns::of(80, 4);
+        assert_eq!((columns.ranks, columns.numbers.len(), columns.with_waited), (4, 6, true));
+        assert!(Columns::of(60, 64).ranks < 64 && Columns::of(0, 4).ranks == 0);
+    }
+}

@@ -1,0 +1,224 @@
+//! What a question says: exactly what will happen, to whom, and what is left.
+use shared::{ids::MemberIndex, topology::rolling::Phase, units::Bytes};
+
+use crate::{
+    order::How,
+    state::{
+        State,
+        operation::{Dialog, Question, is_dangerous},
+        outlook::outlook,
+    },
+    wanted::Wanted,
+};
+
+/// A question in words.
+pub(super) struct Words {
+    pub(super) title: String,
+    pub(super) paragraphs: Vec<Paragraph>,
+    /// Keys, and what they answer.
+    pub(super) keys: Vec<(&'static str, &'static str)>,
+}
+
+pub(super) struct Paragraph {
+    pub(super) text: String,
+    /// Whether it stands out.
+    pub(super) is_grave: bool,
+}
+
+fn plain(text: String) -> Paragraph {
+    Paragraph { text, is_grave: false }
+}
+
+const YES_OR_NO: [(&str, &str); 2] = [("Enter", "yes"), ("Esc", "no")];
+
+/// The question in words.
+pub(super) fn words(state: &State, dialog: &Dialog) -> Words {
+    let (title, paragraphs) = match &dialog.question {
+        Question::Restart { which } => ("Rolling restart".to_owned(), restart(state, which)),
+        Question::Rolling => return rolling(state),
+        Question::Out { node, how } => out(state, *node, *how),
+        Question::In { node } => take_in(state, *node),
+        Question::Assign { wanted, members } => ("Assign".to_owned(), assign(state, wanted, members)),
+        Question::AbortAssignment => {
+            let text = "The nodes forget what they load now. What ran before runs on; a prompt that waits fails.";
+            ("Abort the assignment".to_owned(), vec![plain(text.to_owned())])
+        }
+        Question::CancelRequest { node, who, .. } => {
+            let text =
+                format!("{} ends {who}. Whoever sent it gets what is there, marked as cancelled.", name(state, *node));
+            ("Cancel a request".to_owned(), vec![plain(text)])
+        }
+    };
+    let mut keys = YES_OR_NO.to_vec();
+    if dialog.reason.is_some() && dialog.name.is_some() {
+        keys.push(("Tab", "next line"));
+    }
+    Words { title, paragraphs, keys }
+}
+
+fn name(state: &State, node: usize) -> &str {
+    state.nodes.get(node).map_or("?", |node| node.name())
+}
+
+fn names(state: &State, which: &[usize]) -> String {
+    which.iter().map(|node| name(state, *node)).collect::<Vec<_>>().join(", ")
+}
+
+fn restart(state: &State, which: &[usize]) -> Vec<Paragraph> {
+    let replicas = state.topology().map_or(0, |(topology, _)| topology.layout.replicas);
+    let meanwhile = match replicas {
+        0 => "No topology runs that could pause.",
+        1 => {
+            "Answers pause while their node is away, and go on with the same text behind the HTTP API; prompts of this screen wait."
+        }
+        _ => "The other replicas serve meanwhile.",
+    };
+    let each = "finishes what it can within 1 s, ends, is started again by its supervisor, loads its shard and serves before the next one goes";
+    vec![
+        plain(format!("One after the other, each of {} {each}.", names(state, which))),
+        plain(meanwhile.to_owned()),
+        plain("The nodes see to it themselves: it goes on without this screen, pauses at any trouble, and R pauses, resumes or ends it from any console.".to_owned()),
+    ]
+}
+
+fn rolling(state: &State) -> Words {
+    let title = "Rolling restart".to_owned();
+    let Some(rolling) = &state.rolling else {
+        return Words { title, paragraphs: Vec::new(), keys: YES_OR_NO.to_vec() };
+    };
+    let count = format!("{} of {} nodes are done, asked for by {}.", rolling.done, rolling.targets.len(), rolling.by);
+    let target = rolling.target().map_or("none", |(name, _)| name.as_str());
+    let (now, keys) = match &rolling.phase {
+        Phase::Paused(reason) => {
+            let again = format!("Paused: {reason}. Resume goes on with {target}; end leaves the rest as it is.");
+            (again, vec![("r", "resume"), ("a", "end it"), ("Esc", "leave it paused")])
+        }
+        Phase::Runs => {
+            let goes =
+                format!("{target} is under way. Pause and end let it finish: what has ended comes back all the same.");
+            (goes, vec![("p", "pause"), ("a", "end it"), ("Esc", "let it go on")])
+        }
+        Phase::Aborted | Phase::Done => ("It is over.".to_owned(), vec![("Esc", "close")]),
+    };
+    Words { title, paragraphs: vec![plain(count), plain(now)], keys }
+}
+
+fn out(state: &State, node: usize, how: How) -> (String, Vec<Paragraph>) {
+    let who = name(state, node);
+    let is_last = state.usable() == [node];
+    let requests =
+        state.nodes.iter().filter_map(|node| node.report.as_ref()).map(|report| report.requests).sum::<u32>();
+    let running = match requests {
+        0 => "Nothing runs now.".to_owned(),
+        1 => "1 request runs and may finish".to_owned() + if how == How::Exclude { " within 20 s." } else { "." },
+        more => {
+            format!("{more} requests run and may finish{}", if how == How::Exclude { " within 20 s." } else { "." })
+        }
+    };
+    let others: Vec<usize> = state.usable().into_iter().filter(|other| *other != node).collect();
+    let (title, first) = match how {
+        How::Cordon => (
+            format!("Cordon {who}"),
+            "Nothing new begins on it and its replica. It keeps its shard; c takes it in again.".to_owned(),
+        ),
+        How::Drain => (
+            format!("Drain {who}"),
+            "Nothing new begins on it and its replica, and what runs there is waited for, 20 s at most.".to_owned(),
+        ),
+        How::Exclude if is_last => {
+            (format!("Take {who} out"), "It stays out, also over restarts, until it is taken in again.".to_owned())
+        }
+        How::Exclude => {
+            let rest = names(state, &others);
+            let first = format!(
+                "{who} leaves, and the topology is assigned anew on {rest}. It stays out, also over restarts, until it is taken in again."
+            );
+            (format!("Take {who} out"), first)
+        }
+    };
+    let mut paragraphs = vec![plain(first), plain(running), left(state, node, how)];
+    if is_dangerous(state, node, how) {
+        let text = format!("Nothing would be left that serves. To go on all the same, type its name: {who}");
+        paragraphs.push(Paragraph { text, is_grave: true });
+    }
+    (title, paragraphs)
+}
+
+/// What remains: the preview of `console ok-to-stop`, and of the order itself.
+fn left(state: &State, node: usize, how: How) -> Paragraph {
+    let who = name(state, node);
+    let Some(outlook) = outlook(state, node) else {
+        return plain(format!("ok to stop: {who} holds no shard of what runs."));
+    };
+    let rest = |needed: Bytes| format!("{needed} a node");
+    let text = match (outlook.replicas, outlook.layout, how) {
+        (1, ..) => "ok to stop: 1 other replica serves on without a pause.".to_owned(),
+        (2.., ..) => format!("ok to stop: {} other replicas serve on without a pause.", outlook.replicas),
+        (0, _, How::Cordon | How::Drain) => "not ok to stop: no other replica takes requests.".to_owned(),
+        (0, Some(layout), How::Exclude) => {
+            format!("ok to stop: answers pause, then {layout} serves on the rest, about {}.", rest(outlook.needed))
+        }
+        (0, None, How::Exclude) => {
+            format!("not ok to stop: the rest has no room, {} would be needed.", rest(outlook.needed))
+        }
+    };
+    plain(text)
+}
+
+fn take_in(state: &State, node: usize) -> (String, Vec<Paragraph>) {
+    let who = name(state, node);
+    let known = state.nodes.get(node);
+    let entry = known.and_then(|node| state.exclusion(node));
+    let because = entry.map_or_else(String::new, |entry| {
+        format!("{who} is out for: {} (said by {}).", entry.reason.as_deref().unwrap_or_default(), entry.by)
+    });
+    let then = if known.is_some_and(|node| state.is_cordoned(node)) {
+        "It holds its shard still: its replica takes requests again at once.".to_owned()
+    } else {
+        "What runs may finish within 20 s, then the topology is assigned anew with it.".to_owned()
+    };
+    (format!("Take {who} in"), vec![plain(because), plain(then)])
+}
+
+fn assign(state: &State, wanted: &Wanted, members: &[usize]) -> Vec<Paragraph> {
+    let layout = wanted.layout;
+    let runs = state.topology().map(|(topology, _)| topology);
+    let mut now = match runs {
+        Some(topology) if topology.layout == layout && topology.model == wanted.model => {
+            format!(
+                "{layout} with {} is what ran last: where it still runs exactly so it is used as it is.",
+                wanted.model
+            )
+        }
+        Some(topology) => {
+            format!("{} with {} becomes {layout} with {}.", topology.layout, topology.model, wanted.model)
+        }
+        None => format!("{layout} with {}; nothing runs now.", wanted.model),
+    };
+    let joins = |topology: &shared::topology::Topology| {
+        let known = |node: &usize| state.member_of(&state.nodes[*node]).is_some();
+        let new: Vec<usize> = members.iter().copied().filter(|node| !known(node)).collect();
+        let stays = |member: usize| state.place_of(member).is_some_and(|place| members.contains(&place));
+        let gone = (0..topology.members.len()).filter(|member| !stays(*member));
+        let gone: Vec<&str> = gone.map(|member| topology.members[member].name.as_str()).collect();
+        let part = |word: &str, list: String| if list.is_empty() { String::new() } else { format!(" {word} {list}.") };
+        part("New:", names(state, &new)) + &part("No longer:", gone.join(", "))
+    };
+    now += &runs.map(joins).unwrap_or_default();
+    let head =
+        layout.heads().filter_map(|MemberIndex(head)| members.get(usize::from(head)).copied()).collect::<Vec<_>>();
+    let requests: u32 = state.nodes.iter().filter_map(|node| node.report.as_ref()).map(|report| report.requests).sum();
+    let cut = match requests {
+        0 => "No request runs.".to_owned(),
+        count => format!("{count} running: those of the HTTP API go on where they were, others fail."),
+    };
+    vec![
+        plain(now),
+        plain(format!(
+            "Each of {} loads its slices from its own file, then all switch at once; head {}.",
+            names(state, members),
+            names(state, &head)
+        )),
+        plain(format!("{cut} A aborts it as long as they load.")),
+    ]
+}

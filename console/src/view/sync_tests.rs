@@ -1,0 +1,120 @@
+//! Pictures of the page of all ranks.
+use shared::{
+    ids::{Epoch, LayerIndex, MemberIndex, Rank},
+    protocol::error::{Fault, FaultKind},
+    telemetry::{Lateness, LayerSync, NodeReport, NodeState, SyncKind, health::ThrottleBits},
+    topology::{Layout, Member, Topology},
+    units::{Celsius, Nanoseconds},
+};
+
+use super::snapshot_tests::check_all;
+use crate::{
+    event::ClientEvent,
+    fixtures::{Story, defaults, running, topology},
+    keymap::KeyCode,
+    state::{Page, Spot, State},
+};
+
+fn on_sync(mut story: Story) -> Story {
+    story.state.spot = Spot::first_of(Page::Sync);
+    story
+}
+
+/// So many ranks of so many layers; one of them is late since half a minute, on a machine that is throttled.
+fn large(ranks: u16, layers: u32, late: u16) -> Story {
+    let mut known = topology();
+    let first = known.members[0].clone();
+    known.layout = Layout::tensor_parallel(ranks);
+    let member = |rank: u16| {
+        let (name, address) = (format!("pi{rank}"), format!("10.0.0.{}:9999", rank + 1));
+        Member { name, address, layers: 0..layers, ..first.clone() }
+    };
+    known.members = (0..ranks).map(member).collect();
+    let addresses: Vec<String> = known.members.iter().map(|member| member.address.clone()).collect();
+    let mut story = Story::with(State::new(&addresses, None, "", defaults()));
+    for rank in 0..usize::from(ranks) {
+        story.connected(rank);
+    }
+    for second in 1..40 {
+        story.at(1000 * second);
+        for rank in 0..ranks {
+            story.report(usize::from(rank), report(&known, rank, layers, (second > 10).then_some(late)));
+        }
+    }
+    on_sync(story)
+}
+
+fn report(known: &Topology, rank: u16, layers: u32, late: Option<u16>) -> NodeReport {
+    let sync = |index: u32| {
+        let (own, wire) = (60_000 + u64::from(index % 5) * 7_000, 90_000 + u64::from(rank) * 11_000);
+        let waits = late.is_some_and(|late| late != rank);
+        let wait = if waits { 200_000 + u64::from(index * 7 % 11) * 60_000 } else { 4_000 };
+        LayerSync {
+            layer: LayerIndex(index / 2),
+            kind: if index.is_multiple_of(2) { SyncKind::Attention } else { SyncKind::FeedForward },
+            count: 4,
+            p50: Nanoseconds(wait + wire),
+            p95: Nanoseconds((wait + wire) * 2),
+            p99: Nanoseconds((wait + wire) * if index % 9 == 4 { 40 } else { 5 }),
+            compute: Nanoseconds(own),
+            wait: Nanoseconds(wait),
+            wire: Nanoseconds(wire),
+            slowest: Rank(late.unwrap_or(rank)),
+        }
+    };
+    let syncs: Vec<LayerSync> = (0..2 * layers).map(sync).collect();
+    let time = Nanoseconds(syncs.iter().map(|sync| sync.wait.0 * 4).sum());
+    let lateness = late.filter(|late| *late != rank).map(|late| Lateness { rank: Rank(late), count: 8 * layers, time });
+    let mut report = NodeReport {
+        name: known.members[usize::from(rank)].name.clone(),
+        epoch: Epoch(3),
+        topology: Some((known.clone(), known.hash(), MemberIndex(rank))),
+        layers: syncs,
+        lateness: lateness.into_iter().collect(),
+        ..running(0, NodeState::Serving, false)
+    };
+    if late == Some(rank) {
+        report.health.firmware = Some(ThrottleBits(0x5_0005));
+        report.health.temperature = Some(Celsius(84.6));
+    }
+    report
+}
+
+#[test]
+fn the_straggler_stands_first_with_its_cause_and_every_layer_of_every_rank_has_a_cell() {
+    check_all("sync", on_sync(Story::generating()));
+    check_all("sync-large", large(16, 32, 11));
+}
+
+#[test]
+fn another_number_is_mapped_and_rows_are_scrolled() {
+    let mut story = large(4, 32, 2);
+    story.key(KeyCode::Char('v')).key(KeyCode::Tab);
+    (story.state.extent.sync_rows, story.state.extent.sync_height) = (64, 8);
+    story.key(KeyCode::PageDown).key(KeyCode::Right);
+    check_all("sync-p99", story);
+}
+
+#[test]
+fn one_looks_back_to_before_a_rank_became_slow() {
+    let mut story = large(4, 32, 2);
+    for _ in 0..3 {
+        story.key(KeyCode::Char('{'));
+    }
+    check_all("sync-past", story);
+}
+
+#[test]
+fn without_a_topology_or_without_all_reduces_the_page_says_what_it_waits_for() {
+    check_all("sync-empty", on_sync(Story::begin()));
+    check_all("sync-ready", on_sync(Story::ready()));
+}
+
+#[test]
+fn what_was_last_seen_stays_when_a_node_is_lost_or_all_fall_silent() {
+    check_all("sync-lost", on_sync(Story::lost()));
+    let mut story = large(4, 32, 2);
+    let fault = Fault::new("pi1", FaultKind::SessionLost { reason: "reset by peer".into() });
+    story.arrives(ClientEvent::Disconnected { node: 1, fault }).at(60_000);
+    check_all("sync-stale", story);
+}
