@@ -1,7 +1,7 @@
 //! What an update wants done outside of the state. Plain values; `run` performs them.
 use shared::protocol::message::Generate;
 
-use crate::state::command::Format;
+use crate::state::{command::Format, plan::PlanAsk};
 pub use crate::{order::Order, wanted::Wanted};
 
 /// Something to be done.
@@ -23,6 +23,8 @@ pub enum Effect {
         /// The request.
         generate: Box<Generate>,
     },
+    /// Ask the planner.
+    Plan(Box<PlanAsk>),
     /// Do what an operator ordered.
     Operate(Order),
     /// Cancel the running generation.
@@ -50,6 +52,7 @@ impl Effect {
         match self {
             Self::Assign { .. } | Self::Generate { .. } | Self::Operate(_) | Self::Cancel => true,
             Self::Draw
+            | Self::Plan(_)
             | Self::Quit(_)
             | Self::TakeMouse(_)
             | Self::Record(_)

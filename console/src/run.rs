@@ -19,7 +19,7 @@ use crate::{
     effect::{Effect, Order, Wanted},
     event::{ClientEvent, Event, GenerateEvent, Signal},
     recording::rounded,
-    state::{GenerateDefaults, State, desk::Desk},
+    state::{GenerateDefaults, State, desk::Desk, plan::PlanAsk},
     terminal::{Screen, TerminalError},
     update::update,
     view,
@@ -63,6 +63,8 @@ pub trait Nodes {
     fn generate(&self, head: usize, generate: Generate);
     /// Cancels the running generation.
     fn cancel(&self);
+    /// Asks the planner.
+    fn plan(&self, ask: PlanAsk);
     /// Does what an operator ordered.
     fn operate(&self, order: Order);
 }
@@ -160,6 +162,7 @@ impl<N: Nodes> Driver<N> {
                 }
                 Effect::Assign { wanted, members } => self.nodes.assign(wanted, members),
                 Effect::Generate { head, generate } => self.nodes.generate(head, *generate),
+                Effect::Plan(ask) => self.nodes.plan(*ask),
                 Effect::Operate(order) => self.nodes.operate(order),
                 Effect::Cancel => self.nodes.cancel(),
                 Effect::Quit(code) => self.exit = Some(code),

@@ -3,6 +3,7 @@ mod desk;
 mod frozen;
 mod generate;
 mod operate;
+mod plan;
 mod show;
 mod table;
 
@@ -19,6 +20,7 @@ use crate::{
         clean::clean_line,
         editor::Editor,
         node::Standing,
+        plan::Planning,
         request::{Phase, Request},
         sync, watch,
     },
@@ -137,6 +139,7 @@ fn act(state: &mut State, action: Action) -> Vec<Effect> {
             frozen::freeze(state);
             Vec::new()
         }
+        Action::Plan => plan::ask(state),
         _ if operate::ask(state, action) => Vec::new(),
         _ => {
             if let Some(effects) = desk::on_action(state, action) {
@@ -351,6 +354,13 @@ fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
             }
             effects
         }
+        ClientEvent::Planned(planned) => {
+            state.planning = match planned {
+                Ok(planned) => Planning::Done(planned),
+                Err(fault) => Planning::Failed(fault),
+            };
+            Vec::new()
+        }
         ClientEvent::Operate(event) => operate::on_event(state, event),
         ClientEvent::Assign(event) => on_assign(state, event),
         ClientEvent::Generate(event) => {
@@ -399,6 +409,8 @@ fn on_generate(state: &mut State, event: GenerateEvent) {
     }
 }
 
+#[cfg(test)]
+mod keys_tests;
 #[cfg(test)]
 #[path = "update_tests.rs"]
 mod tests;

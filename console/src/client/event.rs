@@ -11,6 +11,8 @@ use shared::{
     topology::{Rolling, Topology},
 };
 
+use crate::state::plan::Planned;
+
 /// Something that happened between the console and its nodes. `node` is the index in the list that the client was started with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ClientEvent {
@@ -41,6 +43,10 @@ pub enum ClientEvent {
     Generate(GenerateEvent),
     /// A restart or an exclusion moves on.
     Operate(OperateEvent),
+    /// The planner answered.
+    // Not part of a recording: it is computed from what the nodes said.
+    #[serde(skip)]
+    Planned(Result<Box<Planned>, Fault>),
 }
 
 /// Steps of an assignment.

@@ -11,6 +11,7 @@ pub(crate) mod fake_node;
 pub mod generate;
 pub mod models;
 pub mod operate;
+pub mod plan;
 pub mod recovery;
 pub mod restart;
 pub mod rotate;
@@ -42,6 +43,7 @@ use self::{
 use crate::{
     order::{How, Order},
     run::Nodes,
+    state::plan::PlanAsk,
     wanted::Wanted,
 };
 
@@ -152,6 +154,19 @@ impl Nodes for Client {
 
     fn cancel(&self) {
         self.cancel.lock().unwrap_or_else(PoisonError::into_inner).cancel();
+    }
+
+    fn plan(&self, ask: PlanAsk) {
+        let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
+        self.tasks.spawn(async move {
+            let first = ask.nodes.first().map_or(0, |node| node.0);
+            let planned = match nodes.get(first).map(session) {
+                Some(Ok(session)) => plan::plan(&session, ask).await.map(Box::new),
+                Some(Err(fault)) => Err(fault),
+                None => return,
+            };
+            let _ = events.send(ClientEvent::Planned(planned)).await;
+        });
     }
 
     fn operate(&self, order: Order) {

@@ -12,6 +12,7 @@ pub mod node;
 pub mod operation;
 pub mod outlook;
 pub mod page;
+pub mod plan;
 pub mod request;
 pub mod requests;
 pub mod run;
@@ -70,6 +71,10 @@ pub struct Extent {
     pub sync_rows: usize,
     /// Rows of it that are shown.
     pub sync_height: usize,
+    /// Lines of the picture of what runs.
+    pub picture_lines: usize,
+    /// Lines of it that are shown.
+    pub picture_height: usize,
     /// Lines of the details of a node.
     pub details_lines: usize,
     /// Lines of them that are shown.
@@ -191,6 +196,10 @@ pub struct State {
     pub help: Option<usize>,
     /// The node whose layers are shown.
     pub selected: usize,
+    /// What the planner said.
+    pub planning: plan::Planning,
+    /// The first line of the picture of what runs that is shown.
+    pub picture_scroll: usize,
     /// The first line of a node's details that is shown.
     pub details_scroll: usize,
     /// The first layer shown.
@@ -247,6 +256,8 @@ impl State {
             spot: Spot::first_of(if prompt.is_empty() { Page::Cluster } else { Page::Generate }),
             help: None,
             selected: 0,
+            planning: plan::Planning::Nothing,
+            picture_scroll: 0,
             details_scroll: 0,
             layers_scroll: 0,
             text_scroll: TextScroll::Follow,
@@ -411,8 +422,7 @@ impl State {
 
     /// Whether all-reduces arrive.
     pub fn layers_move(&self) -> bool {
-        let recent = |at: Duration| self.now.saturating_sub(at) <= node::STALE_AFTER;
-        self.nodes.iter().any(|node| node.layers_at.is_some_and(recent))
+        self.nodes.iter().any(|node| node.layers_move(self.now))
     }
 
     /// Waiting and wire by all of the time: of the finished request, else of what nodes reported last.

@@ -50,14 +50,14 @@ impl Page {
 
     /// Whether it has a table that is sorted and filtered.
     pub fn has_table(self) -> bool {
-        matches!(self, Self::Cluster | Self::Requests | Self::Events)
+        matches!(self, Self::Cluster | Self::Topology | Self::Requests | Self::Events)
     }
 
     /// The panels that keys can go to, in the order of the Tab key; the first one has them when the page opens.
     pub fn panels(self) -> &'static [Focus] {
         match self {
             Self::Cluster => &[Focus::Nodes],
-            Self::Topology => &[Focus::Picture],
+            Self::Topology => &[Focus::Candidates, Focus::Picture],
             Self::Sync => &[Focus::Nodes, Focus::Layers],
             Self::Generate => &[Focus::Prompt, Focus::Text],
             Self::Requests => &[Focus::Requests],
@@ -78,6 +78,8 @@ pub enum Focus {
     Layers,
     /// The nodes.
     Nodes,
+    /// What the planner proposes.
+    Candidates,
     /// The picture of the topology.
     Picture,
     /// The requests.

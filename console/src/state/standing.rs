@@ -28,6 +28,8 @@ pub enum Cluster<'a> {
     Changing,
     /// A member is gone or faulted.
     Broken(&'a str),
+    /// A member sends nothing: whether it serves is not known.
+    Silent(&'a Node),
     /// No topology runs.
     Idle,
     /// A topology runs.
@@ -50,6 +52,9 @@ pub fn cluster(state: &State) -> Cluster<'_> {
         _ => {}
     }
     if state.is_ready() {
+        if let Some(node) = silent(state) {
+            return Cluster::Silent(node);
+        }
         return if state.request.is_sent() { Cluster::Serving } else { Cluster::Ready };
     }
     if state.rolling_runs() {
@@ -84,6 +89,13 @@ fn culprit<'a>(state: &'a State, topology: &'a Topology) -> Option<&'a str> {
         .map(|(member, _)| name(member))
 }
 
+/// A member that sent nothing for a while.
+fn silent(state: &State) -> Option<&Node> {
+    let (topology, _) = state.topology()?;
+    let members = (0..topology.members.len()).filter_map(|member| state.node_of(member));
+    members.into_iter().find(|node| matches!(node.standing(state.now), Standing::Stale(_)))
+}
+
 /// The share of all shards that is loaded.
 fn loaded(state: &State) -> f64 {
     let loads = state.nodes.iter().filter_map(|node| node.load);
@@ -114,6 +126,9 @@ pub fn hint(state: &State) -> String {
         }
         Cluster::Broken(name) => {
             format!("{name} is missing. Start brambled there; r, or the next prompt, assigns again.")
+        }
+        Cluster::Silent(node) => {
+            format!("{} sends nothing: what is shown of it is old. A prompt may have to wait for it.", node.name())
         }
         Cluster::Idle => match state.assignable() {
             Some(_) => "No topology runs. r, or the next prompt, assigns it.".to_owned(),

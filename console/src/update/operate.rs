@@ -243,6 +243,9 @@ fn answer(state: &mut State) -> Vec<Effect> {
         (_, Question::Assign { wanted, members }) => {
             // Only what was seen is done: a node that went away meanwhile stops it.
             state.assignment = Assignment::Loading;
+            if members == state.usable() {
+                state.wanted = Some(wanted.clone());
+            }
             vec![Effect::Assign { wanted, members }]
         }
         (Some(given), _) => order(state, given),

@@ -59,7 +59,7 @@ pub(super) fn select(state: &mut State, key: Option<String>) {
 /// The node that the selected row is about.
 pub(super) fn node_of_selected(state: &State) -> Option<usize> {
     match state.spot.page {
-        Page::Cluster | Page::Topology | Page::Sync => Some(state.selected).filter(|place| *place < state.nodes.len()),
+        Page::Cluster | Page::Sync => Some(state.selected).filter(|place| *place < state.nodes.len()),
         Page::Events => state.events.entry(&tables::selected(state, Page::Events))?.node,
         _ => None,
     }

@@ -91,7 +91,7 @@ fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
     extent.tabs = tabs::draw(state, theme, frame, tabs);
     match state.spot.page {
         Page::Cluster => cluster::draw(state, theme, frame, page, &mut extent),
-        Page::Topology => topology::draw(state, theme, frame, page),
+        Page::Topology => topology::draw_page(state, theme, frame, page, &mut extent),
         Page::Sync => {
             let shown = sync::draw(state, theme, frame, page);
             (extent.sync_rows, extent.sync_height) = (shown.rows, shown.height);
@@ -114,6 +114,8 @@ fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
 mod generate_tests;
 #[cfg(test)]
 mod operate_tests;
+#[cfg(test)]
+mod page_tests;
 #[cfg(test)]
 mod snapshot_tests;
 #[cfg(test)]

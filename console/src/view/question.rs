@@ -7,6 +7,7 @@ use crate::{
         State,
         operation::{Dialog, Question, is_dangerous},
         outlook::outlook,
+        plan::preview,
     },
     wanted::Wanted,
 };
@@ -212,13 +213,15 @@ fn assign(state: &State, wanted: &Wanted, members: &[usize]) -> Vec<Paragraph> {
         0 => "No request runs.".to_owned(),
         count => format!("{count} running: those of the HTTP API go on where they were, others fail."),
     };
-    vec![
-        plain(now),
+    let mut paragraphs = vec![plain(now)];
+    paragraphs.extend(preview(state, wanted).into_iter().map(plain));
+    paragraphs.extend([
         plain(format!(
             "Each of {} loads its slices from its own file, then all switch at once; head {}.",
             names(state, members),
             names(state, &head)
         )),
         plain(format!("{cut} A aborts it as long as they load.")),
-    ]
+    ]);
+    paragraphs
 }
