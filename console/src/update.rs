@@ -22,6 +22,7 @@ use crate::{
         node::Standing,
         plan::Planning,
         request::{Phase, Request},
+        standing::{Cluster, cluster, hint},
         sync, watch,
     },
 };
@@ -258,6 +259,11 @@ fn submit(state: &mut State) -> Vec<Effect> {
         return Vec::new();
     }
     let is_ready = state.is_ready();
+    // What an operator holds back is not assigned anew behind his back.
+    if let (false, false, Cluster::Cordoned(_)) = (is_ready, state.is_operating(), cluster(state)) {
+        state.notice = Some(hint(state));
+        return Vec::new();
+    }
     if !is_ready && !state.is_assigning() && !state.is_operating() && state.assignable().is_none() {
         state.notice = Some("no topology runs; start the console with --topology and --model".to_owned());
         return Vec::new();

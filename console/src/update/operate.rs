@@ -120,6 +120,10 @@ pub(super) fn ask_assign(state: &mut State, wanted: Wanted, members: Vec<usize>)
 }
 
 fn ask_abort(state: &mut State) {
+    if let Some(Operation::Change { out: None | Some(How::Drain | How::Exclude), .. }) = state.operation {
+        state.dialog = Some(Dialog::plain(Question::AbortAssignment));
+        return;
+    }
     match state.assignment {
         Assignment::Loading => state.dialog = Some(Dialog::plain(Question::AbortAssignment)),
         Assignment::WaitsForNodes => {

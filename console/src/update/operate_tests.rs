@@ -259,6 +259,11 @@ fn a_cordoned_node_takes_no_prompt_and_is_taken_in_drained_or_taken_out_from_the
     story.report(1, NodeReport { exclusions, ..running(1, NodeState::Ready, false) });
     operate(&mut story, OperateEvent::Cordoned { node: name(0), drained: None });
     assert!(!story.state.is_ready() && notice(&story).contains("takes nothing new"));
+    story.effects.clear();
+    press(&mut story, 'i').key(KeyCode::Enter);
+    assert_eq!(story.effects, [], "no prompt assigns anew without it");
+    assert!(notice(&story).contains("r assigns the topology without it"), "{}", notice(&story));
+    story.key(KeyCode::Tab).key(KeyCode::Up);
     press(&mut story, 'c');
     assert_eq!(question(&story), Some(&Question::In { node: 0 }));
     story.key(KeyCode::Esc);
@@ -325,6 +330,8 @@ fn an_exclusion_that_failed_says_why_and_gives_the_keys_back() {
     press(&mut story, 'x').on(Event::Paste("hot".to_owned())).key(KeyCode::Enter);
     operate(&mut story, OperateEvent::WaitsForRequests { count: 2 });
     assert!(matches!(story.state.operation, Some(Operation::Change { requests: 2, out: Some(How::Exclude), .. })));
+    press(&mut story, 'A').key(KeyCode::Enter);
+    assert_eq!(story.effects.last(), Some(&Effect::Operate(Order::AbortAssignment)), "it can be ended while it waits");
     let fault = Fault::new("pi3", FaultKind::Draining);
     operate(&mut story, OperateEvent::ExcludeFailed(fault.clone()));
     assert_eq!((story.state.operation.clone(), story.state.assignment.clone()), (None, Assignment::Failed(fault)));

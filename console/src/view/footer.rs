@@ -69,7 +69,10 @@ fn words(state: &State) -> Option<(String, bool)> {
                 };
                 let waits =
                     if *requests > 0 { format!(", {requests} requests may finish first") } else { String::new() };
-                format!("{} {word}{waits} ({} s)", name(node), seconds(*since))
+                {
+                    let abort = if matches!(out, Some(How::Cordon)) { "" } else { "; A aborts it" };
+                    format!("{} {word}{waits} ({} s){abort}", name(node), seconds(*since))
+                }
             }
         };
         return Some((words, true));
