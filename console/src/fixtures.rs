@@ -12,10 +12,14 @@ use shared::{
     sampling::SamplingParameters,
     schedule::Choice,
     telemetry::{
-        Health, Lateness, LayerSync, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals, SyncKind,
+        Health, Lateness, LayerSync, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals, RequestReport,
+        RequestStage, SyncKind,
         health::{Clock, LoadByOthers, MemoryUse, NetworkLink, RunQueue, ThrottleBits},
     },
-    topology::{Exchange, Exclusions, KvFormat, Layout, Member, Topology},
+    topology::{
+        Exchange, Exclusions, KvFormat, Layout, Member, Topology,
+        sizes::{ModelSizes, Quantisation},
+    },
     units::{Bytes, Celsius, Megahertz, Nanoseconds},
 };
 
@@ -171,6 +175,74 @@ impl Story {
     }
 }
 
+impl Story {
+    /// Text is generated, and much is not as it should be: pi1 is throttled, pi2 late, pi3 out, and pi0 fell silent.
+    pub(crate) fn degraded() -> Self {
+        let mut story = Self::generating();
+        let mut exclusions = Exclusions::default();
+        exclusions.say(&name(3), &address(3), Some("fan stuck"), "me@here");
+        for second in 2..60 {
+            story.at(1000 * second);
+            for node in 1..NODES {
+                let mut report =
+                    NodeReport { exclusions: exclusions.clone(), ..running(node, NodeState::Serving, true) };
+                if node == 1 {
+                    report.health.firmware = Some(ThrottleBits(0x5_0005));
+                    report.health.temperature = Some(Celsius(60.0 + second as f32 * 0.4));
+                    if let Some(clock) = &mut report.health.clock {
+                        clock.current = Megahertz(600);
+                    }
+                }
+                story.report(node, report);
+            }
+        }
+        story
+    }
+
+    /// Requests ran, wait and are over while nodes reported for a minute.
+    pub(crate) fn busy() -> Self {
+        let mut story = Self::finished();
+        for second in 1..=60 {
+            story.at(2000 + 1000 * second);
+            for node in 0..NODES {
+                let mut report = running(node, NodeState::Serving, true);
+                report.health.temperature = Some(Celsius(50.0 + (second % 20) as f32 / 2.0));
+                if let Some(link) = &mut report.health.link {
+                    link.bytes = Some(second * (1 << 20));
+                }
+                if node == 0 {
+                    (report.tokens, report.requests, report.traces) = (second * 12, 3, traces());
+                }
+                story.report(node, report);
+            }
+        }
+        story
+    }
+}
+
+/// Three requests under way and three that are over.
+fn traces() -> Vec<RequestReport> {
+    let trace = |number, stage, age_ms, prompt_tokens, tokens| RequestReport {
+        number,
+        by: "ann@desk".into(),
+        stage,
+        age_ms,
+        prompt_tokens,
+        tokens,
+        max_tokens: 256,
+    };
+    let times = finished().times;
+    let lost = Box::new(lost_fault());
+    vec![
+        trace(4, RequestStage::Decoding, 2500, 120, 31),
+        trace(5, RequestStage::Prefill, 700, 2000, 0),
+        trace(6, RequestStage::Queued, 100, 12, 0),
+        trace(3, RequestStage::Finished(FinishReason::Length, Box::new(times)), 4000, 4, 31),
+        trace(2, RequestStage::Abandoned, 9000, 64, 7),
+        trace(1, RequestStage::Failed(lost), 61_000, 64, 7),
+    ]
+}
+
 /// The assignment to all nodes.
 pub(crate) fn assign_all() -> Effect {
     Effect::Assign { wanted: wanted(), members: (0..NODES).collect() }
@@ -206,6 +278,14 @@ pub(crate) fn wanted() -> Wanted {
     }
 }
 
+/// What its layers cost: a small model whose heads four ranks can share.
+pub(crate) fn sizes() -> ModelSizes {
+    let mut sizes = ModelSizes::known("llama-3.2-1b", Quantisation::Q8_0).expect("a known shape");
+    sizes.layers.truncate(6);
+    sizes.shape.block_count = 6;
+    sizes
+}
+
 /// A model of six equal layers whose output costs half of one.
 pub(crate) fn card() -> ModelCard {
     ModelCard {
@@ -218,6 +298,7 @@ pub(crate) fn card() -> ModelCard {
         head_count: 8,
         layer_bytes: vec![Bytes(1000); 6],
         output_bytes: Bytes(500),
+        sizes: sizes(),
     }
 }
 

@@ -10,7 +10,6 @@ use shared::{
 use super::*;
 use crate::{
     fixtures::{NODES, Story, address, assign_all, defaults, finished, idle, lost_fault, running, topology},
-    keymap::BINDINGS,
     state::node::Standing,
 };
 
@@ -18,66 +17,6 @@ fn prompt_of(effect: &Effect) -> Option<&str> {
     match effect {
         Effect::Generate { generate, .. } => generate.prompt.text(),
         _ => None,
-    }
-}
-
-/// States in one of which every key must have something to do.
-fn situations() -> Vec<Story> {
-    let mut many = Story::generating();
-    many.generate(GenerateEvent::Finished(Box::new(finished())));
-    many.key(KeyCode::Esc);
-    let mut above = Story::ready();
-    above.on(Event::Paste("one\ntwo".to_owned())).key(KeyCode::Up);
-    let mut ranks = Story::finished();
-    ranks.key(KeyCode::Esc).key(KeyCode::Char('3'));
-    let mut past = Story::generating();
-    for second in 2..30 {
-        past.at(1000 * second).all_report(NodeState::Serving, true);
-    }
-    past.key(KeyCode::Esc).key(KeyCode::Esc).key(KeyCode::Char('3'));
-    past.key(KeyCode::Char('{'));
-    let mut situations = vec![above, Story::begin(), Story::ready(), Story::generating(), Story::lost(), ranks, past];
-    let mut sorted = Story::finished();
-    sorted.key(KeyCode::Esc).key(KeyCode::Char('1')).key(KeyCode::Char('s'));
-    situations.push(sorted);
-    for filter in ["", "pi x"] {
-        let mut typing = Story::finished();
-        typing.key(KeyCode::Esc).key(KeyCode::Char('1')).key(KeyCode::Down).key(KeyCode::Char('/'));
-        filter.chars().for_each(|letter| {
-            typing.key(KeyCode::Char(letter));
-        });
-        situations.push(typing);
-    }
-    let spots =
-        Page::ALL.into_iter().flat_map(|page| page.panels().iter().map(move |focus| Spot { page, focus: *focus }));
-    for spot in spots {
-        for (scroll, selected) in [(TextScroll::Follow, 0), (TextScroll::At(2), 2)] {
-            let mut state = many.state.clone();
-            (state.spot, state.text_scroll, state.selected, state.layers_scroll) = (spot, scroll, selected, selected);
-            let mut story = Story::with(state);
-            if spot.is_typing() {
-                story.on(Event::Paste("one two\nthree four".to_owned()));
-                story.key(KeyCode::Left).key(KeyCode::Left);
-            }
-            situations.push(story);
-        }
-    }
-    situations
-}
-
-#[test]
-fn every_key_of_the_table_does_something_where_it_holds() {
-    for binding in BINDINGS {
-        for key in binding.keys {
-            let does_something = |story: &mut Story| {
-                let before = story.state.clone();
-                let holds = binding.place.holds(before.spot);
-                story.effects.clear();
-                story.on(Event::Key(*key));
-                holds && (story.state != before || !story.effects.is_empty())
-            };
-            assert!(situations().iter_mut().any(does_something), "{key} ({}) does nothing", binding.what);
-        }
     }
 }
 

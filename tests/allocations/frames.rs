@@ -16,7 +16,10 @@ use shared::{
     sampling::SamplingParameters,
     schedule::Choice,
     telemetry::{RankTotals, SyncKind, SyncRecord},
-    topology::{Exchange, Exclusions, KvFormat, Layout, Member, Topology},
+    topology::{
+        Exchange, Exclusions, KvFormat, Layout, Member, Topology,
+        sizes::{ModelSizes, Quantisation},
+    },
     units::{Bytes, Nanoseconds},
 };
 
@@ -128,6 +131,7 @@ fn requests_and_responses_survive_cuts_and_mutants() {
         head_count: 32,
         layer_bytes: vec![Bytes(1 << 24); 22],
         output_bytes: Bytes(1 << 25),
+        sizes: ModelSizes::known("llama-3.1-8b", Quantisation::Q4KM).expect("a known shape"),
     };
     let records = ResponseBody::Records(vec![record; 20]);
     for body in [ResponseBody::Token(token), ResponseBody::Finished(finished), records, ResponseBody::Model(card)] {

@@ -154,7 +154,11 @@ async fn reports(sessions: &[Arc<Session>]) -> Result<Vec<NodeReport>, Fault> {
     Ok(reports)
 }
 
-async fn identify(session: &Session, model: &str) -> Result<ModelCard, Fault> {
+/// What a node says of a model.
+///
+/// # Errors
+/// It has none of that name, or says what makes no sense.
+pub async fn identify(session: &Session, model: &str) -> Result<ModelCard, Fault> {
     let mut reply = session.ask(RequestBody::Identify { model: model.into() }).await?;
     match reply.next("reading the model's header", REPORT).await? {
         ResponseBody::Model(card) if is_sound(&card) => Ok(card),

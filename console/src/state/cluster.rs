@@ -163,7 +163,7 @@ fn why(state: &State, node: &Node, health: Option<&Health>) -> Cell {
         return Cell::text(clean_line(&reason));
     }
     if let Standing::Stale(_) = node.standing(state.now) {
-        return Cell::text("no report; its figures are old").toned(Tone::Dim);
+        return Cell::text("silent, old figures").toned(Tone::Dim);
     }
     if let Some(fault) = node.fault() {
         let reason = if fault.node == node.name() { fault.kind.to_string() } else { fault.to_string() };

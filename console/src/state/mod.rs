@@ -1,6 +1,8 @@
 //! All that can be on the screen. Knows no terminal, no socket and no clock; changed by `update` alone.
 pub mod clean;
 pub mod cluster;
+pub mod command;
+pub mod desk;
 pub mod editor;
 pub mod events;
 pub mod filter;
@@ -10,6 +12,7 @@ pub mod node;
 pub mod operation;
 pub mod outlook;
 pub mod page;
+pub mod plan;
 pub mod request;
 pub mod requests;
 pub mod run;
@@ -23,6 +26,8 @@ pub mod watch;
 pub use page::{Area, Focus, Page, Spot};
 
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use shared::{
     ids::{Epoch, MemberIndex},
@@ -46,7 +51,7 @@ use crate::{
 };
 
 /// What of a frame scrolls, and how much of it is seen: the view tells the state after drawing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
     /// The tabs of the pages, in their order; empty where a tab is not on the screen.
     pub tabs: [Area; Page::ALL.len()],
@@ -66,6 +71,10 @@ pub struct Extent {
     pub sync_rows: usize,
     /// Rows of it that are shown.
     pub sync_height: usize,
+    /// Lines of the picture of what runs.
+    pub picture_lines: usize,
+    /// Lines of it that are shown.
+    pub picture_height: usize,
     /// Lines of the details of a node.
     pub details_lines: usize,
     /// Lines of them that are shown.
@@ -108,7 +117,7 @@ pub enum TextScroll {
 }
 
 /// What every generation from the prompt box asks for.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GenerateDefaults {
     /// Most tokens.
     pub max_tokens: u32,
@@ -125,6 +134,17 @@ impl GenerateDefaults {
         sampling.seed = sampling.seed.wrapping_add(count);
         Generate::new(prompt, self.max_tokens, sampling, self.stop.clone())
     }
+}
+
+/// A picture that stands still while the cluster goes on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Frozen {
+    /// Since when.
+    pub since: Duration,
+    /// Events of the cluster since then.
+    pub events: u64,
+    /// What is shown.
+    pub shown: Box<State>,
 }
 
 /// Everything.
@@ -176,6 +196,10 @@ pub struct State {
     pub help: Option<usize>,
     /// The node whose layers are shown.
     pub selected: usize,
+    /// What the planner said.
+    pub planning: plan::Planning,
+    /// The first line of the picture of what runs that is shown.
+    pub picture_scroll: usize,
     /// The first line of a node's details that is shown.
     pub details_scroll: usize,
     /// The first layer shown.
@@ -198,6 +222,10 @@ pub struct State {
     pub notice: Option<String>,
     /// The end was asked for.
     pub is_ending: bool,
+    /// How the screen is arranged.
+    pub desk: desk::Desk,
+    /// The picture that is shown instead, while it stands still.
+    pub frozen: Option<Frozen>,
 }
 
 impl State {
@@ -228,6 +256,8 @@ impl State {
             spot: Spot::first_of(if prompt.is_empty() { Page::Cluster } else { Page::Generate }),
             help: None,
             selected: 0,
+            planning: plan::Planning::Nothing,
+            picture_scroll: 0,
             details_scroll: 0,
             layers_scroll: 0,
             text_scroll: TextScroll::Follow,
@@ -239,7 +269,35 @@ impl State {
             extent: Extent::default(),
             notice: None,
             is_ending: false,
+            desk: desk::Desk::default(),
+            frozen: None,
         }
+    }
+
+    /// What is on the screen: this, or a picture of before that stands still.
+    pub fn shown(&self) -> &Self {
+        self.frozen.as_ref().map_or(self, |frozen| &frozen.shown)
+    }
+
+    /// Looks at what is known here as somebody looked at another state: page, selection, scrolling, what was typed.
+    pub fn look_as(&mut self, other: &Self) {
+        let recording = self.desk.recording.take();
+        self.sync_metric = other.sync_metric;
+        self.form = other.form.clone();
+        self.pinned = other.pinned.clone();
+        self.sync_scroll = other.sync_scroll;
+        self.editor = other.editor.clone();
+        self.spot = other.spot;
+        self.help = other.help;
+        self.selected = other.selected.min(self.nodes.len().saturating_sub(1));
+        self.details_scroll = other.details_scroll;
+        self.layers_scroll = other.layers_scroll;
+        self.severity_min = other.severity_min;
+        self.arrangements = other.arrangements.clone();
+        self.text_scroll = other.text_scroll;
+        self.extent = other.extent;
+        self.notice = other.notice.clone();
+        self.desk = desk::Desk { recording, ..other.desk.clone() };
     }
 
     /// The topology that nodes report under the highest epoch, else what was assigned last; whether it runs or not.
@@ -364,8 +422,7 @@ impl State {
 
     /// Whether all-reduces arrive.
     pub fn layers_move(&self) -> bool {
-        let recent = |at: Duration| self.now.saturating_sub(at) <= node::STALE_AFTER;
-        self.nodes.iter().any(|node| node.layers_at.is_some_and(recent))
+        self.nodes.iter().any(|node| node.layers_move(self.now))
     }
 
     /// Waiting and wire by all of the time: of the finished request, else of what nodes reported last.

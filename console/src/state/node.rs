@@ -151,6 +151,11 @@ impl Node {
         }
     }
 
+    /// Whether all-reduces arrive from it.
+    pub fn layers_move(&self, now: Duration) -> bool {
+        self.layers_at.is_some_and(|at| now.saturating_sub(at) <= STALE_AFTER)
+    }
+
     /// Why it is not as it should be.
     pub fn fault(&self) -> Option<&Fault> {
         match &self.link {

@@ -1,7 +1,8 @@
 //! The pages of the dashboard, the panels that the Tab key visits on each, and where keys go. Knows nothing of their content.
+use serde::{Deserialize, Serialize};
 
 /// What the screen shows between header and footer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Page {
     /// The table of nodes.
     Cluster,
@@ -49,14 +50,14 @@ impl Page {
 
     /// Whether it has a table that is sorted and filtered.
     pub fn has_table(self) -> bool {
-        matches!(self, Self::Cluster | Self::Requests | Self::Events)
+        matches!(self, Self::Cluster | Self::Topology | Self::Requests | Self::Events)
     }
 
     /// The panels that keys can go to, in the order of the Tab key; the first one has them when the page opens.
     pub fn panels(self) -> &'static [Focus] {
         match self {
             Self::Cluster => &[Focus::Nodes],
-            Self::Topology => &[Focus::Picture],
+            Self::Topology => &[Focus::Candidates, Focus::Picture],
             Self::Sync => &[Focus::Nodes, Focus::Layers],
             Self::Generate => &[Focus::Prompt, Focus::Text],
             Self::Requests => &[Focus::Requests],
@@ -67,7 +68,7 @@ impl Page {
 }
 
 /// Which panel keys go to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Focus {
     /// The prompt box.
     Prompt,
@@ -77,6 +78,8 @@ pub enum Focus {
     Layers,
     /// The nodes.
     Nodes,
+    /// What the planner proposes.
+    Candidates,
     /// The picture of the topology.
     Picture,
     /// The requests.
@@ -90,7 +93,7 @@ pub enum Focus {
 }
 
 /// Where keys go: what they mean depends on both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spot {
     /// The page.
     pub page: Page,
@@ -118,7 +121,7 @@ impl Spot {
 }
 
 /// A place on the screen, in cells.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Area {
     /// Cells from the left.
     pub x: u16,

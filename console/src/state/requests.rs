@@ -20,18 +20,18 @@ use crate::state::{
 /// The columns.
 const COLUMNS: &[Column] = &[
     Column::left("head", 10, 0),
-    Column::right("no", 5, 3),
+    Column::right("no", 5, 7),
     Column::left("stage", 9, 0),
     Column::right("age s", 7, 1),
     Column::right("prompt", 6, 2),
     Column::right("cached", 6, 6),
     Column::right("tokens", 6, 0),
     Column::right("queue ms", 8, 5),
-    Column::right("prefill", 8, 4),
-    Column::right("decode", 8, 4),
+    Column::right("prefill", 8, 3),
+    Column::right("decode", 8, 3),
     Column::right("TTFT ms", 8, 2),
     Column::right("TPOT ms", 8, 2),
-    Column::rest("end", 10, 3),
+    Column::rest("end", 10, 1),
 ];
 
 /// Requests under way, then those that are over, the latest first.

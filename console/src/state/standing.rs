@@ -28,6 +28,10 @@ pub enum Cluster<'a> {
     Changing,
     /// A member is gone or faulted.
     Broken(&'a str),
+    /// A topology could serve, but this member takes nothing new.
+    Cordoned(&'a str),
+    /// A member sends nothing: whether it serves is not known.
+    Silent(&'a Node),
     /// No topology runs.
     Idle,
     /// A topology runs.
@@ -50,6 +54,9 @@ pub fn cluster(state: &State) -> Cluster<'_> {
         _ => {}
     }
     if state.is_ready() {
+        if let Some(node) = silent(state) {
+            return Cluster::Silent(node);
+        }
         return if state.request.is_sent() { Cluster::Serving } else { Cluster::Ready };
     }
     if state.rolling_runs() {
@@ -61,7 +68,7 @@ pub fn cluster(state: &State) -> Cluster<'_> {
     if let Some((topology, _)) = state.topology() {
         return match culprit(state, topology) {
             Some(name) => Cluster::Broken(name),
-            None => Cluster::Committing,
+            None => cordoned(state).map_or(Cluster::Committing, Cluster::Cordoned),
         };
     }
     if state.nodes.iter().any(|node| node.link == Link::Connecting) { Cluster::Connecting } else { Cluster::Idle }
@@ -82,6 +89,18 @@ fn culprit<'a>(state: &'a State, topology: &'a Topology) -> Option<&'a str> {
         .or_else(|| first(&draining))
         .or_else(|| first(&faulted))
         .map(|(member, _)| name(member))
+}
+
+/// A member that is there and serves, but takes nothing new.
+pub fn cordoned(state: &State) -> Option<&str> {
+    state.nodes.iter().find(|node| node.is_open() && state.is_cordoned(node)).map(Node::name)
+}
+
+/// A member that sent nothing for a while.
+fn silent(state: &State) -> Option<&Node> {
+    let (topology, _) = state.topology()?;
+    let members = (0..topology.members.len()).filter_map(|member| state.node_of(member));
+    members.into_iter().find(|node| matches!(node.standing(state.now), Standing::Stale(_)))
 }
 
 /// The share of all shards that is loaded.
@@ -109,11 +128,17 @@ pub fn hint(state: &State) -> String {
             "The nodes restart one by one. A prompt sent now is kept until a topology runs.".to_owned()
         }
         Cluster::Changing => "The topology is assigned anew. A prompt sent now is kept until it runs.".to_owned(),
+        Cluster::Cordoned(name) => {
+            format!("{name} takes nothing new. c takes it in again, r assigns the topology without it.")
+        }
         Cluster::Broken(name) if state.all_open() => {
             format!("{name} left the topology. r, or the next prompt, assigns it again.")
         }
         Cluster::Broken(name) => {
             format!("{name} is missing. Start brambled there; r, or the next prompt, assigns again.")
+        }
+        Cluster::Silent(node) => {
+            format!("{} sends nothing: what is shown of it is old. A prompt may have to wait for it.", node.name())
         }
         Cluster::Idle => match state.assignable() {
             Some(_) => "No topology runs. r, or the next prompt, assigns it.".to_owned(),

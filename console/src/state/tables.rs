@@ -1,6 +1,6 @@
 //! The table of each page: the one place that says which page has which, what is selected on it, and how it is arranged.
 use crate::state::{
-    Page, State, cluster, events, requests,
+    Page, State, cluster, events, plan, requests,
     table::{Arrangement, Row, Table},
 };
 
@@ -10,7 +10,8 @@ pub fn table(state: &State, page: Page) -> Option<Table> {
         Page::Cluster => Some(cluster::table(state)),
         Page::Events => Some(events::table(state)),
         Page::Requests => Some(requests::table(state)),
-        Page::Topology | Page::Sync | Page::Generate | Page::Node => None,
+        Page::Topology => Some(plan::table(state)),
+        Page::Sync | Page::Generate | Page::Node => None,
     }
 }
 

@@ -4,7 +4,7 @@ use crate::{
     state::{Focus, Page, Spot, State, TextScroll, lateness::ranks},
 };
 
-use super::{generate, table};
+use super::{generate, plan, table};
 
 /// What a key does that changes only what is seen.
 pub(super) fn show(state: &mut State, action: Action) {
@@ -52,6 +52,7 @@ fn leaf(state: &mut State, distance: usize) {
 fn open(state: &mut State) {
     match state.spot.page {
         Page::Generate => state.spot = Spot::first_of(Page::Generate),
+        Page::Topology => plan::ask_assign(state),
         _ => {
             if let Some(place) = table::node_of_selected(state) {
                 select(state, place);
@@ -97,12 +98,17 @@ fn scroll(state: &mut State, action: Action) {
             let last = state.layer_count().saturating_sub(extent.layers_height);
             state.layers_scroll = scrolled(state.layers_scroll.min(last), action, extent.layers_height, last);
         }
-        Focus::Nodes | Focus::Requests | Focus::Events | Focus::Filter => table::scroll(state, action),
+        Focus::Nodes | Focus::Candidates | Focus::Requests | Focus::Events | Focus::Filter => {
+            table::scroll(state, action)
+        }
         Focus::Details => {
             let last = extent.details_lines.saturating_sub(extent.details_height);
             state.details_scroll = scrolled(state.details_scroll.min(last), action, extent.details_height, last);
         }
-        Focus::Picture => {}
+        Focus::Picture => {
+            let last = extent.picture_lines.saturating_sub(extent.picture_height);
+            state.picture_scroll = scrolled(state.picture_scroll.min(last), action, extent.picture_height, last);
+        }
     }
 }
 

@@ -58,6 +58,8 @@ fn standing(state: &State, theme: &Theme) -> (String, Style) {
         Cluster::Restarting => ("restarting".to_owned(), theme.warn),
         Cluster::Changing => ("changing".to_owned(), theme.warn),
         Cluster::Broken(name) => (format!("broken: {name}"), theme.bad),
+        Cluster::Cordoned(name) => (format!("cordoned: {name}"), theme.warn),
+        Cluster::Silent(node) => (format!("silent: {}", node.name()), theme.warn),
         Cluster::Idle => ("idle".to_owned(), theme.dim),
         Cluster::Ready => ("ready".to_owned(), theme.ok),
         Cluster::Serving => ("serving".to_owned(), theme.ok),
@@ -77,10 +79,10 @@ fn figures_line(state: &State, theme: &Theme) -> Line<'static> {
         ("TTFT ", figure(request.ttft_ms().or(ttft_all).map(milliseconds))),
         ("TPOT ", figure(tpot.or(tpot_all).map(milliseconds))),
         ("network ", figure(state.network_fraction().map(|share| format!("{:.0} %", share * 100.0)))),
-        ("requests ", requests(state).to_string()),
+        ("req ", requests(state).to_string()),
     ];
     let spans = figures.into_iter().flat_map(|(label, value)| {
-        [Span::styled(format!(" {label}"), theme.dim), Span::styled(value, theme.plain), Span::raw("  ")]
+        [Span::styled(format!(" {label}"), theme.dim), Span::styled(value, theme.plain), Span::raw(" ")]
     });
     let rows = ranks(state);
     let late = straggler(&rows).and_then(|row| row.node.map(|node| (state.nodes[node].name(), row.late)));

@@ -68,8 +68,9 @@ fn remark(state: &State, theme: &Theme, node: &Node, first: usize, height: usize
     if count == 0 {
         return Span::raw("");
     }
-    let age = if state.layers_move() { "live" } else { "as last seen" };
-    let style = if state.layers_move() { theme.ok } else { theme.dim };
+    let is_live = node.layers_move(state.now);
+    let age = if is_live { "live" } else { "as last seen" };
+    let style = if is_live { theme.ok } else { theme.dim };
     if count <= height {
         return Span::styled(age, style);
     }

@@ -5,7 +5,7 @@ use ratatui::{
     style::Style,
     text::{Line, Span},
 };
-use shared::telemetry::Severity;
+use shared::{telemetry::Severity, units::Bytes};
 
 use crate::{
     state::{
@@ -28,7 +28,7 @@ use crate::{
 
 /// Cells of a graph's title, and of its last value.
 const TITLE: usize = 11;
-const VALUE: usize = 10;
+const VALUE: usize = 11;
 /// Coldest and hottest of the graph of temperatures: from 80 on the firmware lowers the clock.
 const CELSIUS: (f64, f64) = (30.0, 90.0);
 
@@ -130,6 +130,6 @@ fn graphs(node: &Node, theme: &Theme, width: usize, is_live: bool) -> Vec<Line<'
         graph("clock", &|one| one.megahertz.map(f64::from), None, &|value| format!("{:.2} GHz", value / 1e3)),
         graph("tokens/s", &|one| Some(one.tokens_per_second), None, &|value| format!("{value:.1}")),
         graph("waiting", &|one| one.waiting, Some((0.0, 1.0)), &|value| format!("{:.0} %", value * 100.0)),
-        graph("network", &|one| one.bytes_per_second, None, &|value| format!("{:.0} KB/s", value / 1e3)),
+        graph("network", &|one| one.bytes_per_second, None, &|value| format!("{}/s", Bytes(value as u64))),
     ]
 }

@@ -57,8 +57,9 @@ pub(super) fn check_all(name: &str, story: Story) {
     check_at(name, story, &[(80, 24), (120, 40), (200, 60)]);
 }
 
+/// The story's picture is the stored one at these sizes.
 #[track_caller]
-fn check_at(name: &str, mut story: Story, sizes: &[(u16, u16)]) {
+pub(super) fn check_at(name: &str, mut story: Story, sizes: &[(u16, u16)]) {
     for &(width, height) in sizes {
         let drawn = as_text(&picture(&mut story, width, height));
         let file =
@@ -172,12 +173,17 @@ fn wide_characters_and_hostile_text_keep_the_columns() {
 fn a_terminal_that_is_too_small_says_so_and_none_is_too_odd_to_draw() {
     let mut story = Story::finished();
     assert!(as_text(&picture(&mut story, 40, 10)).starts_with("40x10 is too small: 60x16"));
-    for make in [Story::begin, Story::ready, Story::generating, Story::finished, Story::lost] {
+    for make in
+        [Story::begin, Story::ready, Story::generating, Story::finished, Story::lost, Story::degraded, Story::busy]
+    {
         for (width, height) in [(1, 1), (60, 16), (61, 17), (109, 16), (110, 16), (300, 100), (79, 100), (500, 20)] {
             let mut story = make();
             picture(&mut story, width, height);
-            story.key(KeyCode::Esc).key(KeyCode::Char('3'));
-            picture(&mut story, width, height);
+            story.key(KeyCode::Esc);
+            for page in '1'..='7' {
+                story.key(KeyCode::Esc).key(KeyCode::Char(page));
+                picture(&mut story, width, height);
+            }
             for letter in ['x', 'R'] {
                 story.key(KeyCode::Char(letter));
                 picture(&mut story, width, height);

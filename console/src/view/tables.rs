@@ -6,9 +6,9 @@ use ratatui::{
 };
 
 use crate::{
-    state::{Extent, Focus, State, tables},
+    state::{Extent, Focus, Page, State, table::Table, tables},
     view::{
-        format::{shorten, width},
+        format::{shorten, width, wrap_words},
         theme::Theme,
         widgets::{
             panel::{lines, panel},
@@ -16,6 +16,12 @@ use crate::{
         },
     },
 };
+
+/// Pages whose last column may hold long texts: that of the selected row stands below the table.
+const DETAILED: [Page; 3] = [Page::Topology, Page::Requests, Page::Events];
+/// Lines for it, one of them empty, and the height of a table from which on there is room.
+const DETAIL_LINES: u16 = 4;
+const DETAIL_FROM: u16 = 12;
 
 /// Draws the table of the page that is shown. `remark` stands on the right where nothing is arranged; `empty` instead of no rows.
 pub(super) fn draw(
@@ -43,9 +49,26 @@ pub(super) fn draw(
         let text = if content.rows.is_empty() { empty } else { "Nothing matches the filter; Esc shows all again." };
         return lines(frame, inner, [Line::styled(format!(" {text}"), theme.dim)]);
     }
-    let drawn = table::draw(frame, theme, inner, &content, arrangement, &tables::selected(state, page));
+    if DETAILED.contains(&page) && inner.height >= DETAIL_FROM {
+        inner.height -= DETAIL_LINES;
+        detail(state, theme, frame, Rect { y: inner.bottom(), height: DETAIL_LINES, ..inner }, &content);
+    }
+    // Where a long text stands below the table anyway, the other columns stay.
+    let wish = if DETAILED.contains(&page) { 0 } else { table::wish(&content) };
+    let selected = tables::selected(state, page);
+    let drawn = table::draw(frame, theme, inner, &content, arrangement, (&selected, wish));
     (extent.table, extent.table_first) = (drawn.area, drawn.first);
     extent.table_height = usize::from(drawn.area.height);
+}
+
+/// The last field of the selected row as a whole: it may be cut in the table.
+fn detail(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, content: &Table) {
+    let (rows, place) = tables::shown(state, state.spot.page, content);
+    let text = rows.get(place).and_then(|row| row.cells.last()).map_or("", |cell| cell.text.as_str());
+    let width = usize::from(area.width).saturating_sub(4);
+    let below =
+        wrap_words(text, width).into_iter().map(|range| Line::styled(format!("  {}", &text[range]), theme.plain));
+    lines(frame, area, std::iter::once(Line::raw("")).chain(below));
 }
 
 fn filter(frame: &mut Frame, theme: &Theme, area: Rect, typed: &str) {

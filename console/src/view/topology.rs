@@ -1,23 +1,138 @@
-//! The topology as a picture: replicas, in them stages, in them ranks, each with a sign for how it stands.
+//! The topology as a picture: replicas, in them stages, in them ranks with a sign for how each stands; on its page with names,
+//! layers and memory, and above it the candidates of the planner.
 use ratatui::{
     Frame,
-    layout::Rect,
+    layout::{Constraint, Layout, Rect},
+    style::Style,
     text::{Line, Span},
 };
 use shared::{
     telemetry::NodeState,
     topology::{Role, Topology},
+    units::Bytes,
 };
 
 use crate::{
-    state::{State, node::Standing},
+    state::{
+        Extent, Focus, State,
+        clean::clean_line,
+        node::Standing,
+        plan::{Planning, division, span},
+    },
     view::{
+        format::{fit, fit_right, shorten},
+        tables,
         theme::Theme,
         widgets::panel::{lines, panel},
     },
 };
 
-/// Draws the picture.
+/// Cells of a rank with its name, layers and memory.
+const RANK_CELLS: usize = 62;
+
+/// Draws the page: candidates, and what runs.
+pub(super) fn draw_page(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
+    let rows = state.topology().map_or(1, |(topology, _)| topology.members.len() + topology.layout.stages as usize + 2);
+    let upper = (rows as u16 + 1).clamp(3, area.height.saturating_sub(6).min(area.height / 2 + 2));
+    let [above, below] = Layout::vertical([Constraint::Length(upper), Constraint::Fill(1)]).areas(area);
+    draw_running(state, theme, frame, above, extent);
+    let (title, remark, empty) = match &state.planning {
+        Planning::Nothing => {
+            ("Candidates", Span::raw(""), "p asks the planner which layouts fit and how fast they would be.".to_owned())
+        }
+        Planning::Asked => {
+            ("Candidates", Span::styled("planning", theme.warn), "The planner simulates the layouts.".to_owned())
+        }
+        Planning::Failed(fault) => {
+            ("Candidates", Span::styled("failed", theme.bad), clean_line(&format!("{fault}; {}", fault.kind.next())))
+        }
+        Planning::Done(planned) => {
+            let remark = format!("simulated as Pis on 1 Gbit/s, ctx {}", planned.context);
+            ("Candidates, predicted", Span::styled(remark, theme.dim), String::new())
+        }
+    };
+    tables::draw(state, theme, frame, below, (title, remark, &empty), extent);
+}
+
+fn draw_running(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
+    let known = state.topology();
+    let remark = known.map_or_else(String::new, |(topology, epoch)| {
+        format!("{}, epoch {epoch}, {}", topology.layout, clean_line(&topology.model))
+    });
+    let focused = state.spot.focus == Focus::Picture;
+    let inner = panel(frame, theme, area, focused, "Runs", Span::styled(remark, theme.dim));
+    let Some((topology, _)) = known else {
+        let hint = state.wanted.as_ref().map_or("No topology runs.".to_owned(), |wanted| {
+            format!("Not assigned yet: {} of {}.", wanted.layout, clean_line(&wanted.model))
+        });
+        return lines(frame, inner, [Line::styled(format!(" {hint}"), theme.dim)]);
+    };
+    let all = ranks(state, theme, topology, usize::from(inner.width));
+    (extent.picture_lines, extent.picture_height) = (all.len(), usize::from(inner.height));
+    let first = state.picture_scroll.min(all.len().saturating_sub(usize::from(inner.height)));
+    lines(frame, inner, all.into_iter().skip(first));
+}
+
+/// A line a rank, or two ranks a line where there is room.
+fn ranks(state: &State, theme: &Theme, topology: &Topology, width: usize) -> Vec<Line<'static>> {
+    let division = division(state);
+    let layout = topology.layout;
+    let a_row = (width / RANK_CELLS).max(1);
+    let mut picture = Vec::new();
+    for replica in 0..layout.replicas {
+        let ranks = usize::from(layout.ranks_of(replica));
+        for stage in 0..usize::from(layout.stages) {
+            let first = layout.members(replica).start + stage * ranks;
+            let members: Vec<usize> = (first..first + ranks).collect();
+            let layers =
+                topology.members.get(first).map_or(0..0, |one| one.layers.start as usize..one.layers.end as usize);
+            let role =
+                if layout.role(replica) == Role::Both { String::new() } else { format!(" ({})", layout.role(replica)) };
+            let title = format!(" replica {replica}{role} › stage {stage} › layers {}", span(&layers));
+            picture.push(Line::styled(title, theme.plain));
+            for members in members.chunks(a_row) {
+                let spans = members
+                    .iter()
+                    .flat_map(|member| rank(state, theme, topology, (*member, first), division.as_deref()));
+                picture.push(Line::from_iter(spans));
+            }
+        }
+    }
+    picture
+}
+
+fn rank(
+    state: &State,
+    theme: &Theme,
+    topology: &Topology,
+    (member, first): (usize, usize),
+    division: Option<&[(Bytes, Bytes)]>,
+) -> Vec<Span<'static>> {
+    let (sign, style) = sign(state, theme, member);
+    let Some(known) = topology.members.get(member) else { return Vec::new() };
+    let node = state.node_of(member);
+    let is_live = node.is_some_and(|node| matches!(node.standing(state.now), Standing::Reports(_)));
+    let report = node.and_then(|node| node.report.as_ref());
+    let memory = match division.and_then(|all| all.get(member)) {
+        Some((weights, kv)) => {
+            format!("weights {}  KV {}", fit_right(&weights.to_string(), 9), fit_right(&kv.to_string(), 9))
+        }
+        None => report.map_or_else(|| "–".to_owned(), |report| format!("weights and KV {}", report.shard)),
+    };
+    let blocks = report
+        .and_then(|report| report.kv)
+        .map_or_else(String::new, |kv| format!("{} of {} KV blocks", kv.held + kv.kept, kv.total));
+    let head =
+        if member == first && topology.place(shared::ids::MemberIndex(member as u16)).is_head() { "head" } else { "" };
+    let text = format!(" {}  {}  {} {}", fit(&clean_line(&known.name), 10), memory, fit(head, 4), blocks);
+    let text_style: Style = if is_live { theme.plain } else { theme.dim };
+    vec![
+        Span::styled(format!("   {sign}{:<3}", member - first), style),
+        Span::styled(fit(&shorten(&text, RANK_CELLS - 7), RANK_CELLS - 7), text_style),
+    ]
+}
+
+/// Draws the small picture of the page of the cluster.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     let known = state.topology().map(|(topology, _)| topology);
     let remark = known.map_or_else(String::new, |topology| topology.layout.to_string());

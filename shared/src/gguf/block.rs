@@ -1,7 +1,9 @@
 //! Weight formats of GGUF tensors: how many elements and bytes a block holds. No arithmetic on weights.
 
+use serde::{Deserialize, Serialize};
+
 /// A weight format (ggml type) that Bramble can compute with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum BlockFormat {
     /// 32-bit floats, little-endian.
     F32,

@@ -1,6 +1,8 @@
 //! The hyper-parameters of a model, named as the GGUF keys are, each checked before anything is computed with it,
 //! and the tensors that the architecture needs, each checked against them.
 
+use serde::{Deserialize, Serialize};
+
 use super::block::BlockFormat;
 use super::error::{GgufError, shown};
 use super::file::GgufFile;
@@ -24,7 +26,7 @@ pub const HEAD_LENGTH_MAX: u64 = 1024;
 pub const VOCABULARY_LENGTH_MAX: usize = 1 << 22;
 
 /// The families of models that Bramble computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Architecture {
     /// Llama 1 to 3, Mistral and others of that build; pairs of neighbours are rotated.
     Llama,
@@ -70,7 +72,7 @@ impl Architecture {
 }
 
 /// The experts of every layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Experts {
     /// `expert_count`: experts of a layer.
     pub count: usize,
@@ -79,7 +81,7 @@ pub struct Experts {
 }
 
 /// The hyper-parameters of a model whose tensors are all there.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Shape {
     /// Family.
     pub architecture: Architecture,

@@ -15,7 +15,7 @@ use crate::{
     },
     sampling::SamplingParameters,
     telemetry::{BenchFound, BenchProgress, LinkBench, LoadProgress, NodeReport, RankTotals, SyncRecord},
-    topology::{Exclusions, Topology},
+    topology::{Exclusions, Topology, sizes::ModelSizes},
     units::Bytes,
 };
 
@@ -323,7 +323,7 @@ pub enum ResponseBody {
 }
 
 /// A model file on a node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelCard {
     /// File name.
     pub model: String,
@@ -343,6 +343,8 @@ pub struct ModelCard {
     pub layer_bytes: Vec<Bytes>,
     /// Bytes of the output matrix.
     pub output_bytes: Bytes,
+    /// What its layers cost.
+    pub sizes: ModelSizes,
 }
 
 /// A sampled token.

@@ -2,8 +2,16 @@
 //! shapes. Pure; reads no weights.
 use std::{fmt, str::FromStr};
 
+use serde::{Deserialize, Serialize};
+
 use super::known::{self, KnownShape};
-use crate::gguf::{Architecture, BlockFormat, Experts, GgufFile, Shape};
+use crate::gguf::{
+    Architecture, BlockFormat, Experts, GgufFile, Shape,
+    shape::{
+        BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, EXPERT_COUNT_MAX, FEED_FORWARD_LENGTH_MAX,
+        HEAD_COUNT_MAX, HEAD_LENGTH_MAX, VOCABULARY_LENGTH_MAX,
+    },
+};
 
 /// How llama.cpp mixes formats in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,7 +70,7 @@ impl FromStr for Quantisation {
 }
 
 /// Formats of a layer's matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerFormats {
     /// `attn_q`
     pub query: BlockFormat,
@@ -81,7 +89,7 @@ pub struct LayerFormats {
 }
 
 /// A model as far as it costs memory and time.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelSizes {
     /// What people call it.
     pub name: String,
@@ -123,6 +131,27 @@ impl ModelSizes {
             output: format(output.into()),
             has_biases: file.tensor("blk.0.attn_q.bias").is_some(),
         }
+    }
+
+    /// Whether its numbers are those of a model: they may come from another machine, and what is computed from them takes time and
+    /// memory.
+    pub fn is_sound(&self) -> bool {
+        let shape = &self.shape;
+        let within = |length: usize, most: u64| (1..=most).contains(&(length as u64));
+        let experts = shape.experts.is_none_or(|experts| {
+            within(experts.count, EXPERT_COUNT_MAX) && (1..=experts.count).contains(&experts.used_count)
+        });
+        within(shape.block_count, BLOCK_COUNT_MAX)
+            && shape.block_count == self.layers.len()
+            && within(shape.context_length, CONTEXT_LENGTH_MAX)
+            && within(shape.embedding_length, EMBEDDING_LENGTH_MAX)
+            && within(shape.feed_forward_length, FEED_FORWARD_LENGTH_MAX)
+            && within(shape.head_count, HEAD_COUNT_MAX)
+            && within(shape.head_count_kv, HEAD_COUNT_MAX)
+            && shape.head_count.is_multiple_of(shape.head_count_kv)
+            && within(shape.head_length, HEAD_LENGTH_MAX)
+            && within(shape.vocabulary_length, VOCABULARY_LENGTH_MAX as u64)
+            && experts
     }
 
     /// A known shape in a mix of formats.

@@ -12,7 +12,7 @@ use crate::{
         table::{Align, Arrangement, Cell, Column, Row, Table, Tone},
     },
     view::{
-        format::{fit, fit_right},
+        format::{fit, fit_right, width},
         theme::Theme,
         widgets::panel::lines,
     },
@@ -20,6 +20,10 @@ use crate::{
 
 /// Cells of the mark of the selected row.
 const MARK: usize = 2;
+/// Columns from this priority on are only nice to have.
+const NICE: u8 = 4;
+/// Most cells that the growing column may take from them.
+const WISH_MAX: usize = 48;
 
 /// Where the rows of a table are: what keys that scroll and a mouse need to know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,20 +34,20 @@ pub(crate) struct Drawn {
     pub(crate) first: usize,
 }
 
-/// Draws heading and rows. `selected` is the place of the selected row among those that are shown.
+/// Draws heading and rows. `selected` is the key of the selected row; the growing column wants `wish` cells.
 pub(crate) fn draw(
     frame: &mut Frame,
     theme: &Theme,
     area: Rect,
     table: &Table,
     arrangement: &Arrangement,
-    selected: &str,
+    (selected, wish): (&str, usize),
 ) -> Drawn {
     let rows = arrangement.rows(table);
     let height = usize::from(area.height).saturating_sub(1);
     let place = rows.iter().position(|row| row.key == selected);
     let first = arrangement.first_shown(place.unwrap_or(0), rows.len(), height);
-    let columns = columns(table.columns, usize::from(area.width));
+    let columns = columns(table.columns, usize::from(area.width), wish);
     let heading = heading(theme, table, &columns, arrangement);
     let shown = rows.iter().enumerate().skip(first).take(height);
     let body = shown.map(|(index, row)| line(theme, table, row, &columns, Some(index) == place));
@@ -52,8 +56,16 @@ pub(crate) fn draw(
     Drawn { area: body, first }
 }
 
-/// The columns that fit, in their order, with the cells that each takes.
-fn columns(all: &[Column], cells: usize) -> Vec<(usize, usize)> {
+/// Cells that the longest text of the growing column takes, up to [`WISH_MAX`].
+pub(crate) fn wish(table: &Table) -> usize {
+    let Some(column) = table.columns.iter().position(|column| column.grows) else { return 0 };
+    let texts = table.rows.iter().filter_map(|row| row.cells.get(column));
+    texts.map(|cell| width(&cell.text)).max().unwrap_or(0).min(WISH_MAX)
+}
+
+/// The columns that fit, in their order, with the cells that each takes. Columns that are only nice to have give way to what the
+/// growing one has to say.
+fn columns(all: &[Column], cells: usize, wish: usize) -> Vec<(usize, usize)> {
     let mut shown: Vec<usize> = (0..all.len()).collect();
     let taken = |shown: &[usize]| MARK + shown.iter().map(|column| all[*column].width + 1).sum::<usize>();
     while taken(&shown) > cells + 1 {
@@ -62,6 +74,15 @@ fn columns(all: &[Column], cells: usize) -> Vec<(usize, usize)> {
         else {
             break;
         };
+        shown.retain(|column| *column != least);
+    }
+    let wanted = |shown: &[usize]| {
+        let short = |column: &usize| if all[*column].grows { wish.saturating_sub(all[*column].width) } else { 0 };
+        taken(shown) + shown.iter().map(short).sum::<usize>()
+    };
+    while wanted(&shown) > cells + 1 {
+        let nice = shown.iter().copied().filter(|column| all[*column].priority >= NICE);
+        let Some(least) = nice.max_by_key(|column| all[*column].priority) else { break };
         shown.retain(|column| *column != least);
     }
     let spare = (cells + 1).saturating_sub(taken(&shown));
@@ -118,10 +139,11 @@ mod tests {
     fn narrow_tables_drop_the_least_important_columns_and_wide_ones_give_the_rest_to_one() {
         let all =
             [Column::left("a", 10, 0), Column::right("b", 5, 2), Column::right("c", 5, 9), Column::rest("d", 8, 1)];
-        assert_eq!(columns(&all, 33), [(0, 10), (1, 5), (2, 5), (3, 8)]);
-        assert_eq!(columns(&all, 40), [(0, 10), (1, 5), (2, 5), (3, 15)]);
-        assert_eq!(columns(&all, 32), [(0, 10), (1, 5), (3, 13)]);
-        assert_eq!(columns(&all, 13), [(0, 10)]);
-        assert_eq!(columns(&all, 3), [(0, 10)]);
+        assert_eq!(columns(&all, 33, 0), [(0, 10), (1, 5), (2, 5), (3, 8)]);
+        assert_eq!(columns(&all, 40, 0), [(0, 10), (1, 5), (2, 5), (3, 15)]);
+        assert_eq!(columns(&all, 32, 0), [(0, 10), (1, 5), (3, 13)]);
+        assert_eq!(columns(&all, 13, 0), [(0, 10)]);
+        assert_eq!(columns(&all, 3, 0), [(0, 10)]);
+        assert_eq!(columns(&all, 33, 12), [(0, 10), (1, 5), (3, 14)], "what it has to say goes before the nice ones");
     }
 }

@@ -18,7 +18,7 @@ use shared::{
     },
     telemetry::LoadProgress,
     tokenizer::{Tokenizer, template::ChatTemplate},
-    topology::{CutError, Place, Role, ShardPlan, Topology, cut_stages},
+    topology::{CutError, Place, Role, ShardPlan, Topology, cut_stages, sizes::ModelSizes},
     units::Bytes,
 };
 
@@ -83,6 +83,7 @@ pub(super) fn identify(folders: &[PathBuf], model: &str) -> Result<ModelCard, Fa
         head_count: shape.head_count as u32,
         layer_bytes: layer_bytes(&file, &shape),
         output_bytes: Bytes(output.map_or(0, |tensor| tensor.byte_length as u64)),
+        sizes: ModelSizes::of_file(&file, &shape),
     })
 }
 

@@ -1,0 +1,290 @@
+//! Candidates for a topology as the planner ranks them, what assigning one would change, and how memory is divided now.
+use std::ops::Range;
+
+use shared::{
+    latency::ratio,
+    protocol::error::Fault,
+    schedule::Choice,
+    simulate::{Link, NodeProfile},
+    topology::{
+        Exchange, KvFormat, Topology,
+        cost::{Demand, PlanNode, PlanStage},
+        cut_stages,
+        memory::{Holding, PANEL_ROWS, kv_bytes},
+        planner::{Candidate, Goal, Plan, plan},
+        sizes::ModelSizes,
+        spec::KV_BLOCK_LENGTH,
+    },
+    units::Bytes,
+};
+
+use crate::{
+    state::{
+        State,
+        clean::clean_line,
+        table::{Cell, Column, Row, Table, Tone},
+    },
+    wanted::Wanted,
+};
+
+/// Tokens of the prompt that times are predicted for.
+const PROMPT: u32 = 512;
+/// Longest context that is planned for where no topology says one.
+const CONTEXT: u32 = 4096;
+/// Time that a message between two nodes takes besides its bytes, and the link's bits a second: cables of 1 Gbit/s.
+const LINK: Link = Link { alpha_ns: 60_000, bits_per_second: 1_000_000_000, packets: Link::ETHERNET };
+
+/// What a planner is asked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlanAsk {
+    /// File name of the model.
+    pub model: String,
+    /// Places of the nodes in the list, with their names, whether they have no dot-product instructions, and bytes to spare.
+    pub nodes: Vec<(usize, String, bool, u64)>,
+    /// Longest sequence; `None` = what the model was trained for, at most 4096.
+    pub context: Option<u32>,
+    /// Sequences at the same time.
+    pub slots: u16,
+    /// Format of the KV cache.
+    pub kv: KvFormat,
+    /// Format of partial sums.
+    pub exchange: Exchange,
+    /// Which all-reduce.
+    pub choice: Choice,
+}
+
+/// What the planner said.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    /// The question.
+    pub ask: PlanAsk,
+    /// The model.
+    pub sizes: ModelSizes,
+    /// Candidates, the best first, and what does not fit.
+    pub plan: Plan,
+    /// The longest sequence that was planned for.
+    pub context: u32,
+}
+
+impl Planned {
+    /// Plans; takes a while with many nodes.
+    pub fn new(ask: PlanAsk, sizes: ModelSizes) -> Self {
+        let node = |(_, name, is_old, memory): &(usize, String, bool, u64)| PlanNode {
+            name: name.clone(),
+            profile: if *is_old { NodeProfile::pi4() } else { NodeProfile::pi5() },
+            memory: *memory,
+            panel_rows: PANEL_ROWS,
+        };
+        let nodes: Vec<PlanNode> = ask.nodes.iter().map(node).collect();
+        let trained = u32::try_from(sizes.shape.context_length).unwrap_or(u32::MAX);
+        let context = ask.context.unwrap_or(CONTEXT).min(trained);
+        let demand = Demand {
+            context,
+            slots: ask.slots,
+            kv: ask.kv,
+            exchange: ask.exchange,
+            choice: ask.choice,
+            link: LINK,
+            prompt: PROMPT.min(context),
+        };
+        let plan = plan(&sizes, &nodes, &demand, Goal::Balanced);
+        Self { ask, sizes, plan, context }
+    }
+
+    /// The candidate of a row.
+    pub fn candidate(&self, key: &str) -> Option<&Candidate> {
+        self.plan.ranked.iter().find(|candidate| candidate.layout.to_string() == key)
+    }
+
+    /// Places of the nodes of a candidate in the list, in the order replica, stage, rank.
+    pub fn members(&self, candidate: &Candidate) -> Vec<usize> {
+        let ranks = candidate.replicas.iter().flatten().flat_map(|stage| &stage.ranks);
+        ranks.filter_map(|rank| self.ask.nodes.get(rank.node)).map(|node| node.0).collect()
+    }
+
+    /// What to assign for a candidate.
+    pub fn wanted(&self, candidate: &Candidate) -> Wanted {
+        let weights: Vec<u32> =
+            candidate.replicas.iter().flatten().flat_map(|stage| &stage.ranks).map(|rank| rank.weight).collect();
+        let is_equal = weights.iter().all(|weight| *weight == weights[0]);
+        let first = candidate.replicas.first().map_or(&[][..], Vec::as_slice);
+        let layers = |stage: &PlanStage| stage.layers.len() as u32;
+        Wanted {
+            layout: candidate.layout,
+            weights: if is_equal { Vec::new() } else { weights },
+            layers: if first.len() > 1 { first.iter().map(layers).collect() } else { Vec::new() },
+            model: self.ask.model.clone(),
+            kv: self.ask.kv,
+            exchange: self.ask.exchange,
+            collective: self.ask.choice,
+            context_length: Some(self.context),
+            slots: self.ask.slots,
+        }
+    }
+}
+
+/// How far planning is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Planning {
+    /// Nobody asked.
+    #[default]
+    Nothing,
+    /// Asked.
+    Asked,
+    /// Done.
+    Done(Box<Planned>),
+    /// It failed.
+    Failed(Fault),
+}
+
+/// The columns.
+const COLUMNS: &[Column] = &[
+    Column::left("topology", 11, 0),
+    Column::right("nodes", 5, 1),
+    Column::right("tok/s", 6, 0),
+    Column::right("all tok/s", 9, 3),
+    Column::right("TTFT", 9, 1),
+    Column::right("GiB/node", 8, 1),
+    Column::right("network", 7, 4),
+    Column::rest("remark", 14, 0),
+];
+
+/// Candidates, the best first, then what does not fit.
+pub fn table(state: &State) -> Table {
+    let Planning::Done(planned) = &state.planning else { return Table { columns: COLUMNS, rows: Vec::new() } };
+    let ranked = planned.plan.ranked.iter().enumerate().map(|(place, candidate)| row(state, planned, place, candidate));
+    let dropped = planned.plan.dropped.iter().map(|dropped| {
+        let mut cells = vec![Cell::default().toned(Tone::Dim); COLUMNS.len()];
+        cells[0] = Cell::text(dropped.layout.to_string()).toned(Tone::Dim);
+        cells[COLUMNS.len() - 1] = Cell::text(clean_line(&dropped.reason.to_string())).toned(Tone::Dim);
+        Row { key: format!("no {}", dropped.layout), cells, is_stale: false }
+    });
+    Table { columns: COLUMNS, rows: ranked.chain(dropped).collect() }
+}
+
+fn row(state: &State, planned: &Planned, place: usize, candidate: &Candidate) -> Row {
+    let prediction = &candidate.prediction;
+    let rate = ratio(1e9, prediction.tpot.0 as f64);
+    let gib = candidate.memory_max().0 as f64 / (1_u64 << 30) as f64;
+    let remark = match (runs(state, planned, candidate), place) {
+        (true, _) => Cell::text(match measured(state) {
+            Some(rate) => format!("runs: measured {rate:.1} tok/s"),
+            None => "runs".to_owned(),
+        })
+        .toned(Tone::Ok),
+        (false, 0) => Cell::text("best"),
+        _ => Cell::default(),
+    };
+    let cells = vec![
+        Cell::text(candidate.layout.to_string()),
+        Cell::figure(Some(candidate.layout.node_count() as f64), |count| format!("{count:.0}")),
+        Cell::figure(Some(rate), |rate| format!("{rate:.1}")),
+        Cell::figure(Some(prediction.throughput), |rate| format!("{rate:.1}")),
+        Cell { number: Some(prediction.ttft.0 as f64), ..Cell::text(prediction.ttft.to_string()) },
+        Cell::figure(Some(gib), |gib| format!("{gib:.2}")),
+        Cell::figure(Some(prediction.network[1]), |share| format!("{:.0} %", share * 100.0)),
+        remark,
+    ];
+    Row { key: candidate.layout.to_string(), cells, is_stale: false }
+}
+
+/// Whether a candidate is what runs.
+fn runs(state: &State, planned: &Planned, candidate: &Candidate) -> bool {
+    let Some((topology, _)) = state.topology() else { return false };
+    topology.layout == candidate.layout && topology.model == planned.ask.model
+}
+
+/// Tokens a second of the last request from here.
+fn measured(state: &State) -> Option<f64> {
+    state.request.tpot_ms().map(|tpot| ratio(1e3, tpot))
+}
+
+/// What to ask a planner; `None` where no model is known or no node answers.
+pub fn ask(state: &State) -> Option<PlanAsk> {
+    let running = state.topology().map(|(topology, _)| topology);
+    let wanted = match (running, &state.wanted) {
+        (Some(topology), _) => Wanted::again(topology, topology.members.len()),
+        (None, Some(wanted)) => wanted.clone(),
+        (None, None) => return None,
+    };
+    let node = |place: usize| {
+        let node = &state.nodes[place];
+        let report = node.report.as_ref().filter(|_| node.is_open())?;
+        // What runs keeps its memory until the new topology has been loaded.
+        let spare = report.health.memory.map_or(0, |memory| memory.available.0);
+        Some((place, node.name().to_owned(), report.kernels == "neon", spare))
+    };
+    let nodes: Vec<_> = state.usable().into_iter().filter_map(node).collect();
+    (!nodes.is_empty()).then(|| PlanAsk {
+        model: wanted.model,
+        nodes,
+        context: wanted.context_length,
+        slots: wanted.slots,
+        kv: wanted.kv,
+        exchange: wanted.exchange,
+        choice: wanted.collective,
+    })
+}
+
+/// What the planner says of assigning this, and which layers move; empty where it was not asked for such a layout.
+pub fn preview(state: &State, wanted: &Wanted) -> Vec<String> {
+    let Planning::Done(planned) = &state.planning else { return Vec::new() };
+    let known = planned.candidate(&wanted.layout.to_string()).filter(|_| planned.ask.model == wanted.model);
+    let Some(candidate) = known else { return Vec::new() };
+    let prediction = &candidate.prediction;
+    let measured = measured(state).map_or_else(String::new, |rate| format!(" (measured now: {rate:.1})"));
+    let predicted = format!(
+        "Predicted: {:.1} tokens/s{measured}, TTFT {} for {} tokens, at most {} on a node.",
+        ratio(1e9, prediction.tpot.0 as f64),
+        prediction.ttft,
+        PROMPT.min(planned.context),
+        candidate.memory_max()
+    );
+    let changes = state.topology().and_then(|(topology, _)| changes(state, topology, planned, candidate));
+    std::iter::once(predicted).chain(changes).collect()
+}
+
+/// Nodes whose layers differ.
+fn changes(state: &State, topology: &Topology, planned: &Planned, candidate: &Candidate) -> Option<String> {
+    let stages = candidate.replicas.iter().flatten();
+    let after = stages.flat_map(|stage| stage.ranks.iter().map(|rank| (rank, stage.layers.clone())));
+    let changed: Vec<String> = after
+        .filter_map(|(rank, layers)| {
+            let node = state.nodes.get(planned.ask.nodes.get(rank.node)?.0)?;
+            let member = topology.members.get(state.member_of(node)?)?;
+            let before = member.layers.start as usize..member.layers.end as usize;
+            (before != layers).then(|| format!("{} {} → {}", node.name(), span(&before), span(&layers)))
+        })
+        .collect();
+    (!changed.is_empty()).then(|| format!("Layers: {}.", changed.join(", ")))
+}
+
+/// Layers as they are read: both ends belong to them.
+pub fn span(layers: &Range<usize>) -> String {
+    if layers.len() < 2 { layers.start.to_string() } else { format!("{}–{}", layers.start, layers.end - 1) }
+}
+
+/// Bytes of weights and of KV cache of each member of what runs, where the model's sizes are known.
+pub fn division(state: &State) -> Option<Vec<(Bytes, Bytes)>> {
+    let Planning::Done(planned) = &state.planning else { return None };
+    let (topology, _) = state.topology()?;
+    if topology.model != planned.ask.model {
+        return None;
+    }
+    let mut all = Vec::with_capacity(topology.members.len());
+    for replica in 0..topology.layout.replicas {
+        for plan in cut_stages(&planned.sizes.shape, &topology.stages(replica)).ok()? {
+            let blocks =
+                (topology.context_length as usize).div_ceil(KV_BLOCK_LENGTH) + usize::from(topology.slots.max(1)) - 1;
+            let (heads, length) = (plan.heads_kv.len(), planned.sizes.shape.head_length);
+            let kv = kv_bytes(topology.kv, plan.layers.len(), blocks, heads, length);
+            let weights = Holding { sizes: &planned.sizes, plan: &plan }.shard_bytes(PANEL_ROWS);
+            all.push((Bytes(weights), Bytes(kv)));
+        }
+    }
+    (all.len() == topology.members.len()).then_some(all)
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;
