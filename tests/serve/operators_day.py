@@ -118,18 +118,40 @@ def straggler(day, pid):
         return until("sync names a straggler", named)
 
 
+def running(day):
+    """What runs, as the heads tell."""
+    heads = json.loads(day.raw("requests", "--json").stdout)["heads"]
+    return [one for head in heads for one in head["running"]]
+
+
+def hanging(day, rank):
+    """Somebody's request that hangs because a rank stands still; a text that was quicker is asked for again."""
+
+    def hangs():
+        asked = day.start("generate", "--model", MODEL, "--prompt", SECRET, "--max-tokens", "450")
+        while asked.poll() is None:
+            if running(day):
+                os.kill(rank, signal.SIGSTOP)
+                found = running(day)
+                if found:
+                    return asked, found[0]["id"]
+                os.kill(rank, signal.SIGCONT)
+        asked.communicate()
+        return None
+
+    return until("a request hangs", hangs)
+
+
 def cancelled(day, daemons):
-    """Somebody's request that hangs, ended by another console."""
-    os.kill(daemons[3].process.pid, signal.SIGSTOP)
-    asked = day.start("generate", "--model", MODEL, "--prompt", SECRET, "--max-tokens", "400")
+    """Somebody's request, ended by another console."""
+    rank = daemons[3].process.pid
+    asked, request = hanging(day, rank)
     try:
-        running = lambda: [one for head in json.loads(day.raw("requests", "--json").stdout)["heads"] for one in head["running"]]
-        request = until("the request runs", running)[0]["id"]
         day.do("requests", "cancel", request, "--dry-run")
-        want(running(), "a dry run ends nothing")
+        want(running(day), "a dry run ends nothing")
         day.do("requests", "cancel", request, "--yes")
     finally:
-        os.kill(daemons[3].process.pid, signal.SIGCONT)
+        os.kill(rank, signal.SIGCONT)
     out, err = asked.communicate(timeout=bramble.PATIENCE)
     want(json.loads(out)["finish_reason"] == "cancelled", f"its owner hears that it was cancelled: {out}{err}")
     return request
