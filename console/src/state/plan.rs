@@ -215,7 +215,8 @@ pub fn ask(state: &State) -> Option<PlanAsk> {
         Some((place, node.name().to_owned(), report.kernels == "neon", spare))
     };
     let nodes: Vec<_> = state.usable().into_iter().filter_map(node).collect();
-    (!nodes.is_empty()).then(|| PlanAsk {
+    let is_known = !nodes.is_empty();
+    is_known.then_some(PlanAsk {
         model: wanted.model,
         nodes,
         context: wanted.context_length,

@@ -30,6 +30,8 @@ pub enum Cluster<'a> {
     Broken(&'a str),
     /// A member sends nothing: whether it serves is not known.
     Silent(&'a Node),
+    /// A member is out: nothing new begins.
+    Out(&'a Node),
     /// No topology runs.
     Idle,
     /// A topology runs.
@@ -63,6 +65,12 @@ pub fn cluster(state: &State) -> Cluster<'_> {
     if let Some(Operation::Change { .. }) = state.operation {
         return Cluster::Changing;
     }
+    if let Some(node) = silent(state) {
+        return Cluster::Silent(node);
+    }
+    if let Some(node) = members(state).find(|node| node.is_open() && state.exclusion(node).is_some()) {
+        return Cluster::Out(node);
+    }
     if let Some((topology, _)) = state.topology() {
         return match culprit(state, topology) {
             Some(name) => Cluster::Broken(name),
@@ -91,9 +99,13 @@ fn culprit<'a>(state: &'a State, topology: &'a Topology) -> Option<&'a str> {
 
 /// A member that sent nothing for a while.
 fn silent(state: &State) -> Option<&Node> {
-    let (topology, _) = state.topology()?;
-    let members = (0..topology.members.len()).filter_map(|member| state.node_of(member));
-    members.into_iter().find(|node| matches!(node.standing(state.now), Standing::Stale(_)))
+    members(state).find(|node| matches!(node.standing(state.now), Standing::Stale(_)))
+}
+
+/// The members of the topology that were named to this console.
+fn members(state: &State) -> impl Iterator<Item = &Node> {
+    let count = state.topology().map_or(0, |(topology, _)| topology.members.len());
+    (0..count).filter_map(|member| state.node_of(member))
 }
 
 /// The share of all shards that is loaded.
@@ -129,6 +141,9 @@ pub fn hint(state: &State) -> String {
         }
         Cluster::Silent(node) => {
             format!("{} sends nothing: what is shown of it is old. A prompt may have to wait for it.", node.name())
+        }
+        Cluster::Out(node) => {
+            format!("{} is out: nothing new begins. x takes it in; r assigns on the others.", node.name())
         }
         Cluster::Idle => match state.assignable() {
             Some(_) => "No topology runs. r, or the next prompt, assigns it.".to_owned(),

@@ -59,6 +59,7 @@ fn standing(state: &State, theme: &Theme) -> (String, Style) {
         Cluster::Changing => ("changing".to_owned(), theme.warn),
         Cluster::Broken(name) => (format!("broken: {name}"), theme.bad),
         Cluster::Silent(node) => (format!("silent: {}", node.name()), theme.warn),
+        Cluster::Out(node) => (format!("out: {}", node.name()), theme.warn),
         Cluster::Idle => ("idle".to_owned(), theme.dim),
         Cluster::Ready => ("ready".to_owned(), theme.ok),
         Cluster::Serving => ("serving".to_owned(), theme.ok),
