@@ -1,7 +1,7 @@
 //! What an update wants done outside of the state. Plain values; `run` performs them.
 use shared::protocol::message::Generate;
 
-use crate::state::plan::PlanAsk;
+use crate::state::{command::Format, plan::PlanAsk};
 pub use crate::{order::Order, wanted::Wanted};
 
 /// Something to be done.
@@ -31,4 +31,33 @@ pub enum Effect {
     Cancel,
     /// End with this exit code.
     Quit(i32),
+    /// Take the mouse, or leave it to the terminal.
+    TakeMouse(bool),
+    /// Write the session to a file from now on; without a name to one named by the time.
+    Record(Option<String>),
+    /// End that.
+    StopRecording,
+    /// Write the page's data or the screen to a file that does not exist.
+    Export {
+        /// In which form.
+        format: Format,
+        /// The file; `None`: named by page and time.
+        file: Option<String>,
+    },
+}
+
+impl Effect {
+    /// Whether it reaches the cluster.
+    pub fn acts(&self) -> bool {
+        match self {
+            Self::Assign { .. } | Self::Generate { .. } | Self::Operate(_) | Self::Cancel => true,
+            Self::Draw
+            | Self::Plan(_)
+            | Self::Quit(_)
+            | Self::TakeMouse(_)
+            | Self::Record(_)
+            | Self::StopRecording
+            | Self::Export { .. } => false,
+        }
+    }
 }

@@ -1,10 +1,16 @@
 //! The one table of keys: what update obeys, what the help page and the footer show. Knows no terminal library.
-use std::fmt;
+mod custom;
+
+use std::{borrow::Cow, fmt};
+
+use serde::{Deserialize, Serialize};
+
+pub use custom::{Keymap, KeymapError};
 
 use crate::state::{Focus, Page, Spot};
 
 /// A key without its modifiers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the keys are named as they are on a keyboard")]
 pub enum KeyCode {
     Char(char),
@@ -25,7 +31,7 @@ pub enum KeyCode {
 }
 
 /// A key press. A shifted letter is its capital; shift counts only for keys that print nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Key {
     /// The key.
     pub code: KeyCode,
@@ -153,6 +159,12 @@ pub enum Action {
     EraseWord,
     EraseToStart,
     EraseToEnd,
+    Command,
+    Freeze,
+    Mouse,
+    Record,
+    ExportData,
+    ExportScreen,
 }
 
 impl Action {
@@ -197,6 +209,14 @@ impl Place {
         Self::On(Page::Node),
     ];
 
+    /// Its name in a key file.
+    pub fn section(self) -> String {
+        match self {
+            Self::On(page) => page.title().to_lowercase(),
+            other => format!("{other:?}").to_lowercase(),
+        }
+    }
+
     /// Heading on the help page.
     pub fn title(self) -> String {
         match self {
@@ -222,13 +242,27 @@ impl Place {
     }
 }
 
+impl Action {
+    /// The name by which key files and the command line know it: `page-next`, `show-sync`.
+    pub fn name(self) -> String {
+        let mut name = String::new();
+        for letter in format!("{self:?}").chars().filter(|letter| *letter != ')') {
+            if (letter.is_uppercase() || letter == '(') && !name.is_empty() && !name.ends_with('-') {
+                name.push('-');
+            }
+            name.extend(letter.to_lowercase().filter(|letter| *letter != '('));
+        }
+        name
+    }
+}
+
 /// A row of the table.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Binding {
     /// Where it holds.
     pub place: Place,
     /// Keys that mean the same.
-    pub keys: &'static [Key],
+    pub keys: Cow<'static, [Key]>,
     /// What they ask for.
     pub action: Action,
     /// What it does, in words.
@@ -238,6 +272,11 @@ pub struct Binding {
 }
 
 impl Binding {
+    /// Whether it edits a text.
+    pub fn is_typing(&self) -> bool {
+        matches!(self.place, Place::Prompt | Place::Filter)
+    }
+
     /// The keys as people read them.
     pub fn keys_text(&self) -> String {
         self.keys.iter().map(Key::to_string).collect::<Vec<_>>().join(" ")
@@ -245,7 +284,7 @@ impl Binding {
 }
 
 const fn bind(place: Place, keys: &'static [Key], action: Action, what: &'static str, short: &'static str) -> Binding {
-    Binding { place, keys, action, what, short }
+    Binding { place, keys: Cow::Borrowed(keys), action, what, short }
 }
 
 const fn page(keys: &'static [Key], page: Page, what: &'static str) -> Binding {
@@ -288,6 +327,24 @@ pub const BINDINGS: &[Binding] = &{
             &[key(Enter)],
             Action::Open,
             "open the node of the row; assign the candidate; to the prompt box",
+            "",
+        ),
+        bind(
+            Panels,
+            &[Key::character(':')],
+            Action::Command,
+            "the command line: every action by its name, Tab completes",
+            "command",
+        ),
+        bind(Panels, &[Key::character('f')], Action::Freeze, "freeze the picture; go on", "freeze"),
+        bind(Panels, &[Key::character('e')], Action::ExportData, "write the page's data to a file (CSV)", ""),
+        bind(Panels, &[Key::character('E')], Action::ExportScreen, "write the screen to a file (SVG)", ""),
+        bind(Anywhere, &[Key::control('r')], Action::Record, "write this session to a file; end that", ""),
+        bind(
+            Panels,
+            &[Key::character('m')],
+            Action::Mouse,
+            "leave the mouse to the terminal, for selecting text; take it again",
             "",
         ),
         bind(Panels, &[Key::character('r')], Action::AssignAgain, "assign the topology again", "assign"),
@@ -390,29 +447,6 @@ pub const BINDINGS: &[Binding] = &{
     ]
 };
 
-/// What a key asks for there; `None` for a key without a meaning, and for a letter where letters are typed.
-pub fn action(spot: Spot, pressed: Key) -> Option<Action> {
-    if spot.is_typing() && pressed.types() {
-        return None;
-    }
-    bindings(spot).find(|binding| binding.keys.contains(&pressed)).map(|binding| binding.action)
-}
-
-/// What a key asks for while a question waits for its answer: Enter is yes, Esc and Ctrl-C are no, and the reason is
-/// edited as the prompt is.
-pub fn dialog_action(pressed: Key) -> Option<Action> {
-    match action(Spot { page: Page::Generate, focus: Focus::Prompt }, pressed)? {
-        Action::Interrupt => Some(Action::Escape),
-        Action::NewLine | Action::LineUp | Action::LineDown => None,
-        other => Some(other),
-    }
-}
-
-/// The bindings that hold there.
-pub fn bindings(spot: Spot) -> impl Iterator<Item = &'static Binding> {
-    BINDINGS.iter().filter(move |binding| binding.place.holds(spot))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -425,7 +459,7 @@ mod tests {
     #[test]
     fn no_key_means_two_things_in_one_place() {
         for spot in spots() {
-            let keys: Vec<Key> = bindings(spot).flat_map(|binding| binding.keys).copied().collect();
+            let keys: Vec<Key> = Keymap::default().bindings(spot).flat_map(|binding| binding.keys.to_vec()).collect();
             for (index, key) in keys.iter().enumerate() {
                 assert!(!keys[..index].contains(key), "{key} is bound twice for {spot:?}");
             }
@@ -434,8 +468,12 @@ mod tests {
 
     #[test]
     fn no_letter_means_anything_but_itself_in_the_prompt_box() {
-        for key in BINDINGS.iter().flat_map(|binding| binding.keys).filter(|key| key.types()) {
-            assert_eq!(action(Spot::first_of(Page::Generate), *key), None, "{key} could not be typed");
+        for key in BINDINGS.iter().flat_map(|binding| binding.keys.iter()).filter(|key| key.types()) {
+            assert_eq!(
+                Keymap::default().action(Spot::first_of(Page::Generate), *key),
+                None,
+                "{key} could not be typed"
+            );
         }
     }
 

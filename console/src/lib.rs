@@ -4,12 +4,15 @@ pub mod cli;
 pub mod client;
 pub mod effect;
 pub mod event;
+pub mod export;
 #[cfg(test)]
 mod fixtures;
 pub mod http;
 pub mod keymap;
 pub mod order;
+mod outlet;
 pub mod proxy;
+pub mod recording;
 pub mod run;
 pub mod state;
 pub mod terminal;

@@ -1,16 +1,11 @@
 //! The dashboard's driver: waits for an event, updates, performs the effects, draws if something changed.
 //! Decides nothing; the only place of the dashboard that knows tokio and the time.
-use std::{
-    future::{pending, poll_fn},
-    io,
-    pin::Pin,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+mod files;
+mod input;
 
-use crossterm::event::{
-    Event as TerminalEvent, EventStream, KeyCode as TerminalCode, KeyEvent, KeyEventKind, KeyModifiers,
-};
-use futures_core::Stream;
+use std::{future::pending, io, path::PathBuf, time::Duration};
+
+use crossterm::event::EventStream;
 use shared::protocol::message::Generate;
 use tokio::{
     select,
@@ -19,14 +14,15 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
 
+use self::{files::Files, input::next_input};
 use crate::{
     effect::{Effect, Order, Wanted},
     event::{ClientEvent, Event, GenerateEvent, Signal},
-    keymap::{Key, KeyCode},
-    state::{GenerateDefaults, State, plan::PlanAsk},
+    recording::rounded,
+    state::{GenerateDefaults, State, desk::Desk, plan::PlanAsk},
     terminal::{Screen, TerminalError},
     update::update,
-    view::{self, theme::Theme},
+    view,
 };
 
 /// Events from nodes that wait for the dashboard; a client waits when there are more.
@@ -35,6 +31,8 @@ const CLIENT_EVENTS_MAX: usize = 1024;
 const TICK: Duration = Duration::from_millis(250);
 /// Shortest time between two frames.
 const FRAME: Duration = Duration::from_millis(33);
+/// Shortest time between a frame and the next one that only shows newer figures of nodes: nobody reads them faster.
+const FIGURES_FRAME: Duration = Duration::from_millis(125);
 /// Longest wait for the end of a generation that was cancelled by quitting.
 const CANCEL_WAIT: Duration = Duration::from_secs(1);
 
@@ -49,6 +47,10 @@ pub struct DashboardOptions {
     pub prompt: String,
     /// What each generation asks for.
     pub defaults: GenerateDefaults,
+    /// How the screen is arranged.
+    pub desk: Desk,
+    /// The file that the session is written to.
+    pub record: Option<PathBuf>,
     /// It only looks: nothing is ever ordered.
     pub readonly: bool,
 }
@@ -77,22 +79,26 @@ pub async fn dashboard<N: Nodes>(
 ) -> Result<i32, TerminalError> {
     // Before the terminal is taken: a signal in between must not leave it raw.
     let signals = Signals::listen()?;
-    let screen = Screen::enter()?;
-    let (sender, events) = mpsc::channel(CLIENT_EVENTS_MAX);
     let wanted = options.wanted.filter(|_| !options.readonly);
     let mut state = State::new(&options.nodes, wanted, &options.prompt, options.defaults);
     state.readonly = options.readonly;
-    state.clock_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
-    let mut driver = Driver {
-        state,
-        nodes: connect(options.nodes, sender),
-        theme: Theme::from_environment(),
-        events,
-        started: Instant::now(),
-        frame_due: None,
-        exit: None,
-    };
+    state.desk = options.desk;
+    let started = Instant::now();
+    let mut files = Files::new(&state);
+    // Before the terminal is taken: a file that cannot be written is told where it can be read.
+    let began =
+        options.record.map(|file| files.record(Some(file), &state)).transpose().map_err(TerminalError::Recording)?;
+    let mut screen = Screen::enter()?;
+    screen.take_mouse(state.desk.takes_mouse);
+    let (sender, events) = mpsc::channel(CLIENT_EVENTS_MAX);
+    state.clock_ms = files.started_unix_ms();
+    let nodes = connect(options.nodes, sender);
+    let mut driver = Driver { state, nodes, files, events, started, frame_due: None, exit: None };
+    if let Some(event) = began {
+        drop(update(&mut driver.state, event));
+    }
     let code = driver.run(screen, signals).await?;
+    driver.files.finish();
     driver.wait_for_cancel().await;
     Ok(code)
 }
@@ -100,7 +106,7 @@ pub async fn dashboard<N: Nodes>(
 struct Driver<N> {
     state: State,
     nodes: N,
-    theme: Theme,
+    files: Files,
     events: mpsc::Receiver<ClientEvent>,
     started: Instant,
     frame_due: Option<Instant>,
@@ -121,18 +127,23 @@ impl<N: Nodes> Driver<N> {
                 signal = signals.next() => Some(Event::Signal(signal)),
                 key = next_input(&mut keys) => key,
                 event = next_client(&mut self.events) => Some(Event::Client(event)),
+                event = self.files.news() => Some(event),
                 _ = ticks.tick() => None,
-                () = sleep_until_some(frame_due) => {
-                    let extent = screen.draw(|frame| view::draw(&self.state, &self.theme, frame))?;
+                () = frame(frame_due, &screen) => {
+                    let theme = view::theme_of(&self.state);
+                    let extent = screen.draw(|frame| view::draw(&self.state, &theme, frame))?;
                     drawn_at = Some(Instant::now());
                     self.frame_due = None;
                     Some(Event::Drawn(extent))
                 }
             };
             screen.check()?;
-            self.handle(Event::Tick { now: self.started.elapsed() }, drawn_at);
+            // Whole microseconds, so that a recording has the times that were.
+            let now = rounded(self.started.elapsed());
+            self.files.happens(&self.state, now, event.as_ref());
+            self.handle(Event::Tick { now }, drawn_at, &mut screen);
             if let Some(event) = event {
-                self.handle(event, drawn_at);
+                self.handle(event, drawn_at, &mut screen);
             }
             if let Some(code) = self.exit {
                 return Ok(code);
@@ -140,12 +151,14 @@ impl<N: Nodes> Driver<N> {
         }
     }
 
-    fn handle(&mut self, event: Event, drawn_at: Option<Instant>) {
+    fn handle(&mut self, event: Event, drawn_at: Option<Instant>, screen: &mut Screen) {
+        let is_figures = matches!(event, Event::Tick { .. } | Event::Client(ClientEvent::Report { .. }));
+        let pause = if is_figures { FIGURES_FRAME } else { FRAME };
         for effect in update(&mut self.state, event) {
             match effect {
                 Effect::Draw => {
-                    let due = drawn_at.map_or_else(Instant::now, |at| at + FRAME);
-                    self.frame_due.get_or_insert(due);
+                    let due = drawn_at.map_or_else(Instant::now, |at| at + pause);
+                    self.frame_due = Some(self.frame_due.map_or(due, |before| before.min(due)));
                 }
                 Effect::Assign { wanted, members } => self.nodes.assign(wanted, members),
                 Effect::Generate { head, generate } => self.nodes.generate(head, *generate),
@@ -153,6 +166,13 @@ impl<N: Nodes> Driver<N> {
                 Effect::Operate(order) => self.nodes.operate(order),
                 Effect::Cancel => self.nodes.cancel(),
                 Effect::Quit(code) => self.exit = Some(code),
+                Effect::TakeMouse(takes) => screen.take_mouse(takes),
+                Effect::Record(file) => self.files.begin(file.map(PathBuf::from), &self.state),
+                Effect::StopRecording => self.files.end(),
+                Effect::Export { format, file } => {
+                    let size = screen.size().unwrap_or((80, 24));
+                    self.files.export(&self.state, size, format, file.map(PathBuf::from));
+                }
             }
         }
     }
@@ -198,11 +218,14 @@ impl Signals {
     }
 }
 
-async fn sleep_until_some(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline).await,
+/// The moment to draw: something changed, the last frame is long enough ago, and the terminal has taken all of it. On a slow
+/// terminal frames are left out, none waits.
+async fn frame(due: Option<Instant>, screen: &Screen) {
+    match due {
+        Some(due) => sleep_until(due).await,
         None => pending().await,
     }
+    screen.ready().await;
 }
 
 /// The next event of a client; never returns when the client is gone.
@@ -210,83 +233,5 @@ async fn next_client(events: &mut mpsc::Receiver<ClientEvent>) -> ClientEvent {
     match events.recv().await {
         Some(event) => event,
         None => pending().await,
-    }
-}
-
-/// What was typed, pasted or resized; `None` for what means nothing here. A terminal that is gone hangs up.
-async fn next_input(keys: &mut EventStream) -> Option<Event> {
-    match poll_fn(|context| Pin::new(&mut *keys).poll_next(context)).await {
-        Some(Ok(event)) => translate(event),
-        Some(Err(_)) | None => Some(Event::Signal(Signal::HangUp)),
-    }
-}
-
-fn translate(event: TerminalEvent) -> Option<Event> {
-    match event {
-        TerminalEvent::Key(key) if key.kind != KeyEventKind::Release => translate_key(key).map(Event::Key),
-        TerminalEvent::Paste(text) => Some(Event::Paste(text)),
-        TerminalEvent::Resize(..) => Some(Event::Resize),
-        _ => None,
-    }
-}
-
-fn translate_key(key: KeyEvent) -> Option<Key> {
-    let mut shift = key.modifiers.contains(KeyModifiers::SHIFT);
-    let code = match key.code {
-        TerminalCode::Char(letter) => {
-            shift = false;
-            KeyCode::Char(letter)
-        }
-        TerminalCode::BackTab => {
-            shift = true;
-            KeyCode::Tab
-        }
-        TerminalCode::Enter => KeyCode::Enter,
-        TerminalCode::Esc => KeyCode::Esc,
-        TerminalCode::Tab => KeyCode::Tab,
-        TerminalCode::Backspace => KeyCode::Backspace,
-        TerminalCode::Delete => KeyCode::Delete,
-        TerminalCode::Left => KeyCode::Left,
-        TerminalCode::Right => KeyCode::Right,
-        TerminalCode::Up => KeyCode::Up,
-        TerminalCode::Down => KeyCode::Down,
-        TerminalCode::Home => KeyCode::Home,
-        TerminalCode::End => KeyCode::End,
-        TerminalCode::PageUp => KeyCode::PageUp,
-        TerminalCode::PageDown => KeyCode::PageDown,
-        TerminalCode::F(number) => KeyCode::Function(number),
-        _ => return None,
-    };
-    let (control, alt) = (key.modifiers.contains(KeyModifiers::CONTROL), key.modifiers.contains(KeyModifiers::ALT));
-    Some(Key { code, control, alt, shift })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::keymap::{Action, action};
-    use crate::state::{Focus, Page, Spot};
-
-    #[test]
-    fn keys_of_the_terminal_become_the_keys_of_the_table() {
-        let press = |code, modifiers| {
-            let event = translate(TerminalEvent::Key(KeyEvent::new(code, modifiers)));
-            let Some(Event::Key(key)) = event else { panic!("{code:?} is no key: {event:?}") };
-            action(Spot { page: Page::Generate, focus: Focus::Text }, key)
-        };
-        let (none, shift) = (KeyModifiers::NONE, KeyModifiers::SHIFT);
-        assert_eq!(press(TerminalCode::Char('c'), KeyModifiers::CONTROL), Some(Action::Interrupt));
-        assert_eq!(press(TerminalCode::Char('?'), shift), Some(Action::Help));
-        assert_eq!(press(TerminalCode::Char('G'), shift), Some(Action::Bottom));
-        assert_eq!(press(TerminalCode::BackTab, shift), Some(Action::FocusPrevious));
-        assert_eq!(press(TerminalCode::Tab, none), Some(Action::FocusNext));
-        assert_eq!(press(TerminalCode::Char('c'), none), Some(Action::Cordon));
-        assert_eq!(press(TerminalCode::Char('z'), none), None);
-    }
-
-    #[test]
-    fn a_released_key_is_no_press() {
-        let key = KeyEvent::new_with_kind(TerminalCode::Enter, KeyModifiers::NONE, KeyEventKind::Release);
-        assert_eq!(translate(TerminalEvent::Key(key)), None);
     }
 }

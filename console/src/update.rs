@@ -1,4 +1,6 @@
 //! What each event changes, and what it wants done: the whole behaviour of the dashboard, without a terminal or a clock.
+mod desk;
+mod frozen;
 mod generate;
 mod operate;
 mod plan;
@@ -7,22 +9,30 @@ mod table;
 
 use std::time::Duration;
 
+use shared::telemetry::NodeReport;
+
 use crate::{
     effect::Effect,
     event::{AssignEvent, ClientEvent, Event, GenerateEvent, Signal},
-    keymap::{self, Action, Key, KeyCode},
+    keymap::{Action, Key, KeyCode},
     state::{
         Assignment, Focus, Page, Spot, State, TextScroll,
+        clean::clean_line,
         editor::Editor,
         node::Standing,
         plan::Planning,
         request::{Phase, Request},
+        standing::{Cluster, cluster, hint},
         sync, watch,
     },
 };
 
 /// Handles an event. Everything but ticks that change nothing asks for a frame.
 pub fn update(state: &mut State, event: Event) -> Vec<Effect> {
+    if state.frozen.is_some() { frozen::update_frozen(state, event) } else { update_live(state, event) }
+}
+
+fn update_live(state: &mut State, event: Event) -> Vec<Effect> {
     let mut effects = match event {
         Event::Drawn(extent) => {
             state.extent = extent;
@@ -32,11 +42,31 @@ pub fn update(state: &mut State, event: Event) -> Vec<Effect> {
         Event::Resize => Vec::new(),
         Event::Key(key) => on_key(state, key),
         Event::Paste(text) => paste(state, &text),
+        Event::Client(ClientEvent::Report { node, report }) if says_nothing_new(state, node, &report) => {
+            return observed(state, ClientEvent::Report { node, report });
+        }
         Event::Client(event) => observed(state, event),
         Event::Signal(signal) => quit(state, signal.exit_code()),
+        Event::Mouse(mouse) => desk::on_mouse(state, mouse),
+        Event::Recording(event) => {
+            desk::on_recording(state, event);
+            Vec::new()
+        }
+        Event::Said(text) => {
+            state.notice = Some(clean_line(&text));
+            Vec::new()
+        }
     };
     effects.push(Effect::Draw);
     effects
+}
+
+/// Whether nothing on the screen can differ after a report. Only the node's clock goes on by itself.
+fn says_nothing_new(state: &State, node: usize, report: &NodeReport) -> bool {
+    let Some(node) = state.nodes.get(node) else { return true };
+    let Some(before) = &node.report else { return false };
+    let is_heard = matches!(node.standing(state.now), Standing::Reports(_));
+    is_heard && report.layers.is_empty() && before.is_same_but_for_the_time(report) && node.load == report.load
 }
 
 /// Time alone changes the screen when a node falls silent, while it stays silent or something is done to nodes, and when layers stop to
@@ -61,10 +91,13 @@ fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
     if state.dialog.is_some() {
         return operate::on_key(state, key);
     }
+    if state.desk.is_commanding {
+        return desk::on_command_key(state, key);
+    }
     if state.help.is_some() {
         return on_key_in_help(state, key);
     }
-    if let Some(action) = keymap::action(state.spot, key) {
+    if let Some(action) = state.desk.keys.action(state.spot, key) {
         return act(state, action);
     }
     if let KeyCode::Char(letter) = key.code
@@ -78,7 +111,7 @@ fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
 
 /// The help page scrolls; Ctrl-C and q mean what they mean everywhere; any other key closes it.
 fn on_key_in_help(state: &mut State, key: Key) -> Vec<Effect> {
-    let action = keymap::action(Spot { page: Page::Generate, focus: Focus::Text }, key);
+    let action = state.desk.keys.action(Spot { page: Page::Generate, focus: Focus::Text }, key);
     let (last, page) = (state.extent.help_lines.saturating_sub(state.extent.help_height), state.extent.help_height);
     match (action, state.help) {
         (Some(action @ (Action::Interrupt | Action::Quit)), _) => return act(state, action),
@@ -103,9 +136,16 @@ fn act(state: &mut State, action: Action) -> Vec<Effect> {
         Action::Escape => escape(state),
         Action::Quit => quit(state, 0),
         Action::Submit => submit(state),
+        Action::Freeze => {
+            frozen::freeze(state);
+            Vec::new()
+        }
         Action::Plan => plan::ask(state),
         _ if operate::ask(state, action) => Vec::new(),
         _ => {
+            if let Some(effects) = desk::on_action(state, action) {
+                return effects;
+            }
             show::show(state, action);
             edit(state, action);
             Vec::new()
@@ -163,6 +203,10 @@ fn paste(state: &mut State, text: &str) -> Vec<Effect> {
         operate::insert(state, text);
         return Vec::new();
     }
+    if state.desk.is_commanding {
+        desk::insert(state, text);
+        return Vec::new();
+    }
     if state.spot.focus == Focus::Filter {
         table::type_text(state, text);
         return Vec::new();
@@ -215,6 +259,11 @@ fn submit(state: &mut State) -> Vec<Effect> {
         return Vec::new();
     }
     let is_ready = state.is_ready();
+    // What an operator holds back is not assigned anew behind his back.
+    if let (false, false, Cluster::Cordoned(_)) = (is_ready, state.is_operating(), cluster(state)) {
+        state.notice = Some(hint(state));
+        return Vec::new();
+    }
     if !is_ready && !state.is_assigning() && !state.is_operating() && state.assignable().is_none() {
         state.notice = Some("no topology runs; start the console with --topology and --model".to_owned());
         return Vec::new();

@@ -1,6 +1,8 @@
 //! The topology that an operator asks for: what commands, dashboard and client speak of.
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use shared::{
     ids::MemberIndex,
     protocol::message::ModelCard,
@@ -9,7 +11,7 @@ use shared::{
 };
 
 /// What an operator wants the nodes to hold; identity, epoch and members are found out while it is assigned.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wanted {
     /// Replicas, stages, ranks.
     pub layout: Layout,

@@ -1,5 +1,6 @@
 //! What both programs of Bramble speak: GGUF files, tokenizers, topologies, the wire protocol and telemetry.
 //! No threads and no clocks here; sockets only in `protocol/connection.rs`.
+pub mod calendar;
 pub mod gguf;
 pub mod ids;
 pub mod latency;

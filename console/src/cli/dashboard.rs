@@ -7,7 +7,7 @@ use super::{Failure, options};
 use crate::{
     client::{Client, with_port},
     run::{DashboardOptions, dashboard},
-    state::GenerateDefaults,
+    state::{GenerateDefaults, desk::Desk},
     wanted::Wanted,
 };
 
@@ -45,7 +45,7 @@ pub(super) async fn show(
 ) -> Result<u8, Failure> {
     let defaults = GenerateDefaults { max_tokens: request.max_tokens, sampling: request.sampling, stop: request.stop };
     let nodes = nodes.iter().map(|node| with_port(node)).collect();
-    let options = DashboardOptions { nodes, wanted, prompt, defaults, readonly };
+    let options = DashboardOptions { nodes, wanted, prompt, defaults, desk: Desk::default(), record: None, readonly };
     let code = dashboard(options, |nodes, events| Client::start(&nodes, WATCH_MS, events)).await;
     let code = code.map_err(anyhow::Error::from)?;
     Ok(u8::try_from(code).unwrap_or(1))

@@ -1,4 +1,5 @@
 //! What the client tells the rest of the console. Plain values; no sockets here.
+use serde::{Deserialize, Serialize};
 use shared::{
     ids::Epoch,
     protocol::{
@@ -13,7 +14,7 @@ use shared::{
 use crate::state::plan::Planned;
 
 /// Something that happened between the console and its nodes. `node` is the index in the list that the client was started with.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ClientEvent {
     /// A session is open.
     Connected {
@@ -43,11 +44,13 @@ pub enum ClientEvent {
     /// A restart or an exclusion moves on.
     Operate(OperateEvent),
     /// The planner answered.
+    // Not part of a recording: it is computed from what the nodes said.
+    #[serde(skip)]
     Planned(Result<Box<Planned>, Fault>),
 }
 
 /// Steps of an assignment.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum AssignEvent {
     /// A node loads its shard.
     Loading {
@@ -72,7 +75,7 @@ pub enum AssignEvent {
 }
 
 /// Steps of a generation.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum GenerateEvent {
     /// The head took it.
     Started {
@@ -88,7 +91,7 @@ pub enum GenerateEvent {
 }
 
 /// Steps of a restart, or of taking a node out or in.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum OperateEvent {
     /// A node restarts.
     Restart {
@@ -141,7 +144,7 @@ pub enum OperateEvent {
 }
 
 /// How far the restart of a node is.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RestartStep {
     /// It finishes what runs.
     Draining,

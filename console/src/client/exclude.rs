@@ -6,9 +6,10 @@ use shared::{
     telemetry::NodeReport,
 };
 use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
 use super::{
-    assign::{Assigned, assign, report},
+    assign::{Assigned, assign_until, report},
     cluster::Cluster,
     event::{AssignEvent, OperateEvent},
     session::{Session, own_name},
@@ -35,9 +36,23 @@ pub struct Outcome {
 /// # Errors
 /// A node that cannot keep the list, or the assignment failed: then the node is out (or in) all the same.
 pub async fn exclude(
+    cluster: Cluster,
+    node: usize,
+    reason: Option<&str>,
+    tell: &(dyn Fn(OperateEvent) + Sync),
+) -> Result<Outcome, Fault> {
+    exclude_until(cluster, node, reason, &CancellationToken::new(), tell).await
+}
+
+/// As [`exclude`]; ended by `stop` while requests finish or nodes load. What was said of the node stays said.
+///
+/// # Errors
+/// As [`exclude`], and [`FaultKind::AssignmentAborted`].
+pub async fn exclude_until(
     mut cluster: Cluster,
     node: usize,
     reason: Option<&str>,
+    stop: &CancellationToken,
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) -> Result<Outcome, Fault> {
     let subject = &cluster.nodes[node];
@@ -72,10 +87,10 @@ pub async fn exclude(
     let heads: Vec<String> = reports.iter().copied().filter(is_head).map(|report| report.name.clone()).collect();
     let deadline = Instant::now() + GRACE;
     for head in heads.iter().filter_map(|head| cluster.find(head)) {
-        wait_for_requests(&*cluster.nodes[head].session()?, deadline, tell).await;
+        wait_for_requests(&*cluster.nodes[head].session()?, deadline, stop, tell).await;
     }
     let told = |event: AssignEvent| tell(OperateEvent::Assign(event));
-    let assigned = assign(&sessions, &wanted, &told).await?;
+    let assigned = assign_until(&sessions, &wanted, stop, &told).await?;
     Ok(Outcome { node: name, assigned: Some(assigned) })
 }
 
@@ -102,6 +117,19 @@ pub async fn say(
 /// # Errors
 /// Its head was not named.
 pub async fn drain(cluster: &Cluster, name: &str, tell: &(dyn Fn(OperateEvent) + Sync)) -> Result<bool, Fault> {
+    drain_until(cluster, name, &CancellationToken::new(), tell).await
+}
+
+/// As [`drain`]; `stop` ends the waiting.
+///
+/// # Errors
+/// Its head was not named.
+pub async fn drain_until(
+    cluster: &Cluster,
+    name: &str,
+    stop: &CancellationToken,
+    tell: &(dyn Fn(OperateEvent) + Sync),
+) -> Result<bool, Fault> {
     let Some((topology, _)) = cluster.topology() else { return Ok(true) };
     let Some(place) = topology.members.iter().position(|member| member.name == name) else { return Ok(true) };
     let replica = topology.layout.replica_of(shared::ids::MemberIndex(place as u16));
@@ -111,14 +139,19 @@ pub async fn drain(cluster: &Cluster, name: &str, tell: &(dyn Fn(OperateEvent) +
         return Err(Fault::new(name, FaultKind::ParameterInvalid { reason }));
     };
     let session = cluster.nodes[node].session()?;
-    wait_for_requests(&session, Instant::now() + GRACE, tell).await;
+    wait_for_requests(&session, Instant::now() + GRACE, stop, tell).await;
     Ok(report(&session).await.is_ok_and(|report| report.requests == 0))
 }
 
 /// Waits until nothing runs on the head, at most until the deadline; a head that is gone has nothing to finish.
-async fn wait_for_requests(head: &Session, deadline: Instant, tell: &(dyn Fn(OperateEvent) + Sync)) {
+async fn wait_for_requests(
+    head: &Session,
+    deadline: Instant,
+    stop: &CancellationToken,
+    tell: &(dyn Fn(OperateEvent) + Sync),
+) {
     let mut said = 0;
-    while Instant::now() < deadline {
+    while Instant::now() < deadline && !stop.is_cancelled() {
         match report(head).await {
             Ok(report) if report.requests > 0 => {
                 if report.requests != said {

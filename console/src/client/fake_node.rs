@@ -14,11 +14,12 @@ use shared::{
         },
         models::ModelsResponse,
         noise::{key::Role, keyring::Keyring},
+        recovery::{RecoveryAnswer, RecoveryAsk, Standing},
     },
     telemetry::{
         BenchFound, BenchProgress, Health, KernelBench, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals,
     },
-    topology::Exclusions,
+    topology::{Exclusions, Rolling},
     units::{Bytes, Nanoseconds},
 };
 use tokio::{
@@ -50,6 +51,8 @@ pub(crate) struct Script {
     pub(crate) welcome: Option<FaultKind>,
     /// Says no to a prepare.
     pub(crate) prepare: Option<FaultKind>,
+    /// Loads and loads.
+    pub(crate) loads_on: bool,
     /// Says no to a commit.
     pub(crate) commit: Option<FaultKind>,
     /// Takes requests and never answers.
@@ -210,7 +213,8 @@ impl State {
                 lock(&self.report).epoch = prepare.epoch;
                 *lock(&self.prepared) = Some(*prepare);
                 let half = LoadProgress { done: Bytes(1), total: Bytes(2) };
-                vec![ResponseBody::Loading(half), ResponseBody::Prepared]
+                let prepared = (!self.script.loads_on).then_some(ResponseBody::Prepared);
+                std::iter::once(ResponseBody::Loading(half)).chain(prepared).collect()
             }
             RequestBody::Commit { .. } => match (&self.script.commit, lock(&self.prepared).take()) {
                 (Some(kind), _) => no(kind),
@@ -243,10 +247,38 @@ impl State {
                 vec![ResponseBody::Benching(progress), ResponseBody::Benched(BenchFound::Kernels(found))]
             }
             RequestBody::BenchLinks(_) => no(&FaultKind::NoLinks),
-            RequestBody::Recovery(_) => no(&FaultKind::Draining),
+            RequestBody::Recovery(ask) => vec![self.recovery(*ask)],
             RequestBody::Rekey(_) => vec![ResponseBody::Rekeyed { fingerprint: String::new() }],
             RequestBody::Cancel => vec![ResponseBody::Finished(finished(FinishReason::Cancelled))],
         }
+    }
+
+    /// It keeps rolling restarts, and says what it is.
+    fn recovery(&self, ask: RecoveryAsk) -> ResponseBody {
+        let mut report = lock(&self.report);
+        ResponseBody::Recovery(match ask {
+            RecoveryAsk::Rolling(rolling) => {
+                Rolling::merge(&mut report.rolling, &rolling);
+                RecoveryAnswer::Learned
+            }
+            _ => RecoveryAnswer::Standing(Box::new(Standing {
+                name: report.name.clone(),
+                instance: report.instance,
+                state: report.state,
+                epoch: report.epoch,
+                committed: None,
+                accepted: false,
+                free: Bytes(0),
+                shard: Bytes(0),
+                supervised: report.supervised,
+                takes_over: false,
+                exclusions: report.exclusions.clone(),
+                rolling: report.rolling.clone(),
+                heard: Vec::new(),
+                slow: None,
+                trouble: None,
+            })),
+        })
     }
 
     fn generation(&self, resumed: usize) -> Vec<ResponseBody> {

@@ -99,13 +99,19 @@ impl Client {
         }
         Self { nodes, events, stop, cancel: Mutex::default(), abort: Mutex::default(), tasks }
     }
+
+    /// What is begun now is what an abort ends from now on.
+    fn abortable(&self) -> CancellationToken {
+        let token = CancellationToken::new();
+        token.clone_into(&mut self.abort.lock().unwrap_or_else(PoisonError::into_inner));
+        token
+    }
 }
 
 impl Nodes for Client {
     fn assign(&self, wanted: Wanted, members: Vec<usize>) {
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
-        let abort = CancellationToken::new();
-        abort.clone_into(&mut self.abort.lock().unwrap_or_else(PoisonError::into_inner));
+        let abort = self.abortable();
         self.tasks.spawn(async move {
             let place = |member: usize| members.get(member).copied().unwrap_or(member);
             let tell = |event| drop(events.try_send(ClientEvent::Assign(placed(event, &place))));
@@ -174,10 +180,11 @@ impl Nodes for Client {
             return self.abort.lock().unwrap_or_else(PoisonError::into_inner).cancel();
         }
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
+        let stop = self.abortable();
         self.tasks.spawn(async move {
             let tell = |event| drop(events.try_send(ClientEvent::Operate(event)));
             let is_change = matches!(order, Order::Out { how: How::Exclude, .. } | Order::In { .. });
-            let last = match carry_out(&nodes, order, &tell).await {
+            let last = match carry_out(&nodes, order, &stop, &tell).await {
                 Ok(event) => event,
                 Err(fault) if is_change => OperateEvent::ExcludeFailed(fault),
                 Err(fault) => OperateEvent::Refused(fault),
@@ -188,7 +195,12 @@ impl Nodes for Client {
 }
 
 /// Does what an operator ordered; the last that is to be told of it.
-async fn carry_out(nodes: &[Node], order: Order, tell: &(dyn Fn(OperateEvent) + Sync)) -> Result<OperateEvent, Fault> {
+async fn carry_out(
+    nodes: &[Node],
+    order: Order,
+    stop: &CancellationToken,
+    tell: &(dyn Fn(OperateEvent) + Sync),
+) -> Result<OperateEvent, Fault> {
     if let Order::CancelRequest { node, number } = order {
         let _ = number;
         return Err(no_such(node));
@@ -197,9 +209,9 @@ async fn carry_out(nodes: &[Node], order: Order, tell: &(dyn Fn(OperateEvent) + 
     match order {
         Order::Roll(roll) => Ok(OperateEvent::Rolled(Box::new(operate::roll(&cluster, roll).await?))),
         Order::Out { node, .. } | Order::In { node } if node >= nodes.len() => Err(no_such(node)),
-        Order::Out { node, reason, how } => operate::out(cluster, node, &reason, how, tell).await,
+        Order::Out { node, reason, how } => operate::out(cluster, node, &reason, how, stop, tell).await,
         Order::In { node } => {
-            let done = exclude::exclude(cluster, node, None, tell).await?;
+            let done = exclude::exclude_until(cluster, node, None, stop, tell).await?;
             let running = done.assigned.map(|done| (done.epoch, Box::new(done.topology)));
             Ok(OperateEvent::Excluded { node: done.node, out: false, running })
         }
@@ -290,4 +302,4 @@ fn jittered(pause: Duration) -> Duration {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -4,10 +4,12 @@ use shared::{
     topology::{Rolling, rolling::Phase},
 };
 
+use tokio_util::sync::CancellationToken;
+
 use super::{
     cluster::Cluster,
     event::OperateEvent,
-    exclude::{drain, exclude, say},
+    exclude::{drain_until, exclude_until, say},
     recovery::{change, in_phase},
     session::own_name,
 };
@@ -55,7 +57,7 @@ pub async fn begin(cluster: &Cluster, which: &[usize], drain_ms: u32) -> Result<
     .await
 }
 
-/// Takes a node out as far as `how` says.
+/// Takes a node out as far as `how` says; `stop` ends it while requests finish or nodes load, and leaves the node cordoned.
 ///
 /// # Errors
 /// A node that cannot keep the list, or an assignment that failed: then it is out all the same.
@@ -64,6 +66,7 @@ pub async fn out(
     node: usize,
     reason: &str,
     how: How,
+    stop: &CancellationToken,
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) -> Result<OperateEvent, Fault> {
     let others =
@@ -72,9 +75,18 @@ pub async fn out(
     let has_rest = others.count() > 0;
     match how {
         How::Exclude if has_rest => {
-            let done = exclude(cluster, node, Some(reason), tell).await?;
-            let running = done.assigned.map(|done| (done.epoch, Box::new(done.topology)));
-            Ok(OperateEvent::Excluded { node: done.node, out: true, running })
+            let name = cluster.name(&cluster.nodes[node]).to_owned();
+            match exclude_until(cluster, node, Some(reason), stop, tell).await {
+                Ok(done) => {
+                    let running = done.assigned.map(|done| (done.epoch, Box::new(done.topology)));
+                    Ok(OperateEvent::Excluded { node: done.node, out: true, running })
+                }
+                // What runs was left as it is: nothing new begins on it.
+                Err(fault) if stop.is_cancelled() && matches!(fault.kind, FaultKind::AssignmentAborted { .. }) => {
+                    Ok(OperateEvent::Cordoned { node: name, drained: None })
+                }
+                Err(fault) => Err(fault),
+            }
         }
         How::Exclude => {
             let node = say(&mut cluster, node, Some(reason), tell).await?;
@@ -86,8 +98,12 @@ pub async fn out(
         }
         How::Drain => {
             let node = say(&mut cluster, node, Some(reason), tell).await?;
-            let drained = Some(drain(&cluster, &node, tell).await?);
+            let drained = Some(drain_until(&cluster, &node, stop, tell).await?);
             Ok(OperateEvent::Cordoned { node, drained })
         }
     }
 }
+
+#[cfg(test)]
+#[path = "operate_tests.rs"]
+mod tests;

@@ -14,6 +14,8 @@ use super::{assign::unexpected, cluster::Cluster, session::Session};
 
 /// A node must answer within this; its disk may have to be synced.
 const ANSWER: Duration = Duration::from_secs(10);
+/// How often a phase is said until all who answer keep it.
+const ATTEMPTS: usize = 5;
 
 async fn question(session: &Session, ask: RecoveryAsk) -> Result<ResponseBody, Fault> {
     session.ask(RequestBody::Recovery(Box::new(ask))).await?.next("an answer about recovery", ANSWER).await
@@ -96,7 +98,7 @@ pub async fn change(
     }
 }
 
-/// The latest one in another phase.
+/// The latest one in another phase. Whoever drives may have taken its next step at the same moment: then it is said again.
 ///
 /// # Errors
 /// There is none that could be, or no node keeps it.
@@ -106,5 +108,15 @@ pub async fn in_phase(cluster: &Cluster, phase: Phase) -> Result<Rolling, Fault>
         Fault::new("console", FaultKind::ParameterInvalid { reason })
     };
     let is_open = |rolling: &&Rolling| matches!(rolling.phase, Phase::Runs | Phase::Paused(_));
-    change(cluster, |latest| latest.filter(is_open).map(|latest| latest.in_phase(phase)).ok_or_else(none)).await
+    let next =
+        |latest: Option<&Rolling>| latest.filter(is_open).map(|latest| latest.in_phase(phase.clone())).ok_or_else(none);
+    let mut said = change(cluster, next).await?;
+    for _ in 1..ATTEMPTS {
+        let kept = standings(cluster).await;
+        if kept.iter().flatten().all(|(_, standing)| standing.rolling.as_ref() == Some(&said)) {
+            break;
+        }
+        said = change(cluster, next).await?;
+    }
+    Ok(said)
 }

@@ -25,7 +25,7 @@ use super::{
     *,
 };
 
-async fn open(nodes: &[FakeNode]) -> Vec<Arc<Session>> {
+pub(super) async fn open(nodes: &[FakeNode]) -> Vec<Arc<Session>> {
     let mut sessions = Vec::new();
     for node in nodes {
         sessions.push(Arc::new(session::open(&node.address).await.expect("the node answers")));
@@ -33,7 +33,7 @@ async fn open(nodes: &[FakeNode]) -> Vec<Arc<Session>> {
     sessions
 }
 
-async fn start(scripts: Vec<Script>) -> Vec<FakeNode> {
+pub(super) async fn start(scripts: Vec<Script>) -> Vec<FakeNode> {
     let mut nodes = Vec::new();
     for (index, script) in scripts.into_iter().enumerate() {
         nodes.push(FakeNode::start(&format!("pi{}", index + 1), script).await);
@@ -41,7 +41,7 @@ async fn start(scripts: Vec<Script>) -> Vec<FakeNode> {
     nodes
 }
 
-fn wanted(ranks: u16) -> Wanted {
+pub(super) fn wanted(ranks: u16) -> Wanted {
     let (kv, exchange) = (KvFormat::F16, Exchange::F32);
     let layout = Layout::tensor_parallel(ranks);
     let (weights, layers) = (Vec::new(), Vec::new());
@@ -55,7 +55,7 @@ fn request() -> Generate {
 }
 
 /// Assigns on all nodes, and returns what it told.
-async fn assigns(nodes: &[FakeNode]) -> (Result<Assigned, Fault>, Vec<AssignEvent>) {
+pub(super) async fn assigns(nodes: &[FakeNode]) -> (Result<Assigned, Fault>, Vec<AssignEvent>) {
     let told = Mutex::new(Vec::new());
     let tell = |event| told.lock().expect("nobody panicked").push(event);
     let result = assign(&open(nodes).await, &wanted(nodes.len() as u16), &tell).await;
@@ -343,7 +343,7 @@ async fn operates<T, F: Future<Output = T>>(
     (result, events)
 }
 
-fn addresses(nodes: &[FakeNode]) -> Vec<String> {
+pub(super) fn addresses(nodes: &[FakeNode]) -> Vec<String> {
     nodes.iter().map(|node| node.address.clone()).collect()
 }
 

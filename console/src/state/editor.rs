@@ -50,6 +50,14 @@ impl Editor {
         fitting.len() == text.len()
     }
 
+    /// Puts another text in its place, the cursor at its end.
+    pub fn replace(&mut self, text: &str) {
+        self.text.clear();
+        self.cursor = 0;
+        self.looking_back = None;
+        self.insert(text);
+    }
+
     /// Takes the text out, remembers it, and leaves the box empty.
     pub fn take(&mut self) -> String {
         let text = std::mem::take(&mut self.text);

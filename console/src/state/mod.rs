@@ -1,6 +1,8 @@
 //! All that can be on the screen. Knows no terminal, no socket and no clock; changed by `update` alone.
 pub mod clean;
 pub mod cluster;
+pub mod command;
+pub mod desk;
 pub mod editor;
 pub mod events;
 pub mod filter;
@@ -25,6 +27,8 @@ pub use page::{Area, Focus, Page, Spot};
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use shared::{
     ids::{Epoch, MemberIndex},
     latency::ratio,
@@ -47,7 +51,7 @@ use crate::{
 };
 
 /// What of a frame scrolls, and how much of it is seen: the view tells the state after drawing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
     /// The tabs of the pages, in their order; empty where a tab is not on the screen.
     pub tabs: [Area; Page::ALL.len()],
@@ -113,7 +117,7 @@ pub enum TextScroll {
 }
 
 /// What every generation from the prompt box asks for.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GenerateDefaults {
     /// Most tokens.
     pub max_tokens: u32,
@@ -130,6 +134,17 @@ impl GenerateDefaults {
         sampling.seed = sampling.seed.wrapping_add(count);
         Generate::new(prompt, self.max_tokens, sampling, self.stop.clone())
     }
+}
+
+/// A picture that stands still while the cluster goes on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Frozen {
+    /// Since when.
+    pub since: Duration,
+    /// Events of the cluster since then.
+    pub events: u64,
+    /// What is shown.
+    pub shown: Box<State>,
 }
 
 /// Everything.
@@ -207,6 +222,10 @@ pub struct State {
     pub notice: Option<String>,
     /// The end was asked for.
     pub is_ending: bool,
+    /// How the screen is arranged.
+    pub desk: desk::Desk,
+    /// The picture that is shown instead, while it stands still.
+    pub frozen: Option<Frozen>,
 }
 
 impl State {
@@ -250,7 +269,35 @@ impl State {
             extent: Extent::default(),
             notice: None,
             is_ending: false,
+            desk: desk::Desk::default(),
+            frozen: None,
         }
+    }
+
+    /// What is on the screen: this, or a picture of before that stands still.
+    pub fn shown(&self) -> &Self {
+        self.frozen.as_ref().map_or(self, |frozen| &frozen.shown)
+    }
+
+    /// Looks at what is known here as somebody looked at another state: page, selection, scrolling, what was typed.
+    pub fn look_as(&mut self, other: &Self) {
+        let recording = self.desk.recording.take();
+        self.sync_metric = other.sync_metric;
+        self.form = other.form.clone();
+        self.pinned = other.pinned.clone();
+        self.sync_scroll = other.sync_scroll;
+        self.editor = other.editor.clone();
+        self.spot = other.spot;
+        self.help = other.help;
+        self.selected = other.selected.min(self.nodes.len().saturating_sub(1));
+        self.details_scroll = other.details_scroll;
+        self.layers_scroll = other.layers_scroll;
+        self.severity_min = other.severity_min;
+        self.arrangements = other.arrangements.clone();
+        self.text_scroll = other.text_scroll;
+        self.extent = other.extent;
+        self.notice = other.notice.clone();
+        self.desk = desk::Desk { recording, ..other.desk.clone() };
     }
 
     /// The topology that nodes report under the highest epoch, else what was assigned last; whether it runs or not.

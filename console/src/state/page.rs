@@ -1,7 +1,8 @@
 //! The pages of the dashboard, the panels that the Tab key visits on each, and where keys go. Knows nothing of their content.
+use serde::{Deserialize, Serialize};
 
 /// What the screen shows between header and footer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Page {
     /// The table of nodes.
     Cluster,
@@ -67,7 +68,7 @@ impl Page {
 }
 
 /// Which panel keys go to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Focus {
     /// The prompt box.
     Prompt,
@@ -92,7 +93,7 @@ pub enum Focus {
 }
 
 /// Where keys go: what they mean depends on both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spot {
     /// The page.
     pub page: Page,
@@ -120,7 +121,7 @@ impl Spot {
 }
 
 /// A place on the screen, in cells.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Area {
     /// Cells from the left.
     pub x: u16,

@@ -28,6 +28,8 @@ pub enum Cluster<'a> {
     Changing,
     /// A member is gone or faulted.
     Broken(&'a str),
+    /// A topology could serve, but this member takes nothing new.
+    Cordoned(&'a str),
     /// A member sends nothing: whether it serves is not known.
     Silent(&'a Node),
     /// A member is out: nothing new begins.
@@ -74,7 +76,7 @@ pub fn cluster(state: &State) -> Cluster<'_> {
     if let Some((topology, _)) = state.topology() {
         return match culprit(state, topology) {
             Some(name) => Cluster::Broken(name),
-            None => Cluster::Committing,
+            None => cordoned(state).map_or(Cluster::Committing, Cluster::Cordoned),
         };
     }
     if state.nodes.iter().any(|node| node.link == Link::Connecting) { Cluster::Connecting } else { Cluster::Idle }
@@ -95,6 +97,11 @@ fn culprit<'a>(state: &'a State, topology: &'a Topology) -> Option<&'a str> {
         .or_else(|| first(&draining))
         .or_else(|| first(&faulted))
         .map(|(member, _)| name(member))
+}
+
+/// A member that is there and serves, but takes nothing new.
+pub fn cordoned(state: &State) -> Option<&str> {
+    state.nodes.iter().find(|node| node.is_open() && state.is_cordoned(node)).map(Node::name)
 }
 
 /// A member that sent nothing for a while.
@@ -133,6 +140,9 @@ pub fn hint(state: &State) -> String {
             "The nodes restart one by one. A prompt sent now is kept until a topology runs.".to_owned()
         }
         Cluster::Changing => "The topology is assigned anew. A prompt sent now is kept until it runs.".to_owned(),
+        Cluster::Cordoned(name) => {
+            format!("{name} takes nothing new. c takes it in again, r assigns the topology without it.")
+        }
         Cluster::Broken(name) if state.all_open() => {
             format!("{name} left the topology. r, or the next prompt, assigns it again.")
         }

@@ -1,7 +1,7 @@
 //! The page Generate beside its prompt: what is asked for, and the result that is kept to be compared with.
 use crate::{
     effect::Effect,
-    keymap::{self, Action, Key, KeyCode},
+    keymap::{Action, Key, KeyCode},
     state::{Focus, Page, Spot, State, request::SentWith, run::Run, terms},
 };
 
@@ -43,8 +43,9 @@ pub(super) fn open_form(state: &mut State) {
 
 /// All keys while the form is open.
 pub(super) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
+    let keys = state.desk.keys.clone();
     let Some(form) = &mut state.form else { return Vec::new() };
-    let action = keymap::action(Spot { page: Page::Generate, focus: Focus::Prompt }, key);
+    let action = keys.action(Spot { page: Page::Generate, focus: Focus::Prompt }, key);
     match action {
         Some(Action::Escape | Action::Interrupt) => state.form = None,
         Some(Action::Submit) => match form.terms(&state.defaults, state.requests_sent) {

@@ -7,6 +7,7 @@ use crate::{
     order::How,
     state::{
         Focus, Page, Spot, State, TextScroll,
+        command::Format,
         operation::{Dialog, Question},
         tables,
     },
@@ -241,6 +242,23 @@ fn of_typing(binding: &Binding) -> Option<Case> {
     })
 }
 
+/// Cases of keys for the screen itself.
+fn of_desk(binding: &Binding) -> Option<Case> {
+    Some(match binding.action {
+        Action::Command => (on(Page::Cluster), |after| after.state.desk.is_commanding),
+        Action::Freeze => (on(Page::Cluster), |after| after.state.frozen.is_some()),
+        Action::Mouse => (on(Page::Cluster), |after| after.effects == [Effect::TakeMouse(false)]),
+        Action::Record => (on(Page::Cluster), |after| after.effects == [Effect::Record(None)]),
+        Action::ExportData => {
+            (on(Page::Cluster), |after| after.effects == [Effect::Export { format: Format::Csv, file: None }])
+        }
+        Action::ExportScreen => {
+            (on(Page::Cluster), |after| after.effects == [Effect::Export { format: Format::Svg, file: None }])
+        }
+        _ => return None,
+    })
+}
+
 /// The text before the cursor.
 fn at(story: &Story) -> &str {
     story.state.editor.before_cursor()
@@ -249,10 +267,11 @@ fn at(story: &Story) -> &str {
 #[test]
 fn every_key_of_the_help_page_has_its_effect() {
     for binding in BINDINGS {
-        for key in binding.keys {
+        for key in binding.keys.iter() {
             let case = of_pages(binding, *key)
                 .or_else(|| of_actions(binding))
                 .or_else(|| of_sync_and_generate(binding))
+                .or_else(|| of_desk(binding))
                 .or_else(|| of_typing(binding));
             let Some((mut story, holds)) = case else { panic!("{key} ({}) has no case", binding.what) };
             assert!(binding.place.holds(story.state.spot), "{key} ({}) is tried where it does not hold", binding.what);

@@ -9,7 +9,7 @@ use super::release_held;
 use crate::{
     effect::Effect,
     event::OperateEvent,
-    keymap::{Action, Key, KeyCode, dialog_action},
+    keymap::{Action, Key, KeyCode},
     order::{How, Order, Roll},
     state::{
         Assignment, State,
@@ -120,6 +120,10 @@ pub(super) fn ask_assign(state: &mut State, wanted: Wanted, members: Vec<usize>)
 }
 
 fn ask_abort(state: &mut State) {
+    if let Some(Operation::Change { out: None | Some(How::Drain | How::Exclude), .. }) = state.operation {
+        state.dialog = Some(Dialog::plain(Question::AbortAssignment));
+        return;
+    }
     match state.assignment {
         Assignment::Loading => state.dialog = Some(Dialog::plain(Question::AbortAssignment)),
         Assignment::WaitsForNodes => {
@@ -168,12 +172,13 @@ fn refuses(state: &mut State) -> bool {
 
 /// All keys while a question waits.
 pub(super) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
+    let keys = state.desk.keys.clone();
     let Some(dialog) = &mut state.dialog else { return Vec::new() };
     let letter = match key {
         Key { code: KeyCode::Char(letter), control: false, alt: false, .. } => Some(letter),
         _ => None,
     };
-    match (dialog_action(key), letter) {
+    match (keys.dialog_action(key), letter) {
         (Some(Action::Submit), _) => return answer(state),
         (Some(Action::Escape), _) => state.dialog = None,
         (Some(Action::FocusNext | Action::FocusPrevious), _) => {

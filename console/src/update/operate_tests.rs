@@ -259,6 +259,11 @@ fn a_cordoned_node_takes_no_prompt_and_is_taken_in_drained_or_taken_out_from_the
     story.report(1, NodeReport { exclusions, ..running(1, NodeState::Ready, false) });
     operate(&mut story, OperateEvent::Cordoned { node: name(0), drained: None });
     assert!(!story.state.is_ready() && notice(&story).contains("takes nothing new"));
+    story.effects.clear();
+    press(&mut story, 'i').key(KeyCode::Enter);
+    assert_eq!(story.effects, [], "no prompt assigns anew without it");
+    assert!(notice(&story).contains("r assigns the topology without it"), "{}", notice(&story));
+    story.key(KeyCode::Tab).key(KeyCode::Up);
     press(&mut story, 'c');
     assert_eq!(question(&story), Some(&Question::In { node: 0 }));
     story.key(KeyCode::Esc);
@@ -295,7 +300,7 @@ fn an_assignment_asks_first_and_can_be_aborted_while_nodes_load() {
 
 #[test]
 fn a_dashboard_that_only_looks_orders_nothing_whatever_is_pressed() {
-    let keys = || crate::keymap::BINDINGS.iter().flat_map(|binding| binding.keys).copied();
+    let keys = || crate::keymap::BINDINGS.iter().flat_map(|binding| binding.keys.to_vec());
     for mut story in [Story::begin(), Story::ready(), Story::generating(), Story::lost(), ready()] {
         story.state.readonly = true;
         story.state.request = crate::state::request::Request::nothing();
@@ -309,8 +314,8 @@ fn a_dashboard_that_only_looks_orders_nothing_whatever_is_pressed() {
             }
         }
         story.on(Event::Paste("x".to_owned())).all_connected();
-        // A node is asked what its model costs: that is looking.
-        story.effects.retain(|effect| !matches!(effect, Effect::Plan(_)));
+        // What stays at this console is looking, and so is asking what a model costs.
+        story.effects.retain(Effect::acts);
         assert_eq!(story.effects, []);
     }
     let mut story = ready();
@@ -325,6 +330,8 @@ fn an_exclusion_that_failed_says_why_and_gives_the_keys_back() {
     press(&mut story, 'x').on(Event::Paste("hot".to_owned())).key(KeyCode::Enter);
     operate(&mut story, OperateEvent::WaitsForRequests { count: 2 });
     assert!(matches!(story.state.operation, Some(Operation::Change { requests: 2, out: Some(How::Exclude), .. })));
+    press(&mut story, 'A').key(KeyCode::Enter);
+    assert_eq!(story.effects.last(), Some(&Effect::Operate(Order::AbortAssignment)), "it can be ended while it waits");
     let fault = Fault::new("pi3", FaultKind::Draining);
     operate(&mut story, OperateEvent::ExcludeFailed(fault.clone()));
     assert_eq!((story.state.operation.clone(), story.state.assignment.clone()), (None, Assignment::Failed(fault)));

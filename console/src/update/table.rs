@@ -41,7 +41,7 @@ pub(super) fn scroll(state: &mut State, action: Action) {
 }
 
 /// Selects the row of this key, and keeps the rows on the screen where they are as far as that shows it.
-fn select(state: &mut State, key: Option<String>) {
+pub(super) fn select(state: &mut State, key: Option<String>) {
     let page = state.spot.page;
     let Some(table) = tables::table(state, page) else { return };
     if page == Page::Cluster
@@ -63,6 +63,48 @@ pub(super) fn node_of_selected(state: &State) -> Option<usize> {
         Page::Events => state.events.entry(&tables::selected(state, Page::Events))?.node,
         _ => None,
     }
+}
+
+/// Shows the rows that a filter takes.
+pub(super) fn filter(state: &mut State, text: &str) {
+    if state.spot.page.has_table() {
+        arrangement(state).filter = Filter::new(text);
+    } else {
+        state.notice = Some(format!("the page {} has no table to filter", state.spot.page.title()));
+    }
+}
+
+/// Sorts by the column whose title begins so; `None`: the natural order.
+pub(super) fn sort(state: &mut State, by: Option<(String, bool)>) {
+    let Some(table) = tables::table(state, state.spot.page) else {
+        state.notice = Some(format!("the page {} has no table to sort", state.spot.page.title()));
+        return;
+    };
+    let Some((title, descending)) = by else {
+        arrangement(state).sort = None;
+        return;
+    };
+    let wanted = title.to_lowercase();
+    match table.columns.iter().position(|column| column.title.to_lowercase().starts_with(&wanted)) {
+        Some(column) => arrangement(state).sort = Some((column, descending)),
+        None => {
+            let titles = table.columns.iter().map(|column| column.title).collect::<Vec<_>>().join(", ");
+            state.notice = Some(format!("no column {title:?}; one of {titles}"));
+        }
+    }
+}
+
+/// Selects the row under the mouse; one that is selected already is opened. Returns whether it was.
+pub(super) fn click(state: &mut State, x: u16, y: u16) -> bool {
+    let area = state.extent.table;
+    let page = state.spot.page;
+    let Some(table) = tables::table(state, page).filter(|_| area.contains(x, y)) else { return false };
+    let (rows, place) = shown(state, page, &table);
+    let at = state.extent.table_first + usize::from(y - area.y);
+    let Some(key) = rows.get(at).map(|row| row.key.clone()) else { return false };
+    let is_selected = at == place;
+    select(state, Some(key));
+    is_selected
 }
 
 /// Text for the filter.

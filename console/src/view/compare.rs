@@ -48,7 +48,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
             let what = if state.request.prompt == pinned.prompt && state.request.is_open() {
                 " this one is under way"
             } else {
-                " the same prompt again, perhaps on another topology, is compared here; p changes what is asked for"
+                " the same prompt again, as it is or on another topology, is compared here"
             };
             all.push(Line::styled(shorten(what, cells), theme.dim));
         }

@@ -39,7 +39,7 @@ fn hints(state: &State, theme: &Theme, cells: usize) -> Line<'static> {
     let mut used = 0;
     // What is special to the place comes first: the rest is the same everywhere.
     let is_common = |binding: &&keymap::Binding| matches!(binding.place, Place::Anywhere | Place::Panels);
-    let shown = || keymap::bindings(state.spot).filter(|binding| !binding.short.is_empty());
+    let shown = || state.desk.keys.bindings(state.spot).filter(|binding| !binding.short.is_empty());
     for binding in shown().filter(|binding| !is_common(binding)).chain(shown().filter(is_common)) {
         let key = binding.keys.iter().find(|key| !(typing && key.types()));
         let (key, what) = (format!(" {}", key.map_or_else(String::new, keymap::Key::to_string)), binding.short);
@@ -69,7 +69,10 @@ fn words(state: &State) -> Option<(String, bool)> {
                 };
                 let waits =
                     if *requests > 0 { format!(", {requests} requests may finish first") } else { String::new() };
-                format!("{} {word}{waits} ({} s)", name(node), seconds(*since))
+                {
+                    let abort = if matches!(out, Some(How::Cordon)) { "" } else { "; A aborts it" };
+                    format!("{} {word}{waits} ({} s){abort}", name(node), seconds(*since))
+                }
             }
         };
         return Some((words, true));

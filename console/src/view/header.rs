@@ -58,6 +58,7 @@ fn standing(state: &State, theme: &Theme) -> (String, Style) {
         Cluster::Restarting => ("restarting".to_owned(), theme.warn),
         Cluster::Changing => ("changing".to_owned(), theme.warn),
         Cluster::Broken(name) => (format!("broken: {name}"), theme.bad),
+        Cluster::Cordoned(name) => (format!("cordoned: {name}"), theme.warn),
         Cluster::Silent(node) => (format!("silent: {}", node.name()), theme.warn),
         Cluster::Out(node) => (format!("out: {}", node.name()), theme.warn),
         Cluster::Idle => ("idle".to_owned(), theme.dim),

@@ -7,7 +7,7 @@ use ratatui::{
 };
 
 use crate::{
-    keymap::{BINDINGS, Place},
+    keymap::{Keymap, Place},
     view::{
         format::fit,
         theme::Theme,
@@ -19,9 +19,9 @@ use crate::{
 const KEYS: usize = 22;
 
 /// Draws the page over everything; returns the lines that there are and the lines that it shows.
-pub(super) fn draw(first: usize, theme: &Theme, frame: &mut Frame, area: Rect) -> (usize, usize) {
+pub(super) fn draw(first: usize, keys: &Keymap, theme: &Theme, frame: &mut Frame, area: Rect) -> (usize, usize) {
     frame.render_widget(Clear, area);
-    let all = content(theme);
+    let all = content(keys, theme);
     let height = usize::from(area.height).saturating_sub(1);
     let first = first.min(all.len().saturating_sub(height));
     let remark = if all.len() > height { "↓ ↑ scroll, any other key closes" } else { "any key closes" };
@@ -31,12 +31,12 @@ pub(super) fn draw(first: usize, theme: &Theme, frame: &mut Frame, area: Rect) -
     (count, height)
 }
 
-fn content(theme: &Theme) -> Vec<Line<'static>> {
+fn content(keys: &Keymap, theme: &Theme) -> Vec<Line<'static>> {
     let mut content = Vec::new();
-    let bound = |place: &Place| BINDINGS.iter().any(|binding| binding.place == *place);
+    let bound = |place: &Place| keys.all().any(|binding| binding.place == *place);
     for place in Place::ALL.into_iter().filter(bound) {
         content.push(Line::styled(format!(" {}", place.title()), theme.plain));
-        for binding in BINDINGS.iter().filter(|binding| binding.place == place) {
+        for binding in keys.all().filter(|binding| binding.place == place && !binding.keys.is_empty()) {
             let keys = Span::styled(format!("   {}", fit(&binding.keys_text(), KEYS)), theme.accent);
             content.push(Line::from_iter([keys, Span::styled(binding.what, theme.plain)]));
         }

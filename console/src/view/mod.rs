@@ -1,6 +1,9 @@
 //! The state as a picture: what is where at which size. Reads the state, changes nothing.
+mod ascii;
 mod cluster;
+mod colour;
 mod compare;
+mod desk;
 mod dialog;
 mod events;
 mod footer;
@@ -13,6 +16,7 @@ mod heat;
 mod help;
 mod layers;
 mod node;
+pub mod picture;
 mod prompt;
 mod question;
 mod requests;
@@ -26,8 +30,10 @@ mod waterfall;
 mod widgets;
 
 use ratatui::{
-    Frame,
-    layout::{Constraint, Layout},
+    Frame, Terminal,
+    backend::TestBackend,
+    buffer::Buffer,
+    layout::{Constraint, Layout, Rect},
 };
 
 use crate::{
@@ -42,6 +48,34 @@ const HEIGHT_MIN: u16 = 16;
 
 /// Draws a frame and says what was where, and how much of what scrolls was on it.
 pub fn draw(state: &State, theme: &Theme, frame: &mut Frame) -> Extent {
+    let extent = draw_shown(state, theme, frame);
+    theme.finish(frame.buffer_mut());
+    extent
+}
+
+/// The theme that is in force.
+pub fn theme_of(state: &State) -> Theme {
+    let desk = &state.shown().desk;
+    Theme::of(desk.theme).ascii(desk.is_ascii)
+}
+
+/// A frame on no terminal: what [`draw`] would put on one of this size.
+pub fn paint(state: &State, theme: &Theme, (width, height): (u16, u16)) -> Buffer {
+    let mut terminal = match Terminal::new(TestBackend::new(width, height)) {
+        Ok(terminal) => terminal,
+        Err(never) => match never {},
+    };
+    let drawn = terminal.draw(|frame| {
+        draw(state, theme, frame);
+    });
+    match drawn {
+        Ok(frame) => frame.buffer.clone(),
+        Err(never) => match never {},
+    }
+}
+
+fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
+    let state = all.shown();
     let area = frame.area();
     if area.width < WIDTH_MIN || area.height < HEIGHT_MIN {
         let small = format!("{}x{} is too small: {WIDTH_MIN}x{HEIGHT_MIN} are needed", area.width, area.height);
@@ -52,6 +86,8 @@ pub fn draw(state: &State, theme: &Theme, frame: &mut Frame) -> Extent {
     let [header, tabs, page, footer] = Layout::vertical(rows).areas(area);
     let mut extent = Extent::default();
     header::draw(state, theme, frame, header);
+    let figures = Rect { y: header.bottom() - 1, height: 1, ..header };
+    desk::marks(state, all.frozen.as_ref().map(|frozen| (frozen, all.now)), theme, frame, figures);
     extent.tabs = tabs::draw(state, theme, frame, tabs);
     match state.spot.page {
         Page::Cluster => cluster::draw(state, theme, frame, page, &mut extent),
@@ -66,8 +102,9 @@ pub fn draw(state: &State, theme: &Theme, frame: &mut Frame) -> Extent {
         Page::Node => node::draw(state, theme, frame, page, &mut extent),
     }
     footer::draw(state, theme, frame, footer);
+    desk::command_line(state, theme, frame, footer);
     if let Some(first) = state.help {
-        (extent.help_lines, extent.help_height) = help::draw(first, theme, frame, area);
+        (extent.help_lines, extent.help_height) = help::draw(first, &state.desk.keys, theme, frame, area);
     }
     dialog::draw(state, theme, frame, area);
     extent

@@ -63,6 +63,15 @@ fn taking_a_node_out_shows_what_would_be_left() {
 }
 
 #[test]
+fn a_cordoned_member_of_the_only_replica_is_why_nothing_is_taken() {
+    let mut story = cluster();
+    let mut exclusions = Exclusions::default();
+    exclusions.say(&name(1), &address(1), Some("fan"), "me@here");
+    story.report(0, NodeReport { exclusions, ..running(0, NodeState::Ready, false) });
+    check_all("cordoned", story);
+}
+
+#[test]
 fn taking_a_node_in_says_why_it_is_out() {
     let mut story = cluster();
     let mut exclusions = Exclusions::default();

@@ -5,7 +5,7 @@ use crate::{
     order::How,
     state::{
         State,
-        operation::{Dialog, Question, is_dangerous},
+        operation::{Dialog, Operation, Question, is_dangerous},
         outlook::outlook,
         plan::preview,
     },
@@ -40,10 +40,7 @@ pub(super) fn words(state: &State, dialog: &Dialog) -> Words {
         Question::Out { node, how } => out(state, *node, *how),
         Question::In { node } => take_in(state, *node),
         Question::Assign { wanted, members } => ("Assign".to_owned(), assign(state, wanted, members)),
-        Question::AbortAssignment => {
-            let text = "The nodes forget what they load now. What ran before runs on; a prompt that waits fails.";
-            ("Abort the assignment".to_owned(), vec![plain(text.to_owned())])
-        }
+        Question::AbortAssignment => abort(state),
         Question::CancelRequest { node, who, .. } => {
             let text =
                 format!("{} ends {who}. Whoever sent it gets what is there, marked as cancelled.", name(state, *node));
@@ -164,6 +161,19 @@ fn left(state: &State, node: usize, how: How) -> Paragraph {
         }
     };
     plain(text)
+}
+
+fn abort(state: &State) -> (String, Vec<Paragraph>) {
+    if let Some(Operation::Change { node, .. }) = &state.operation {
+        let (who, what) = (
+            name(state, *node),
+            "Nothing is waited for any more, and what is being loaded is forgotten. What runs runs on",
+        );
+        let text = format!("{what}; what was said of {who} stays said: c changes that.");
+        return (format!("Leave {who} as it is"), vec![plain(text)]);
+    }
+    let text = "The nodes forget what they load now. What ran before runs on; a prompt that waits fails.";
+    ("Abort the assignment".to_owned(), vec![plain(text.to_owned())])
 }
 
 fn take_in(state: &State, node: usize) -> (String, Vec<Paragraph>) {

@@ -1,7 +1,13 @@
 //! Colours and attributes by what they mean. Without colour (`NO_COLOR`) the same meanings get attributes.
-use ratatui::style::{Color, Modifier, Style};
+use ratatui::{
+    buffer::Buffer,
+    style::{Color, Modifier, Style},
+};
 
-use crate::state::{node::Standing, table::Tone};
+use crate::{
+    state::{desk::ThemeName, node::Standing, table::Tone},
+    view::ascii,
+};
 
 /// A style for each meaning.
 #[derive(Clone, Copy, Debug)]
@@ -20,13 +26,58 @@ pub struct Theme {
     pub bad: Style,
     /// The tab of the page that is shown.
     pub tab: Style,
+    /// Front and ground of everything else, where they are not the terminal's.
+    ground: Option<(Color, Color)>,
+    is_ascii: bool,
 }
 
+/// Colours of the cube of 256 by meaning.
+struct Colours {
+    dim: u8,
+    accent: u8,
+    on_accent: u8,
+    ok: u8,
+    warn: u8,
+    bad: u8,
+}
+
+const DARK: Colours = Colours { dim: 248, accent: 80, on_accent: 16, ok: 114, warn: 221, bad: 210 };
+const LIGHT: Colours = Colours { dim: 240, accent: 24, on_accent: 231, ok: 22, warn: 94, bad: 124 };
+const HIGH_CONTRAST: Colours = Colours { dim: 252, accent: 51, on_accent: 16, ok: 46, warn: 226, bad: 217 };
+
 impl Theme {
-    /// The theme of the environment: `NO_COLOR`, if it is set to anything, turns colours off.
-    pub fn from_environment() -> Self {
-        let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        if no_colour { Self::plain() } else { Self::colour() }
+    /// The theme of this name.
+    pub fn of(name: ThemeName) -> Self {
+        match name {
+            ThemeName::Sixteen => Self::colour(),
+            ThemeName::Mono => Self::plain(),
+            ThemeName::Dark => Self::indexed(&DARK),
+            ThemeName::Light => Self::indexed(&LIGHT),
+            ThemeName::HighContrast => Self::high_contrast(),
+        }
+    }
+
+    /// The same for terminals that know ASCII alone.
+    #[must_use]
+    pub fn ascii(self, is_ascii: bool) -> Self {
+        Self { is_ascii, ..self }
+    }
+
+    /// What is done to a picture when everything is on it: the theme's ground, and nothing but ASCII where that is all there is.
+    pub(super) fn finish(&self, buffer: &mut Buffer) {
+        if let Some((front, ground)) = self.ground {
+            for cell in &mut buffer.content {
+                if cell.fg == Color::Reset {
+                    cell.fg = front;
+                }
+                if cell.bg == Color::Reset {
+                    cell.bg = ground;
+                }
+            }
+        }
+        if self.is_ascii {
+            ascii::replace(buffer);
+        }
     }
 
     /// The sixteen colours that every terminal lets its user choose.
@@ -40,6 +91,8 @@ impl Theme {
             warn: style.fg(Color::Yellow),
             bad: style.fg(Color::Red).add_modifier(Modifier::BOLD),
             tab: style.fg(Color::Cyan).add_modifier(Modifier::BOLD | Modifier::REVERSED),
+            ground: None,
+            is_ascii: false,
         }
     }
 
@@ -54,6 +107,34 @@ impl Theme {
             warn: style.add_modifier(Modifier::UNDERLINED),
             bad: style.add_modifier(Modifier::BOLD | Modifier::REVERSED),
             tab: style.add_modifier(Modifier::REVERSED),
+            ..Self::colour()
+        }
+    }
+
+    /// Colours of the cube of 256, which are the same in every terminal; the ground stays the terminal's.
+    fn indexed(colours: &Colours) -> Self {
+        let style = |index| Style::new().fg(Color::Indexed(index));
+        Self {
+            plain: Style::new(),
+            dim: style(colours.dim),
+            accent: style(colours.accent).add_modifier(Modifier::BOLD),
+            ok: style(colours.ok),
+            warn: style(colours.warn),
+            bad: style(colours.bad).add_modifier(Modifier::BOLD),
+            tab: style(colours.on_accent).bg(Color::Indexed(colours.accent)).add_modifier(Modifier::BOLD),
+            ..Self::colour()
+        }
+    }
+
+    /// White on black, whatever the terminal's ground; what is broken is reversed as well.
+    fn high_contrast() -> Self {
+        let theme = Self::indexed(&HIGH_CONTRAST);
+        let (white, black) = (Color::Indexed(231), Color::Indexed(16));
+        Self {
+            bad: Style::new().fg(black).bg(Color::Indexed(HIGH_CONTRAST.bad)).add_modifier(Modifier::BOLD),
+            warn: theme.warn.add_modifier(Modifier::UNDERLINED),
+            ground: Some((white, black)),
+            ..theme
         }
     }
 
@@ -81,3 +162,7 @@ impl Theme {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "theme_tests.rs"]
+mod tests;

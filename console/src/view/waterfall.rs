@@ -24,9 +24,9 @@ use crate::{
 const TITLE: usize = 8;
 const TIME: usize = 9;
 /// Cells of what a stage is made of, in words.
-const WORDS: usize = 38;
+const WORDS: usize = 44;
 /// Cells that the bars keep before words get room.
-const BAR_MIN: usize = 16;
+const BAR_MIN: usize = 14;
 
 /// Lines that it needs; none where nothing was asked for.
 pub(super) fn height(state: &State) -> u16 {
@@ -91,7 +91,7 @@ fn row(theme: &Theme, stage: &Stage, all: f64, cells: usize, words: usize) -> Li
 
 fn in_words(stage: &Stage, took: f64) -> String {
     let mut words = Vec::new();
-    if stage.tokens > 0 {
+    if stage.tokens > 0 && took > 0.0 {
         words.push(format!("{:.1} tokens/s", ratio(f64::from(stage.tokens) * 1e3, took)));
     }
     if let Some([own, wait, wire]) = stage.shares {

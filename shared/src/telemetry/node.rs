@@ -127,3 +127,13 @@ pub struct NodeReport {
     /// The latest rolling restart that it heard of, also when that is over.
     pub rolling: Option<Rolling>,
 }
+
+impl NodeReport {
+    /// Whether another report says the same, at another time.
+    pub fn is_same_but_for_the_time(&self, other: &Self) -> bool {
+        self.state == other.state
+            && self.tokens == other.tokens
+            && self.health == other.health
+            && *self == Self { unix_ms: self.unix_ms, ..other.clone() }
+    }
+}

@@ -1,6 +1,8 @@
 //! Days and times for templates: `strftime` of Python for UTC, without names of zones and without locales.
 use minijinja::{Error, ErrorKind};
 
+use crate::calendar::{DAY_SECONDS, civil};
+
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -16,19 +18,6 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
-const DAY_SECONDS: u64 = 24 * 60 * 60;
-
-/// Year, month from 1, day from 1 of a day counted from 1970-01-01 (Hinnant, "chrono-compatible low-level date algorithms").
-fn civil(day: u64) -> (u64, u64, u64) {
-    let day = day + 719_468;
-    let (era, day_of_era) = (day / 146_097, day % 146_097);
-    let year = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    (year + era * 400 + u64::from(month <= 2), month, day)
-}
 
 /// The time `now`, in seconds since 1970 (UTC).
 ///

@@ -1,0 +1,97 @@
+//! Orders against nodes that do what their script says.
+use std::sync::Mutex;
+
+use shared::telemetry::LoadProgress;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::client::{
+    assign::assign_until,
+    event::AssignEvent,
+    fake_node::Script,
+    recovery::rolling,
+    tests::{addresses, assigns, open, start, wanted},
+};
+
+fn refused<T: std::fmt::Debug>(result: Result<T, Fault>) -> String {
+    let fault = result.expect_err("it is refused");
+    assert!(matches!(fault.kind, FaultKind::ParameterInvalid { .. }), "{fault}");
+    fault.to_string()
+}
+
+#[tokio::test]
+async fn a_rolling_restart_is_kept_by_all_nodes_and_paused_resumed_and_ended_by_whoever_asks() {
+    let nodes = start(vec![Script::default(), Script::default()]).await;
+    let cluster = Cluster::dial(&addresses(&nodes)).await;
+    refused(roll(&cluster, Roll::Pause).await);
+    refused(roll(&cluster, Roll::Begin(vec![7])).await);
+    let begun = roll(&cluster, Roll::Begin(vec![1, 0])).await.expect("nothing else is under way");
+    let names: Vec<&str> = begun.targets.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!((names, begun.drain_ms, begun.revision), (vec!["pi2", "pi1"], DRAIN_MS, 1));
+    assert!(refused(roll(&cluster, Roll::Begin(vec![0])).await).contains("under way"));
+    // Another console, later.
+    let other = Cluster::dial(&addresses(&nodes)).await;
+    let paused = roll(&other, Roll::Pause).await.expect("it runs");
+    assert!(matches!(paused.phase, Phase::Paused(_)));
+    assert_eq!(roll(&cluster, Roll::Resume).await.map(|rolling| rolling.phase), Ok(Phase::Runs));
+    let ended = roll(&other, Roll::Abort).await.expect("it runs");
+    assert_eq!(rolling(&cluster).await, Some(ended));
+    refused(roll(&cluster, Roll::Resume).await);
+}
+
+#[tokio::test]
+async fn a_cordoned_or_drained_node_is_told_to_all_and_keeps_its_shard() {
+    let nodes = start(vec![Script::default(), Script::default()]).await;
+    assigns(&nodes).await.0.expect("both nodes agree");
+    for (how, expected) in [(How::Cordon, None), (How::Drain, Some(true))] {
+        let cluster = Cluster::dial(&addresses(&nodes)).await;
+        let done = out(cluster, 1, "fan", how, &CancellationToken::new(), &|_| {}).await.expect("both keep it");
+        assert_eq!(done, OperateEvent::Cordoned { node: "pi2".into(), drained: expected });
+    }
+    let cluster = Cluster::dial(&addresses(&nodes)).await;
+    assert_eq!(cluster.topology().map(|(topology, _)| topology.members.len()), Some(2));
+    assert_eq!(cluster.exclusion(&cluster.nodes[1]).and_then(|entry| entry.reason.as_deref()), Some("fan"));
+    assert_eq!(nodes[0].asked().iter().filter(|asked| **asked == "prepare").count(), 1, "nothing was assigned anew");
+}
+
+#[tokio::test]
+async fn the_last_node_takes_nothing_new_and_nothing_is_assigned() {
+    let nodes = start(vec![Script::default()]).await;
+    assigns(&nodes).await.0.expect("it agrees");
+    let cluster = Cluster::dial(&addresses(&nodes)).await;
+    let done = out(cluster, 0, "sd card", How::Exclude, &CancellationToken::new(), &|_| {}).await.expect("it keeps it");
+    assert_eq!(done, OperateEvent::Excluded { node: "pi1".into(), out: true, running: None });
+    assert!(Cluster::dial(&addresses(&nodes)).await.usable().is_err());
+}
+
+#[tokio::test]
+async fn an_assignment_is_aborted_while_nodes_load_and_all_forget_it() {
+    let nodes = start(vec![Script::default(), Script { loads_on: true, ..Script::default() }]).await;
+    let (stop, loads) = (CancellationToken::new(), Mutex::new(Vec::<LoadProgress>::new()));
+    let tell = |event| {
+        if let AssignEvent::Loading { node: 1, progress } = event {
+            loads.lock().expect("nobody panicked").push(progress);
+            stop.cancel();
+        }
+    };
+    let result = assign_until(&open(&nodes).await, &wanted(2), &stop, &tell).await;
+    let fault = result.expect_err("it was aborted");
+    assert!(matches!(fault.kind, FaultKind::AssignmentAborted { .. }), "{fault}");
+    assert!(!loads.lock().expect("nobody panicked").is_empty());
+    assert!(nodes.iter().all(|node| node.asked().contains(&"abort")), "{:?}", nodes[0].asked());
+    assert!(!nodes[0].asked().contains(&"commit"));
+}
+
+#[tokio::test]
+async fn an_exclusion_that_is_aborted_leaves_the_node_cordoned_and_what_runs_as_it_is() {
+    let nodes = start(vec![Script::default(), Script::default()]).await;
+    assigns(&nodes).await.0.expect("both nodes agree");
+    let stop = CancellationToken::new();
+    stop.cancel();
+    let cluster = Cluster::dial(&addresses(&nodes)).await;
+    let done = out(cluster, 1, "fan", How::Exclude, &stop, &|_| {}).await;
+    assert_eq!(done, Ok(OperateEvent::Cordoned { node: "pi2".into(), drained: None }));
+    let cluster = Cluster::dial(&addresses(&nodes)).await;
+    assert_eq!(cluster.topology().map(|(topology, _)| topology.members.len()), Some(2));
+    assert_eq!(cluster.out().count(), 1);
+}

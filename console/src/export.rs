@@ -1,0 +1,263 @@
+//! The data behind a page as a table for other programs: one row a thing, units in the titles, figures as figures. What is shown as
+//! a graph is its points. Pure.
+use serde_json::{Map, Value, json};
+use shared::{
+    latency::ratio,
+    telemetry::{LayerSync, Severity, SyncKind},
+};
+
+use crate::state::{
+    Page, State,
+    command::Format,
+    lateness::ranks,
+    node::{Node, Standing},
+    table::Cell,
+    tables,
+};
+
+/// Titles and rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Grid {
+    /// Titles of the columns.
+    pub columns: Vec<&'static str>,
+    /// Rows, a value for each column; null where nothing is known.
+    pub rows: Vec<Vec<Value>>,
+}
+
+/// The data of the page that is shown, as CSV or JSON.
+///
+/// # Errors
+/// Why there are none.
+pub fn data(state: &State, format: Format) -> Result<String, String> {
+    let page = state.spot.page;
+    let grid = grid(state);
+    if grid.rows.is_empty() {
+        return Err(format!("the page {} has no data to write yet", page.title()));
+    }
+    Ok(match format {
+        Format::Json => {
+            let name = page.title().to_lowercase();
+            format!("{:#}\n", json!({ "page": name, "at_s": state.now.as_secs_f64(), "rows": objects(&grid) }))
+        }
+        _ => csv(&grid),
+    })
+}
+
+/// The data of the page that is shown.
+pub fn grid(state: &State) -> Grid {
+    match state.spot.page {
+        Page::Cluster | Page::Topology => nodes(state),
+        Page::Sync => layers(state, &(0..state.nodes.len()).collect::<Vec<_>>()),
+        Page::Node => layers(state, &[state.selected]),
+        Page::Generate => request(state),
+        Page::Requests => arranged(state),
+        Page::Events => events(state),
+    }
+}
+
+fn nodes(state: &State) -> Grid {
+    let columns = vec![
+        "node",
+        "address",
+        "state",
+        "silent_s",
+        "rank",
+        "out",
+        "shard_bytes",
+        "memory_resident_bytes",
+        "memory_available_bytes",
+        "temperature_celsius",
+        "clock_mhz",
+        "clock_limit_mhz",
+        "governor",
+        "throttle_bits",
+        "warnings",
+        "requests",
+        "network_fraction",
+        "late_fraction",
+    ];
+    let late = ranks(state);
+    let row = |(place, node): (usize, &Node)| {
+        let report = node.report.as_ref();
+        let health = report.map(|report| &report.health);
+        let clock = health.and_then(|health| health.clock.as_ref());
+        let (network, all) = node.network_share();
+        let (word, silent) = standing(node.standing(state.now));
+        vec![
+            json!(node.name()),
+            json!(node.address),
+            json!(word),
+            json!(silent),
+            json!(state.member_of(node)),
+            json!(state.exclusion(node).map(|entry| entry.reason.clone().unwrap_or_default())),
+            json!(report.map(|report| report.shard.0)),
+            json!(report.map(|report| report.memory_resident.0)),
+            json!(health.and_then(|health| health.memory).map(|memory| memory.available.0)),
+            json!(health.and_then(|health| health.temperature).map(|celsius| tenth(celsius.0))),
+            json!(clock.map(|clock| clock.current.0)),
+            json!(clock.map(|clock| clock.limit.0)),
+            json!(clock.map(|clock| clock.governor.clone())),
+            json!(health.and_then(|health| health.firmware).map(|bits| bits.0)),
+            json!(health.map(|health| {
+                health.warnings().iter().map(shared::telemetry::Warning::short).collect::<Vec<_>>().join(", ")
+            })),
+            json!(report.map(|report| report.requests)),
+            json!((all > 0.0).then(|| ratio(network, all))),
+            json!(late.iter().find(|row| row.node == Some(place)).map(|row| row.late)),
+        ]
+    };
+    Grid { columns, rows: state.nodes.iter().enumerate().map(row).collect() }
+}
+
+/// The rows of a table as they are arranged on the screen.
+fn arranged(state: &State) -> Grid {
+    let page = state.spot.page;
+    let Some(table) = tables::table(state, page) else { return Grid { columns: Vec::new(), rows: Vec::new() } };
+    let (rows, _) = tables::shown(state, page, &table);
+    let value = |cell: &Cell| cell.number.map_or_else(|| json!(cell.text), |number| json!(number));
+    let rows = rows.into_iter().map(|row| row.cells.iter().map(value).collect()).collect();
+    Grid { columns: table.columns.iter().map(|column| column.title).collect(), rows }
+}
+
+/// A temperature as it is read: a float of 32 bits has no tenths.
+fn tenth(celsius: f32) -> f64 {
+    (f64::from(celsius) * 10.0).round() / 10.0
+}
+
+fn standing(standing: Standing) -> (&'static str, Option<u64>) {
+    match standing {
+        Standing::Connecting => ("connecting", None),
+        Standing::Away => ("away", None),
+        Standing::Lost => ("lost", None),
+        Standing::Stale(seconds) => ("stale", Some(seconds)),
+        Standing::Silent => ("silent", None),
+        Standing::Reports(state) => (state.name(), None),
+    }
+}
+
+fn layers(state: &State, places: &[usize]) -> Grid {
+    let columns = vec![
+        "node",
+        "rank",
+        "layer",
+        "all_reduce",
+        "count",
+        "p50_ns",
+        "p95_ns",
+        "p99_ns",
+        "compute_ns",
+        "wait_ns",
+        "wire_ns",
+        "slowest_rank",
+    ];
+    let mut rows = Vec::new();
+    for node in places.iter().filter_map(|place| state.nodes.get(*place)) {
+        let member = state.member_of(node);
+        let syncs = node.layers.iter().flat_map(|layer| layer.attention.iter().chain(&layer.feed_forward));
+        rows.extend(syncs.map(|sync| {
+            let LayerSync { layer, kind, count, p50, p95, p99, compute, wait, wire, slowest } = *sync;
+            let kind = if kind == SyncKind::Attention { "attention" } else { "feed_forward" };
+            let mut row = vec![json!(node.name()), json!(member), json!(layer.0), json!(kind), json!(count)];
+            row.extend([p50, p95, p99, compute, wait, wire].map(|time| json!(time.0)));
+            row.push(json!(slowest.0));
+            row
+        }));
+    }
+    Grid { columns, rows }
+}
+
+fn request(state: &State) -> Grid {
+    let request = &state.request;
+    let columns = vec!["prompt", "text", "prompt_tokens", "tokens", "ttft_ms", "tpot_ms", "network_fraction"];
+    let row = vec![
+        json!(request.prompt_shown),
+        json!(request.text),
+        json!(request.prompt_tokens),
+        json!(request.tokens),
+        json!(request.ttft_ms()),
+        json!(request.tpot_ms()),
+        json!(request.network_fraction()),
+    ];
+    Grid { columns, rows: if request.prompt.is_empty() { Vec::new() } else { vec![row] } }
+}
+
+fn events(state: &State) -> Grid {
+    let rows = state.events.entries().iter().map(|entry| {
+        let severity = match entry.severity {
+            Severity::Note => "note",
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+        };
+        let node = entry.node.and_then(|place| state.nodes.get(place)).map(|node| node.name());
+        vec![json!(entry.at.as_secs_f64()), json!(severity), json!(node), json!(entry.text)]
+    });
+    Grid { columns: vec!["at_s", "severity", "node", "text"], rows: rows.collect() }
+}
+
+fn objects(grid: &Grid) -> Vec<Value> {
+    let object = |row: &Vec<Value>| {
+        let fields = grid.columns.iter().zip(row).map(|(column, value)| ((*column).to_owned(), value.clone()));
+        Value::Object(fields.collect::<Map<_, _>>())
+    };
+    grid.rows.iter().map(object).collect()
+}
+
+/// Comma-separated values (RFC 4180).
+fn csv(grid: &Grid) -> String {
+    let mut text = grid.columns.join(",") + "\r\n";
+    for row in &grid.rows {
+        text += &(row.iter().map(field).collect::<Vec<_>>().join(",") + "\r\n");
+    }
+    text
+}
+
+fn field(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => {
+            // Names come from outside: a spreadsheet must not take one for a formula.
+            let text = if text.starts_with(['=', '+', '-', '@']) { format!("'{text}") } else { text.clone() };
+            let quotes = text.contains([',', '"', '\n', '\r']);
+            if quotes { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
+        }
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{fixtures::Story, state::Spot};
+
+    #[test]
+    fn every_page_has_its_data_in_both_forms_with_a_value_for_each_title() {
+        // Heads tell of their requests; the last one here told of none.
+        for page in Page::ALL.into_iter().filter(|page| *page != Page::Requests) {
+            let mut story = Story::finished();
+            story.state.spot = Spot::first_of(page);
+            let grid = grid(&story.state);
+            assert!(!grid.rows.is_empty() && grid.rows.iter().all(|row| row.len() == grid.columns.len()), "{page:?}");
+            let csv = data(&story.state, Format::Csv).expect("there are data");
+            assert!(csv.starts_with(&(grid.columns.join(",") + "\r\n")), "{csv}");
+            let json: Value = serde_json::from_str(&data(&story.state, Format::Json).expect("data")).expect("JSON");
+            assert_eq!(json["rows"].as_array().map(Vec::len), Some(grid.rows.len()));
+        }
+    }
+
+    #[test]
+    fn figures_are_figures_and_texts_from_outside_stay_texts() {
+        let story = Story::finished();
+        let csv = data(&story.state, Format::Csv).unwrap_or_default();
+        assert!(Story::finished().state.spot.page != Page::Generate || csv.contains("torches"), "{csv}");
+        assert_eq!(field(&json!("=1+1")), "'=1+1");
+        assert_eq!(field(&json!("a \"b\", c")), "\"a \"\"b\"\", c\"");
+        assert_eq!((field(&json!(2.5)), field(&Value::Null)), ("2.5".to_owned(), String::new()));
+    }
+
+    #[test]
+    fn a_page_without_data_says_so() {
+        let mut story = Story::begin();
+        story.state.spot = Spot::first_of(Page::Sync);
+        assert!(data(&story.state, Format::Csv).is_err_and(|reason| reason.contains("Sync")));
+    }
+}

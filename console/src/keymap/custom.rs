@@ -1,0 +1,310 @@
+//! The keys in force: the table of the console, with the rows that an operator's file changes. What a file may say is checked here
+//! as a whole, so that a keymap that exists has no key with two meanings in one place.
+use std::{
+    borrow::Cow,
+    str::FromStr,
+    sync::{Arc, LazyLock},
+};
+
+use super::{Action, BINDINGS, Binding, Key, KeyCode, Place};
+use crate::state::{Focus, Page, Spot};
+
+static DEFAULT: LazyLock<Arc<[Binding]>> = LazyLock::new(|| BINDINGS.into());
+
+/// The keys in force.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Keymap(Arc<[Binding]>);
+
+impl Default for Keymap {
+    fn default() -> Self {
+        Self(Arc::clone(&DEFAULT))
+    }
+}
+
+/// Why a key file is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {reason}")]
+pub struct KeymapError {
+    /// Counted from 1.
+    pub line: usize,
+    /// What is wrong, and what it could be.
+    pub reason: String,
+}
+
+/// What a line of a key file says.
+struct Change {
+    line: usize,
+    place: Place,
+    name: String,
+    keys: Vec<Key>,
+}
+
+impl Keymap {
+    /// The table with what a file (TOML: a section for a place, `action = "key"` or a list of keys) changes.
+    ///
+    /// # Errors
+    /// The first line that names no place, action or key, or gives a key a second meaning.
+    pub fn read(text: &str) -> Result<Self, KeymapError> {
+        let mut all: Vec<Binding> = BINDINGS.to_vec();
+        let changes = changes(text)?;
+        for change in &changes {
+            let is_it = |binding: &&mut Binding| binding.place == change.place && binding.action.name() == change.name;
+            match all.iter_mut().find(is_it) {
+                Some(binding) => binding.keys = Cow::Owned(change.keys.clone()),
+                None => return Err(no_action(change)),
+            }
+        }
+        let keymap = Self(all.into());
+        // Of two lines that want the same key the later one is refused.
+        for change in changes.iter().rev() {
+            keymap.check(change)?;
+        }
+        for action in [Action::Interrupt, Action::Escape] {
+            if !keymap.all().any(|binding| binding.action == action && !binding.keys.is_empty()) {
+                let name = action.name();
+                let line = changes.iter().find(|change| change.name == name).map_or(1, |change| change.line);
+                return Err(KeymapError {
+                    line,
+                    reason: format!("{name} needs a key: without it there is no way out"),
+                });
+            }
+        }
+        Ok(keymap)
+    }
+
+    /// A key file that makes these keys of the usual ones; empty where they are the usual ones.
+    pub fn changed(&self) -> String {
+        let mut text = String::new();
+        for place in Place::ALL {
+            let pairs = self.all().zip(BINDINGS).filter(|(own, usual)| own.place == place && own.keys != usual.keys);
+            let lines: String = pairs
+                .map(|(own, _)| {
+                    let keys: Vec<String> =
+                        own.keys.iter().map(|key| toml::Value::from(key.to_string()).to_string()).collect();
+                    format!("{} = [{}]\n", own.action.name(), keys.join(", "))
+                })
+                .collect();
+            if !lines.is_empty() {
+                text += &format!("[{}]\n{lines}", place.section());
+            }
+        }
+        text
+    }
+
+    /// All bindings. The first that holds for a key wins.
+    pub fn all(&self) -> impl Iterator<Item = &Binding> {
+        self.0.iter()
+    }
+
+    /// The bindings that hold there.
+    pub fn bindings(&self, spot: Spot) -> impl Iterator<Item = &Binding> {
+        self.all().filter(move |binding| binding.place.holds(spot))
+    }
+
+    /// What a key asks for there; `None` for a key without a meaning, and for a letter where letters are typed.
+    pub fn action(&self, spot: Spot, pressed: Key) -> Option<Action> {
+        if spot.is_typing() && pressed.types() {
+            return None;
+        }
+        self.bindings(spot).find(|binding| binding.keys.contains(&pressed)).map(|binding| binding.action)
+    }
+
+    /// What a key asks for while a question or a line waits for its answer: Enter is yes, Esc and Ctrl-C are no, and text is
+    /// edited as the prompt is.
+    pub fn dialog_action(&self, pressed: Key) -> Option<Action> {
+        match self.action(Spot { page: Page::Generate, focus: Focus::Prompt }, pressed)? {
+            Action::Interrupt => Some(Action::Escape),
+            Action::NewLine | Action::LineUp | Action::LineDown => None,
+            other => Some(other),
+        }
+    }
+
+    /// The first key of an action, as people read it.
+    pub fn key_of(&self, action: Action) -> String {
+        let key = self.all().find(|binding| binding.action == action).and_then(|binding| binding.keys.first().copied());
+        key.map_or_else(|| format!(":{}", action.name()), |key| key.to_string())
+    }
+
+    /// No key of a change may mean something else anywhere where it holds.
+    fn check(&self, change: &Change) -> Result<(), KeymapError> {
+        let spots =
+            Page::ALL.into_iter().flat_map(|page| page.panels().iter().map(move |focus| Spot { page, focus: *focus }));
+        for spot in spots.filter(|spot| change.place.holds(*spot)) {
+            for key in change.keys.iter().filter(|key| !(spot.is_typing() && key.types())) {
+                let other = self.bindings(spot).find(|binding| {
+                    binding.keys.contains(key)
+                        && (binding.action.name() != change.name || binding.place != change.place)
+                });
+                if let Some(other) = other {
+                    let (section, name) = (other.place.section(), other.action.name());
+                    let reason = format!(
+                        "{key} is {name} of [{section}] already; give that another key, or none: [{section}] {name} = []"
+                    );
+                    return Err(KeymapError { line: change.line, reason });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a file says, line by line.
+fn changes(text: &str) -> Result<Vec<Change>, KeymapError> {
+    let line_at = |place: usize| text.bytes().take(place).filter(|byte| *byte == b'\n').count() + 1;
+    let table = toml::de::DeTable::parse(text).map_err(|error| KeymapError {
+        line: line_at(error.span().map_or(0, |span| span.start)),
+        reason: error.message().to_owned(),
+    })?;
+    let mut changes = Vec::new();
+    for (section, rows) in table.get_ref() {
+        let error = |reason: String| KeymapError { line: line_at(section.span().start), reason };
+        let Some(place) = Place::ALL.into_iter().find(|place| place.section() == section.get_ref().as_ref()) else {
+            let places = Place::ALL.map(Place::section).join(", ");
+            return Err(error(format!("[{}] is no place; one of {places}", section.get_ref())));
+        };
+        let toml::de::DeValue::Table(rows) = rows.get_ref() else {
+            return Err(error(format!("{} is a section: [{0}] on a line of its own", section.get_ref())));
+        };
+        for (name, value) in rows {
+            let line = line_at(name.span().start);
+            let keys = keys(value.get_ref()).map_err(|reason| KeymapError { line, reason })?;
+            changes.push(Change { line, place, name: name.get_ref().to_string(), keys });
+        }
+    }
+    changes.sort_by_key(|change| change.line);
+    Ok(changes)
+}
+
+fn keys(value: &toml::de::DeValue<'_>) -> Result<Vec<Key>, String> {
+    match value {
+        toml::de::DeValue::String(key) => Ok(vec![key.parse()?]),
+        toml::de::DeValue::Array(keys) => keys
+            .iter()
+            .map(|key| match key.get_ref() {
+                toml::de::DeValue::String(key) => key.parse(),
+                _ => Err("a key is a text, for example \"Ctrl-X\"".to_owned()),
+            })
+            .collect(),
+        _ => Err("a key, or a list of keys, for example [\"q\", \"Ctrl-X\"]".to_owned()),
+    }
+}
+
+fn no_action(change: &Change) -> KeymapError {
+    let elsewhere = BINDINGS.iter().find(|binding| binding.action.name() == change.name);
+    let name = &change.name;
+    let reason = match elsewhere {
+        Some(binding) => format!("{name} belongs to [{}]", binding.place.section()),
+        None => format!("no action {name:?}; console keys lists them"),
+    };
+    KeymapError { line: change.line, reason }
+}
+
+impl FromStr for Key {
+    type Err = String;
+
+    /// Reads a key as the help page writes it, arrows also as words: `q`, `Ctrl-C`, `Alt-Enter`, `F1`, `Up`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut key = Self::plain(KeyCode::Esc);
+        let mut rest = text;
+        loop {
+            let held = [("Ctrl-", &mut key.control), ("Alt-", &mut key.alt), ("Shift-", &mut key.shift)];
+            let mut was_held = false;
+            for (name, flag) in held {
+                if let Some(after) = rest.strip_prefix(name).filter(|after| !after.is_empty()) {
+                    (*flag, rest, was_held) = (true, after, true);
+                }
+            }
+            if !was_held {
+                break;
+            }
+        }
+        let mut letters = rest.chars();
+        key.code = match (letters.next(), letters.next(), rest) {
+            (_, _, "Enter") => KeyCode::Enter,
+            (_, _, "Esc") => KeyCode::Esc,
+            (_, _, "Tab") => KeyCode::Tab,
+            (_, _, "Space") => KeyCode::Char(' '),
+            (_, _, "Backspace") => KeyCode::Backspace,
+            (_, _, "Delete") => KeyCode::Delete,
+            (_, _, "Left" | "←") => KeyCode::Left,
+            (_, _, "Right" | "→") => KeyCode::Right,
+            (_, _, "Up" | "↑") => KeyCode::Up,
+            (_, _, "Down" | "↓") => KeyCode::Down,
+            (_, _, "Home") => KeyCode::Home,
+            (_, _, "End") => KeyCode::End,
+            (_, _, "PgUp") => KeyCode::PageUp,
+            (_, _, "PgDn") => KeyCode::PageDown,
+            (Some(letter), None, _) if !letter.is_control() && letter != ' ' => {
+                KeyCode::Char(if key.control { letter.to_ascii_lowercase() } else { letter })
+            }
+            (Some('F'), Some(_), _) if rest[1..].parse().is_ok_and(|number: u8| (1..=24).contains(&number)) => {
+                KeyCode::Function(rest[1..].parse().map_err(|_| text.to_owned())?)
+            }
+            _ => {
+                return Err(format!(
+                    "no key {text:?}; a letter, Enter, Esc, Tab, Space, Backspace, Delete, Left, Right, Up, Down, Home, End, \
+                     PgUp, PgDn or F1 to F24, with Ctrl-, Alt- or Shift- before it"
+                ));
+            }
+        };
+        if key.shift && matches!(key.code, KeyCode::Char(_)) {
+            return Err(format!("{text:?}: a shifted letter is its capital"));
+        }
+        Ok(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_of_the_table_is_read_as_it_is_written() {
+        for key in BINDINGS.iter().flat_map(|binding| binding.keys.iter()) {
+            assert_eq!(key.to_string().parse(), Ok(*key), "{key}");
+        }
+        assert_eq!("Ctrl-Alt-Up".parse(), Ok(Key { control: true, alt: true, ..Key::plain(KeyCode::Up) }));
+        assert_eq!("-".parse(), Ok(Key::plain(KeyCode::Char('-'))));
+    }
+
+    #[test]
+    fn a_file_changes_the_keys_that_it_names_and_no_others() {
+        let keymap = Keymap::read("[panels]\nquit = \"Q\"\nhelp = [\"?\", \"F12\"]\n").expect("a good file");
+        let spot = Spot::first_of(Page::Cluster);
+        let action = |key: &str| keymap.action(spot, key.parse().expect("a key"));
+        assert_eq!((action("Q"), action("q"), action("F12")), (Some(Action::Quit), None, Some(Action::Help)));
+        assert_eq!(action("Ctrl-C"), Some(Action::Interrupt));
+        assert_eq!(keymap.key_of(Action::Quit), "Q");
+        assert_eq!(Keymap::read(""), Ok(Keymap::default()));
+        assert_eq!(Keymap::read(&keymap.changed()), Ok(keymap));
+        assert_eq!(Keymap::default().changed(), "");
+    }
+
+    #[track_caller]
+    fn check_refused(text: &str, line: usize, words: &str) {
+        let error = Keymap::read(text).expect_err("it is refused");
+        assert!(error.line == line && error.reason.contains(words), "{error}");
+    }
+
+    #[test]
+    fn what_a_file_cannot_mean_is_refused_with_its_line() {
+        check_refused("[panels]\nquit = \n", 2, "");
+        check_refused("[panels]\n\nqiut = \"x\"\n", 3, "no action \"qiut\"; console keys lists them");
+        check_refused("[nowhere]\nquit = \"x\"\n", 1, "[nowhere] is no place; one of anywhere, panels, tables");
+        check_refused("quit = \"x\"\n", 1, "[quit] is no place");
+        check_refused("panels = 1\n", 1, "[panels] on a line of its own");
+        check_refused("[panels]\nquit = \"Hyper-X\"\n", 2, "no key \"Hyper-X\"");
+        check_refused("[panels]\nquit = 7\n", 2, "a list of keys");
+        check_refused("[prompt]\nquit = \"F9\"\n", 2, "quit belongs to [panels]");
+        check_refused("[panels]\nquit = \"Shift-x\"\n", 2, "its capital");
+    }
+
+    #[test]
+    fn a_key_with_two_meanings_is_refused_with_both() {
+        check_refused("[panels]\nquit = \"R\"\n", 2, "R is restart of [panels] already");
+        check_refused("[panels]\nquit = \"F9\"\nhelp = \"F9\"\n", 3, "F9 is quit of [panels] already");
+        check_refused("[anywhere]\nescape = [\"Esc\", \"Down\"]\n", 2, "↓ is down of [panels]");
+        check_refused("[anywhere]\ninterrupt = []\n", 2, "no way out");
+        assert!(Keymap::read("[panels]\nquit = \"R\"\nrestart = []\n").is_ok());
+    }
+}

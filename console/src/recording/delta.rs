@@ -1,0 +1,166 @@
+//! Reports as what differs from the report before: a node says the same four times a second, and its topology and most of its
+//! health stay. A new field of a report that is missing here does not compile.
+use serde::{Deserialize, Deserializer, Serialize};
+use shared::{
+    ids::{Epoch, LayerIndex, MemberIndex, Rank, TopologyHash},
+    protocol::error::Fault,
+    schedule::Table,
+    telemetry::{
+        Health, KvUse, Lateness, LayerSync, LoadProgress, NodeReport, NodeState, RequestReport, SyncKind,
+        health::{Clock, DiskUse, LoadByOthers, MemoryUse, NetworkLink, RunQueue, ThrottleBits, Traffic},
+    },
+    topology::{Exclusions, Rolling, Topology},
+    units::{Bytes, Celsius, Nanoseconds},
+};
+
+/// A field that is there, also where it says that there is nothing.
+fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
+}
+
+/// Declares the type that holds the changed fields of another: `plain` ones as they are, `packed` ones in another form,
+/// `nested` ones by what differs in them.
+macro_rules! delta {
+    (
+        $(#[$doc:meta])*
+        $name:ident of $whole:ident {
+            plain { $($plain:ident: $plain_type:ty),* $(,)? }
+            packed { $($packed:ident: $packed_type:ty),* $(,)? }
+            nested { $($nested:ident: $nested_type:ty),* $(,)? }
+        }
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub(crate) struct $name {
+            $(#[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+            $plain: Option<$plain_type>,)*
+            $(#[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+            $packed: Option<$packed_type>,)*
+            $(#[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+            $nested: Option<$nested_type>,)*
+        }
+
+        impl $name {
+            /// What is new in `after`; all of it without a value before.
+            pub(crate) fn between(before: Option<&$whole>, after: &$whole) -> Self {
+                let $whole { $($plain,)* $($packed,)* $($nested,)* } = after;
+                Self {
+                    $($plain: (before.map(|before| &before.$plain) != Some($plain)).then(|| $plain.clone()),)*
+                    $($packed: (before.map(|before| &before.$packed) != Some($packed)).then(|| $packed.clone().into()),)*
+                    $($nested: (before.map(|before| &before.$nested) != Some($nested))
+                        .then(|| <$nested_type>::between(before.map(|before| &before.$nested), $nested)),)*
+                }
+            }
+
+            /// The value after the one before.
+            ///
+            /// # Errors
+            /// The field that is nowhere, where there was no value before.
+            pub(crate) fn apply(self, before: Option<$whole>) -> Result<$whole, &'static str> {
+                match before {
+                    Some(mut whole) => {
+                        $(if let Some(value) = self.$plain { whole.$plain = value; })*
+                        $(if let Some(value) = self.$packed { whole.$packed = value.into(); })*
+                        $(if let Some(value) = self.$nested {
+                            whole.$nested = value.apply(Some(std::mem::take(&mut whole.$nested)))?;
+                        })*
+                        Ok(whole)
+                    }
+                    None => Ok($whole {
+                        $($plain: self.$plain.ok_or(stringify!($plain))?,)*
+                        $($packed: self.$packed.ok_or(stringify!($packed))?.into(),)*
+                        $($nested: self.$nested.ok_or(stringify!($nested))?.apply(None)?,)*
+                    }),
+                }
+            }
+        }
+    };
+}
+
+delta! {
+    /// What is new in a report.
+    ReportDelta of NodeReport {
+        plain {
+            name: String,
+            instance: u64,
+            supervised: bool,
+            unix_ms: u64,
+            build: String,
+            kernels: String,
+            state: NodeState,
+            epoch: Epoch,
+            topology: Option<(Topology, TopologyHash, MemberIndex)>,
+            fault: Option<Fault>,
+            load: Option<LoadProgress>,
+            shard: Bytes,
+            memory_resident: Bytes,
+            requests: u32,
+            traces: Vec<RequestReport>,
+            tokens: u64,
+            kv: Option<KvUse>,
+            lateness: Vec<Lateness>,
+            collectives: Option<Table>,
+            exclusions: Exclusions,
+            recovers: bool,
+            rolling: Option<Rolling>,
+        }
+        packed { layers: Rows }
+        nested { health: HealthDelta }
+    }
+}
+
+delta! {
+    /// What is new in a machine's health.
+    HealthDelta of Health {
+        plain {
+            temperature: Option<Celsius>,
+            clock: Option<Clock>,
+            firmware: Option<ThrottleBits>,
+            is_voltage_low: Option<bool>,
+            memory: Option<MemoryUse>,
+            disk: Option<DiskUse>,
+            link: Option<NetworkLink>,
+            tcp: Option<Traffic>,
+            load: Option<LoadByOthers>,
+            run_queue: Option<RunQueue>,
+            is_time_synchronized: Option<bool>,
+            page: Option<Bytes>,
+        }
+        packed {}
+        nested {}
+    }
+}
+
+/// All-reduces as rows of numbers: layer, kind, count, p50, p95, p99, compute, wait, wire, slowest rank; times in nanoseconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Rows(Vec<(u32, u8, u32, u64, u64, u64, u64, u64, u64, u16)>);
+
+impl From<Vec<LayerSync>> for Rows {
+    fn from(layers: Vec<LayerSync>) -> Self {
+        let row = |sync: LayerSync| {
+            let LayerSync { layer, kind, count, p50, p95, p99, compute, wait, wire, slowest } = sync;
+            let kind = u8::from(kind == SyncKind::FeedForward);
+            (layer.0, kind, count, p50.0, p95.0, p99.0, compute.0, wait.0, wire.0, slowest.0)
+        };
+        Self(layers.into_iter().map(row).collect())
+    }
+}
+
+impl From<Rows> for Vec<LayerSync> {
+    fn from(rows: Rows) -> Self {
+        let sync = |(layer, kind, count, p50, p95, p99, compute, wait, wire, slowest)| LayerSync {
+            layer: LayerIndex(layer),
+            kind: if kind == 0 { SyncKind::Attention } else { SyncKind::FeedForward },
+            count,
+            p50: Nanoseconds(p50),
+            p95: Nanoseconds(p95),
+            p99: Nanoseconds(p99),
+            compute: Nanoseconds(compute),
+            wait: Nanoseconds(wait),
+            wire: Nanoseconds(wire),
+            slowest: Rank(slowest),
+        };
+        rows.0.into_iter().map(sync).collect()
+    }
+}

@@ -1,0 +1,166 @@
+//! What a dashboard writes to files: recordings and exports. Everything that waits for a disk does so on another thread, and what
+//! came of it arrives as an event. Nothing that exists is written over.
+use std::{
+    fs::OpenOptions,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use shared::calendar::compact;
+use tokio::sync::mpsc;
+
+use crate::{
+    event::{Event, RecordingEvent},
+    recording::{FORMAT, Header, RecordingError, opening, writer::Recorder},
+    state::{State, command::Format},
+    view::{self, picture},
+};
+
+/// Answers that wait for the dashboard; one more would be of no use.
+const NEWS_MAX: usize = 16;
+
+/// What is written, and what came of it.
+pub(super) struct Files {
+    header: Header,
+    recorder: Option<Recorder>,
+    sender: mpsc::Sender<Event>,
+    news: mpsc::Receiver<Event>,
+}
+
+impl Files {
+    pub(super) fn new(state: &State) -> Self {
+        let (sender, news) = mpsc::channel(NEWS_MAX);
+        let header = Header {
+            bramble_recording: FORMAT,
+            build: env!("CARGO_PKG_VERSION").to_owned(),
+            started_unix_ms: unix_time().as_millis() as u64,
+            nodes: state.nodes.iter().map(|node| node.address.clone()).collect(),
+            wanted: state.wanted.clone(),
+            prompt: state.editor.text().to_owned(),
+            defaults: state.defaults.clone(),
+            keys: state.desk.keys.changed(),
+        };
+        Self { header, recorder: None, sender, news }
+    }
+
+    /// When this dashboard started, in milliseconds since 1970.
+    pub(super) fn started_unix_ms(&self) -> u64 {
+        self.header.started_unix_ms
+    }
+
+    /// What came of something that was asked for.
+    pub(super) async fn news(&mut self) -> Event {
+        // Never closed: a sender is kept here.
+        self.news.recv().await.expect("a sender is kept")
+    }
+
+    /// Something happens in this state at this time; it goes to the recording, if there is one.
+    pub(super) fn happens(&mut self, state: &State, now: Duration, event: Option<&Event>) {
+        let Some(recorder) = &mut self.recorder else { return };
+        if let Some(reason) = recorder.failure() {
+            self.recorder = None;
+            return self.tell(Event::Recording(RecordingEvent::Failed { reason }));
+        }
+        // Most frames have what the last one had.
+        let is_as_before = matches!(event, Some(Event::Drawn(extent)) if *extent == state.shown().extent);
+        recorder.record(now, event.filter(|_| !is_as_before));
+    }
+
+    /// Begins a recording; returns what to tell.
+    pub(super) fn record(&mut self, file: Option<PathBuf>, state: &State) -> Result<Event, RecordingError> {
+        let file = file.unwrap_or_else(|| named("session", "jsonl"));
+        let mut recorder = Recorder::create(&file, &self.header)?;
+        for event in opening(state) {
+            recorder.record(state.now, Some(&event));
+        }
+        self.recorder = Some(recorder);
+        Ok(Event::Recording(RecordingEvent::Began { file: file.display().to_string() }))
+    }
+
+    /// Begins a recording; what came of it arrives as news.
+    pub(super) fn begin(&mut self, file: Option<PathBuf>, state: &State) {
+        let event = self.record(file, state);
+        self.tell(event.unwrap_or_else(|error| Event::Recording(RecordingEvent::Failed { reason: error.to_string() })));
+    }
+
+    /// Ends the recording; what came of it arrives as news.
+    pub(super) fn end(&mut self) {
+        let Some(recorder) = self.recorder.take() else { return };
+        let sender = self.sender.clone();
+        tokio::task::spawn_blocking(move || {
+            // Nobody waits for it at the end of the program.
+            let _ = sender.blocking_send(Event::Recording(ended(recorder)));
+        });
+    }
+
+    /// Ends the recording when the dashboard is over; trouble goes to standard error, where the terminal is back.
+    pub(super) fn finish(&mut self) {
+        if let Some(recorder) = self.recorder.take()
+            && let RecordingEvent::Failed { reason } = ended(recorder)
+        {
+            eprintln!("console: {reason}");
+        }
+    }
+
+    /// Writes the page's data or the screen to a file.
+    pub(super) fn export(&self, state: &State, size: (u16, u16), format: Format, file: Option<PathBuf>) {
+        let page = state.shown().spot.page.title().to_lowercase();
+        let file = file.unwrap_or_else(|| named(&page, format.suffix()));
+        let content = match content(state, size, format) {
+            Ok(content) => content,
+            Err(reason) => return self.tell(Event::Said(reason)),
+        };
+        let sender = self.sender.clone();
+        tokio::task::spawn_blocking(move || {
+            let said = match create(&file, &content) {
+                Ok(()) => format!("written to {}", file.display()),
+                Err(reason) if reason.kind() == io::ErrorKind::AlreadyExists => {
+                    format!("{} exists already; name another file", file.display())
+                }
+                Err(reason) => format!("{} cannot be written: {reason}", file.display()),
+            };
+            let _ = sender.blocking_send(Event::Said(said));
+        });
+    }
+
+    fn tell(&self, event: Event) {
+        // With so much news unread one more notice would not be read either.
+        let _ = self.sender.try_send(event);
+    }
+}
+
+/// What a file of this format says.
+fn content(state: &State, size: (u16, u16), format: Format) -> Result<String, String> {
+    let theme = view::theme_of(state);
+    match format {
+        Format::Text => Ok(picture::text(&view::paint(state, &theme, size))),
+        Format::Svg => {
+            let is_light = state.shown().desk.theme == crate::state::desk::ThemeName::Light;
+            Ok(picture::svg(&view::paint(state, &theme, size), is_light))
+        }
+        Format::Csv | Format::Json => crate::export::data(state.shown(), format),
+    }
+}
+
+fn ended(recorder: Recorder) -> RecordingEvent {
+    let (file, (events, lost)) = (recorder.path().display().to_string(), recorder.counts());
+    match recorder.finish() {
+        Ok(()) => RecordingEvent::Ended { file, events, lost },
+        Err(reason) => RecordingEvent::Failed { reason },
+    }
+}
+
+/// A file in the current folder, named by what it is and when.
+fn named(what: &str, suffix: &str) -> PathBuf {
+    PathBuf::from(format!("bramble-{what}-{}.{suffix}", compact(unix_time().as_secs())))
+}
+
+fn create(file: &Path, content: &str) -> io::Result<()> {
+    OpenOptions::new().write(true).create_new(true).open(file)?.write_all(content.as_bytes())
+}
+
+/// Since 1970.
+fn unix_time() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}

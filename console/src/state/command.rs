@@ -1,0 +1,262 @@
+//! The command line's language: a word, and what it needs. Every action of the keys and every page is a word of it.
+use crate::{
+    keymap::{Action, Keymap},
+    state::{
+        Page,
+        desk::{Desk, ThemeName},
+    },
+};
+
+/// What can be written to a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// The data of the page as comma-separated values.
+    Csv,
+    /// The data of the page as JSON.
+    Json,
+    /// The screen as text.
+    Text,
+    /// The screen as a picture.
+    Svg,
+}
+
+impl Format {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Csv, Self::Json, Self::Text, Self::Svg];
+
+    /// As it is typed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Csv => "csv",
+            Self::Json => "json",
+            Self::Text => "text",
+            Self::Svg => "svg",
+        }
+    }
+
+    /// The end of a file's name.
+    pub fn suffix(self) -> &'static str {
+        if self == Self::Text { "txt" } else { self.name() }
+    }
+}
+
+/// A command.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// What a key would do.
+    Act(Action),
+    /// Shows rows with this text only; empty = all.
+    Filter(String),
+    /// Sorts by the column with this title; `None` = the natural order.
+    Sort(Option<(String, bool)>),
+    /// Writes data or screen to a file; without a name to one that is named by page and time.
+    Export(Format, Option<String>),
+    /// Writes the session to a file from now on.
+    Record(Option<String>),
+    /// Ends that.
+    StopRecording,
+    /// Takes other colours.
+    Theme(ThemeName),
+}
+
+/// Words with an argument, and what they do.
+pub const WORDS: [(&str, &str); 6] = [
+    ("page", "NAME: show a page"),
+    ("filter", "TEXT: rows with it; !TEXT without it; ~REGEX; nothing: all"),
+    ("sort", "COLUMN [down]: sort the table; nothing: the natural order"),
+    ("export", "csv|json|text|svg [FILE]: the page's data, or the screen"),
+    ("record", "[FILE]: write the session to a file; stop: end it"),
+    ("theme", "NAME: sixteen, dark, light, high-contrast, mono"),
+];
+
+/// Short forms that people type.
+const ALIASES: [(&str, &str); 4] = [("q", "quit"), ("q!", "quit"), ("exit", "quit"), ("h", "help")];
+
+/// Reads a command.
+///
+/// # Errors
+/// What is wrong with it, and what it could be.
+pub fn parse(text: &str, keys: &Keymap) -> Result<Command, String> {
+    let text = text.trim();
+    let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+    let rest = rest.trim();
+    let word = ALIASES.iter().find(|(alias, _)| *alias == word).map_or(word, |(_, word)| word);
+    match word {
+        "page" => page(rest).map(|page| Command::Act(Action::Show(page))),
+        "filter" => Ok(Command::Filter(rest.to_owned())),
+        "sort" => Ok(Command::Sort(sort(rest))),
+        "export" => export(rest),
+        "record" if rest == "stop" => Ok(Command::StopRecording),
+        "record" => Ok(Command::Record((!rest.is_empty()).then(|| rest.to_owned()))),
+        "theme" => rest.parse().map(Command::Theme).map_err(|names: String| format!("theme: {names}")),
+        _ => {
+            if !rest.is_empty() {
+                return Err(format!("{word}: takes nothing behind it"));
+            }
+            if let Ok(page) = page(word) {
+                return Ok(Command::Act(Action::Show(page)));
+            }
+            let action = actions(keys).into_iter().find(|(name, _)| name == word);
+            action.map(|(_, action)| Command::Act(action)).ok_or_else(|| match nearest(word, keys) {
+                Some(near) => format!("no command {word:?}; {near:?}? Tab shows all"),
+                None => format!("no command {word:?}; Tab shows all"),
+            })
+        }
+    }
+}
+
+fn page(name: &str) -> Result<Page, String> {
+    let titles = || Page::ALL.map(|page| page.title().to_lowercase()).join(", ");
+    let number = name.parse::<usize>().ok().and_then(|number| number.checked_sub(1)?.checked_rem(Page::ALL.len() + 1));
+    let page = Page::ALL.into_iter().find(|page| page.title().eq_ignore_ascii_case(name));
+    page.or(number.and_then(|place| Page::ALL.get(place).copied())).ok_or_else(|| format!("page: one of {}", titles()))
+}
+
+fn sort(rest: &str) -> Option<(String, bool)> {
+    match rest.rsplit_once(char::is_whitespace) {
+        _ if rest.is_empty() => None,
+        Some((column, "down" | "desc")) => Some((column.trim().to_owned(), true)),
+        Some((column, "up" | "asc")) => Some((column.trim().to_owned(), false)),
+        _ => Some((rest.to_owned(), false)),
+    }
+}
+
+fn export(rest: &str) -> Result<Command, String> {
+    let (format, file) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+    let known = Format::ALL.into_iter().find(|known| known.name() == format || known.suffix() == format);
+    let format = known.ok_or_else(|| "export: csv, json, text or svg, and a file if you like".to_owned())?;
+    let file = file.trim();
+    Ok(Command::Export(format, (!file.is_empty()).then(|| file.to_owned())))
+}
+
+/// The actions of the keys by their names, each once. Those that move a cursor in a text are no commands.
+fn actions(keys: &Keymap) -> Vec<(String, Action)> {
+    let mut actions: Vec<(String, Action)> = Vec::new();
+    for binding in keys.all().filter(|binding| !binding.is_typing()) {
+        if !actions.iter().any(|(_, action)| *action == binding.action) {
+            actions.push((binding.action.name(), binding.action));
+        }
+    }
+    actions
+}
+
+/// What the word under the cursor could become, in order.
+pub fn completions(text: &str, desk: &Desk) -> Vec<String> {
+    let text = text.trim_start();
+    let (word, argument) = match text.split_once(' ') {
+        Some((word, argument)) => (Some(word), argument),
+        None => (None, text),
+    };
+    let pages = || Page::ALL.iter().map(|page| page.title().to_lowercase());
+    let mut all: Vec<String> = match word {
+        None => {
+            let words = WORDS.iter().map(|(word, _)| (*word).to_owned());
+            words.chain(pages()).chain(actions(&desk.keys).into_iter().map(|(name, _)| name)).collect()
+        }
+        Some("page") => pages().collect(),
+        Some("theme") => ThemeName::ALL.iter().map(|theme| theme.name().to_owned()).collect(),
+        Some("export") => Format::ALL.iter().map(|format| format.name().to_owned()).collect(),
+        Some("record") => vec!["stop".to_owned()],
+        Some(_) => Vec::new(),
+    };
+    all.retain(|candidate| candidate.starts_with(argument));
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// The text after Tab: the only completion, else as far as all of them agree.
+pub fn completed(text: &str, desk: &Desk) -> Option<String> {
+    let all = completions(text, desk);
+    let first = all.first()?;
+    let agree = |length: usize| all.iter().all(|other| other.get(..length) == first.get(..length));
+    let length = (0..=first.len()).rev().find(|length| first.is_char_boundary(*length) && agree(*length))?;
+    let before = text.rfind(' ').map_or("", |space| &text[..=space]);
+    let space = if all.len() == 1 { " " } else { "" };
+    Some(format!("{before}{}{space}", &first[..length]))
+}
+
+/// The word that differs by the fewest letters, if it is near.
+fn nearest(word: &str, keys: &Keymap) -> Option<String> {
+    let names = WORDS.iter().map(|(word, _)| (*word).to_owned());
+    let names = names.chain(actions(keys).into_iter().map(|(name, _)| name));
+    let near = names.map(|name| (distance(word, &name), name)).min()?;
+    (near.0 <= 2).then_some(near.1)
+}
+
+/// Letters to be changed, added or left out (Levenshtein).
+fn distance(one: &str, two: &str) -> usize {
+    let two: Vec<char> = two.chars().collect();
+    let mut row: Vec<usize> = (0..=two.len()).collect();
+    for (count, letter) in one.chars().take(64).enumerate() {
+        let mut diagonal = row[0];
+        row[0] = count + 1;
+        for (place, other) in two.iter().enumerate() {
+            let change = diagonal + usize::from(letter != *other);
+            diagonal = row[place + 1];
+            row[place + 1] = change.min(diagonal + 1).min(row[place] + 1);
+        }
+    }
+    row[two.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, expected: Result<Command, &str>) {
+        let found = parse(text, &Keymap::default());
+        match (found, expected) {
+            (Err(found), Err(words)) => assert!(found.contains(words), "{found}"),
+            (found, expected) => assert_eq!(found, expected.map_err(str::to_owned)),
+        }
+    }
+
+    #[test]
+    fn words_are_read_with_what_they_need() {
+        check("quit", Ok(Command::Act(Action::Quit)));
+        check(" q ", Ok(Command::Act(Action::Quit)));
+        check("page sync", Ok(Command::Act(Action::Show(Page::Sync))));
+        check("page 3", Ok(Command::Act(Action::Show(Page::Sync))));
+        check("events", Ok(Command::Act(Action::Show(Page::Events))));
+        check("page 8", Err("page: one of cluster"));
+        check("page 0", Err("page: one of cluster"));
+        check("restart", Ok(Command::Act(Action::Restart)));
+        check("filter  pi1 hot", Ok(Command::Filter("pi1 hot".into())));
+        check("sort temp down", Ok(Command::Sort(Some(("temp".into(), true)))));
+        check("sort", Ok(Command::Sort(None)));
+        check("export csv", Ok(Command::Export(Format::Csv, None)));
+        check("export txt a b.txt", Ok(Command::Export(Format::Text, Some("a b.txt".into()))));
+        check("export pdf", Err("csv, json, text or svg"));
+        check("record stop", Ok(Command::StopRecording));
+        check("theme light", Ok(Command::Theme(ThemeName::Light)));
+        check("theme pink", Err("high-contrast"));
+        check("restrat", Err("\"restart\"?"));
+        check("quit now", Err("takes nothing"));
+        check("日本語", Err("Tab shows all"));
+    }
+
+    #[test]
+    fn tab_completes_as_far_as_it_is_clear() {
+        let desk = Desk::default();
+        assert_eq!(completed("the", &desk).as_deref(), Some("theme "));
+        assert_eq!(completed("theme h", &desk).as_deref(), Some("theme high-contrast "));
+        assert_eq!(completed("page-", &desk), Some("page-".to_owned()), "page-next and page-previous");
+        assert_eq!(completed("xyz", &desk), None);
+        assert_eq!(completions("theme ", &desk).len(), ThemeName::ALL.len());
+        assert!(completions("", &desk).contains(&"restart".to_owned()));
+    }
+
+    #[test]
+    fn every_action_of_the_keys_can_be_typed() {
+        let keys = Keymap::default();
+        for binding in keys.all().filter(|binding| !binding.is_typing()) {
+            let name = binding.action.name();
+            if WORDS.iter().any(|(word, _)| *word == name) {
+                continue;
+            }
+            assert_eq!(parse(&name, &keys), Ok(Command::Act(binding.action)), "{name}");
+        }
+    }
+}

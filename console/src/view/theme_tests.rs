@@ -1,0 +1,49 @@
+use super::*;
+use crate::view::colour::{Rgb, contrast, rgb};
+
+/// Grounds that terminals come with: black, greys of editors, Nord, Solarized.
+const DARK_GROUNDS: [Rgb; 4] = [[0, 0, 0], [0x1e, 0x1e, 0x1e], [0x2e, 0x34, 0x40], [0, 0x2b, 0x36]];
+const LIGHT_GROUNDS: [Rgb; 3] = [[255, 255, 255], [0xee, 0xee, 0xee], [0xfd, 0xf6, 0xe3]];
+
+#[track_caller]
+fn check(name: ThemeName, grounds: &[Rgb], least: f64) {
+    let theme = Theme::of(name);
+    let styles = [
+        ("plain", theme.plain),
+        ("dim", theme.dim),
+        ("accent", theme.accent),
+        ("ok", theme.ok),
+        ("warn", theme.warn),
+        ("bad", theme.bad),
+        ("tab", theme.tab),
+    ];
+    for (what, style) in styles {
+        let front = style.fg.or(theme.ground.map(|(front, _)| front)).and_then(rgb);
+        let own = style.bg.or(theme.ground.map(|(_, ground)| ground)).and_then(rgb);
+        // Without a colour of its own a text has the terminal's, which its user chose for its ground.
+        let Some(front) = front else { continue };
+        for ground in own.map_or(grounds.to_vec(), |own| vec![own]) {
+            let ratio = contrast(front, ground);
+            assert!(ratio >= least, "{name:?}: {what} has {ratio:.1} on {ground:?}");
+        }
+    }
+}
+
+#[test]
+fn every_meaning_is_readable_on_the_grounds_that_a_theme_is_made_for() {
+    assert!((contrast([255; 3], [0; 3]) - 21.0).abs() < 1e-9);
+    check(ThemeName::Dark, &DARK_GROUNDS, 4.5);
+    check(ThemeName::Light, &LIGHT_GROUNDS, 4.5);
+    check(ThemeName::HighContrast, &[], 7.0);
+}
+
+#[test]
+fn no_two_meanings_look_alike_in_any_theme() {
+    for name in ThemeName::ALL {
+        let theme = Theme::of(name);
+        let styles = [theme.dim, theme.accent, theme.warn, theme.bad, theme.tab];
+        for (index, style) in styles.iter().enumerate() {
+            assert!(!styles[..index].contains(style), "{name:?}: {style:?} means two things");
+        }
+    }
+}
