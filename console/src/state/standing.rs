@@ -32,8 +32,6 @@ pub enum Cluster<'a> {
     Cordoned(&'a str),
     /// A member sends nothing: whether it serves is not known.
     Silent(&'a Node),
-    /// A member is out: nothing new begins.
-    Out(&'a Node),
     /// No topology runs.
     Idle,
     /// A topology runs.
@@ -67,16 +65,14 @@ pub fn cluster(state: &State) -> Cluster<'_> {
     if let Some(Operation::Change { .. }) = state.operation {
         return Cluster::Changing;
     }
-    if let Some(node) = silent(state) {
-        return Cluster::Silent(node);
-    }
-    if let Some(node) = members(state).find(|node| node.is_open() && state.exclusion(node).is_some()) {
-        return Cluster::Out(node);
-    }
     if let Some((topology, _)) = state.topology() {
         return match culprit(state, topology) {
             Some(name) => Cluster::Broken(name),
-            None => cordoned(state).map_or(Cluster::Committing, Cluster::Cordoned),
+            None => match (cordoned(state), silent(state)) {
+                (Some(name), _) => Cluster::Cordoned(name),
+                (None, Some(node)) => Cluster::Silent(node),
+                (None, None) => Cluster::Committing,
+            },
         };
     }
     if state.nodes.iter().any(|node| node.link == Link::Connecting) { Cluster::Connecting } else { Cluster::Idle }
@@ -151,9 +147,6 @@ pub fn hint(state: &State) -> String {
         }
         Cluster::Silent(node) => {
             format!("{} sends nothing: what is shown of it is old. A prompt may have to wait for it.", node.name())
-        }
-        Cluster::Out(node) => {
-            format!("{} is out: nothing new begins. x takes it in; r assigns on the others.", node.name())
         }
         Cluster::Idle => match state.assignable() {
             Some(_) => "No topology runs. r, or the next prompt, assigns it.".to_owned(),

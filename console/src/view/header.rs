@@ -60,7 +60,6 @@ fn standing(state: &State, theme: &Theme) -> (String, Style) {
         Cluster::Broken(name) => (format!("broken: {name}"), theme.bad),
         Cluster::Cordoned(name) => (format!("cordoned: {name}"), theme.warn),
         Cluster::Silent(node) => (format!("silent: {}", node.name()), theme.warn),
-        Cluster::Out(node) => (format!("out: {}", node.name()), theme.warn),
         Cluster::Idle => ("idle".to_owned(), theme.dim),
         Cluster::Ready => ("ready".to_owned(), theme.ok),
         Cluster::Serving => ("serving".to_owned(), theme.ok),
