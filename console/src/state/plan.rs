@@ -194,8 +194,12 @@ fn runs(state: &State, planned: &Planned, candidate: &Candidate) -> bool {
     topology.layout == candidate.layout && topology.model == planned.ask.model
 }
 
-/// Tokens a second of the last request from here.
+/// Tokens a second of the last request from here, if it was answered by what runs now.
 fn measured(state: &State) -> Option<f64> {
+    let epoch = state.topology().map(|(_, epoch)| epoch);
+    if state.request_epoch != epoch {
+        return None;
+    }
     state.request.tpot_ms().map(|tpot| ratio(1e3, tpot))
 }
 
