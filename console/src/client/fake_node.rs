@@ -203,20 +203,7 @@ impl State {
             RequestBody::Models(_) => {
                 vec![ResponseBody::Models(Box::new(ModelsResponse::Listed(Vec::new())))]
             }
-            RequestBody::Prepare(prepare) => {
-                let seen = lock(&self.report).epoch;
-                if prepare.seen != seen {
-                    return no(&FaultKind::EpochMoved { expected: prepare.seen, actual: seen });
-                }
-                if let Some(kind) = &self.script.prepare {
-                    return no(kind);
-                }
-                lock(&self.report).epoch = prepare.epoch;
-                *lock(&self.prepared) = Some(*prepare);
-                let half = LoadProgress { done: Bytes(1), total: Bytes(2) };
-                let prepared = (!self.script.loads_on).then_some(ResponseBody::Prepared);
-                std::iter::once(ResponseBody::Loading(half)).chain(prepared).collect()
-            }
+            RequestBody::Prepare(prepare) => self.prepare(*prepare),
             RequestBody::Commit { .. } => match (&self.script.commit, lock(&self.prepared).take()) {
                 (Some(kind), _) => no(kind),
                 (None, None) => no(&FaultKind::NotPrepared { epoch: Epoch(0) }),
@@ -267,6 +254,22 @@ impl State {
             RequestBody::Rekey(_) => vec![ResponseBody::Rekeyed { fingerprint: String::new() }],
             RequestBody::Cancel => vec![ResponseBody::Finished(finished(FinishReason::Cancelled))],
         }
+    }
+
+    fn prepare(&self, prepare: Prepare) -> Vec<ResponseBody> {
+        let no = |kind: &FaultKind| vec![ResponseBody::Failed(Fault::new(&self.name, kind.clone()))];
+        let seen = lock(&self.report).epoch;
+        if prepare.seen != seen {
+            return no(&FaultKind::EpochMoved { expected: prepare.seen, actual: seen });
+        }
+        if let Some(kind) = &self.script.prepare {
+            return no(kind);
+        }
+        lock(&self.report).epoch = prepare.epoch;
+        *lock(&self.prepared) = Some(prepare);
+        let half = LoadProgress { done: Bytes(1), total: Bytes(2) };
+        let prepared = (!self.script.loads_on).then_some(ResponseBody::Prepared);
+        std::iter::once(ResponseBody::Loading(half)).chain(prepared).collect()
     }
 
     /// It keeps rolling restarts, and says what it is.
