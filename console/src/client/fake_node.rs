@@ -241,17 +241,7 @@ impl State {
                 lock(&self.report).exclusions.merge(&list);
                 vec![ResponseBody::Excluded]
             }
-            RequestBody::Inspect(Inspect::Log { after, .. }) => {
-                let lines = LogLines {
-                    lines: log().into_iter().filter(|line| line.number > after).collect(),
-                    next: 2,
-                    ..LogLines::default()
-                };
-                vec![ResponseBody::Inspected(Box::new(Inspected::Log(lines)))]
-            }
-            RequestBody::Inspect(Inspect::Settings) => {
-                vec![ResponseBody::Inspected(Box::new(Inspected::Settings("name = \"pi1\"\n".into())))]
-            }
+            RequestBody::Inspect(what) => vec![ResponseBody::Inspected(Box::new(inspected(what)))],
             RequestBody::CancelRunning { number: 7 } => vec![ResponseBody::Cancelling],
             RequestBody::CancelRunning { number } => {
                 no(&FaultKind::ParameterInvalid { reason: format!("no request {number} runs here") })
@@ -319,6 +309,17 @@ impl State {
 
 fn card(model: String) -> ModelCard {
     ModelCard { model, identity: ModelIdentity([7; 32]), ..crate::fixtures::card() }
+}
+
+/// What every fake node shows of its log and settings.
+fn inspected(what: Inspect) -> Inspected {
+    match what {
+        Inspect::Log { after, .. } => {
+            let lines = log().into_iter().filter(|line| line.number > after).collect();
+            Inspected::Log(LogLines { lines, next: 2, ..LogLines::default() })
+        }
+        Inspect::Settings => Inspected::Settings("name = \"pi1\"\n".into()),
+    }
 }
 
 /// What every fake node logged.
