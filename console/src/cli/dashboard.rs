@@ -3,7 +3,7 @@ use std::io::IsTerminal;
 
 use shared::protocol::message::Generate;
 
-use super::{Failure, options};
+use super::{Failure, first, options};
 use crate::{
     client::{Client, with_port},
     run::{DashboardOptions, dashboard},
@@ -15,7 +15,10 @@ use crate::{
 const WATCH_MS: u32 = 250;
 
 /// Opens the dashboard on the nodes that were named.
-pub(super) async fn run(options: options::Dashboard) -> Result<u8, Failure> {
+pub(super) async fn run(mut options: options::Dashboard) -> Result<u8, Failure> {
+    if options.nodes.is_empty() && has_terminal() {
+        options.nodes = first::ask().await?;
+    }
     if options.nodes.is_empty() {
         let message = "no nodes named".into();
         let next = "console --nodes A,B,..; or console demo to try it on this machine; or console --help";

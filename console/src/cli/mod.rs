@@ -16,6 +16,7 @@ mod endpoint;
 mod events;
 mod exclude;
 mod failure;
+mod first;
 mod generate;
 mod hypothetical;
 mod interrupts;
