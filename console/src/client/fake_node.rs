@@ -241,7 +241,7 @@ impl State {
                 lock(&self.report).exclusions.merge(&list);
                 vec![ResponseBody::Excluded]
             }
-            RequestBody::Inspect(what) => vec![ResponseBody::Inspected(Box::new(inspected(what)))],
+            RequestBody::Inspect(ask) => vec![ResponseBody::Inspected(Box::new(inspected(&ask)))],
             RequestBody::CancelRunning { number: 7 } => vec![ResponseBody::Cancelling],
             RequestBody::CancelRunning { number } => {
                 no(&FaultKind::ParameterInvalid { reason: format!("no request {number} runs here") })
@@ -307,19 +307,19 @@ impl State {
     }
 }
 
-fn card(model: String) -> ModelCard {
-    ModelCard { model, identity: ModelIdentity([7; 32]), ..crate::fixtures::card() }
-}
-
-/// What every fake node shows of its log and settings.
-fn inspected(what: Inspect) -> Inspected {
-    match what {
-        Inspect::Log { after, .. } => {
-            let lines = log().into_iter().filter(|line| line.number > after).collect();
-            Inspected::Log(LogLines { lines, next: 2, ..LogLines::default() })
-        }
+fn inspected(ask: &Inspect) -> Inspected {
+    match ask {
+        Inspect::Log { after, .. } => Inspected::Log(LogLines {
+            lines: log().into_iter().filter(|line| line.number > *after).collect(),
+            next: 2,
+            ..LogLines::default()
+        }),
         Inspect::Settings => Inspected::Settings("name = \"pi1\"\n".into()),
     }
+}
+
+fn card(model: String) -> ModelCard {
+    ModelCard { model, identity: ModelIdentity([7; 32]), ..crate::fixtures::card() }
 }
 
 /// What every fake node logged.
