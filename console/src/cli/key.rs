@@ -115,11 +115,15 @@ pub(super) fn load(file: Option<&Path>) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Where an operator's settings are.
+pub(super) fn configuration_folder() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    folder("XDG_CONFIG_HOME").or_else(|| folder("HOME").map(|home| home.join(".config")))
+}
+
 /// Where the key is unless told otherwise.
 pub(super) fn default_path() -> Result<PathBuf, Failure> {
-    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let folder = folder("XDG_CONFIG_HOME").or_else(|| folder("HOME").map(|home| home.join(".config")));
-    let folder = folder.ok_or_else(|| Failure::Usage {
+    let folder = configuration_folder().ok_or_else(|| Failure::Usage {
         message: "there is no home folder for the key file".into(),
         next: "name the key file with --key FILE",
     })?;
