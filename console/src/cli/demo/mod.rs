@@ -43,8 +43,7 @@ pub(super) async fn run(mut options: options::Demo) -> Result<u8, Failure> {
             options.prompt,
             request,
             false,
-            &options.arrange,
-            options.record,
+            options.session,
         )
         .await;
     }
