@@ -222,8 +222,15 @@ impl Story {
 
 /// Three requests under way and three that are over.
 fn traces() -> Vec<RequestReport> {
-    let trace =
-        |number, stage, age_ms, prompt_tokens, tokens| RequestReport { number, stage, age_ms, prompt_tokens, tokens };
+    let trace = |number, stage, age_ms, prompt_tokens, tokens| RequestReport {
+        number,
+        by: "ann@desk".into(),
+        stage,
+        age_ms,
+        prompt_tokens,
+        tokens,
+        max_tokens: 256,
+    };
     let times = finished().times;
     let lost = Box::new(lost_fault());
     vec![

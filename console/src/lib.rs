@@ -2,6 +2,7 @@
 pub mod bench;
 pub mod cli;
 pub mod client;
+pub mod clusters;
 pub mod effect;
 pub mod event;
 pub mod export;

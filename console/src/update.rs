@@ -293,6 +293,7 @@ fn send(state: &mut State) -> Vec<Effect> {
     generate.sampling.seed = generate::seed(state, &state.request.prompt);
     state.request.sent_with = Some(generate::sent_with(state, generate.sampling.seed));
     state.requests_sent += 1;
+    state.request_epoch = state.topology().map(|(_, epoch)| epoch);
     if matches!(state.assignment, Assignment::Failed(_)) {
         // The topology of before still runs: the failure was seen, the text takes its place.
         state.assignment = Assignment::Nothing;

@@ -1,4 +1,6 @@
 //! The daemon's settings: command line over file over defaults, every one checked before anything is opened.
+mod shown;
+
 use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context, bail, ensure};

@@ -8,6 +8,7 @@ pub mod gateway;
 pub mod health;
 pub mod kernels;
 pub mod keys;
+pub mod log;
 pub mod model;
 pub mod node;
 pub mod pair;

@@ -7,7 +7,7 @@ use daemon::{
     config::{Arguments, Command, Config},
     gateway,
     kernels::Kernels,
-    keys,
+    keys, log,
     node::driver::state::StateFolder,
     pair,
     serve::{self, PidFile, Signals},
@@ -46,7 +46,7 @@ fn run() -> anyhow::Result<i32> {
     }
     let config = Config::load(arguments.clone())?;
     let keyring = keys::load(&config)?;
-    let _log_guard = log(&config);
+    let _log_guard = write_log(&config);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let code = runtime.block_on(async {
         let signals = Signals::listen()?;
@@ -71,8 +71,8 @@ fn run() -> anyhow::Result<i32> {
     Ok(code)
 }
 
-/// Logs to standard error (without time and colour under journald), and to daily files where the settings name a folder.
-fn log(config: &Config) -> Option<tracing_appender::non_blocking::WorkerGuard> {
+/// Logs to the ring that consoles read, to standard error (without time and colour under journald), and to daily files where the settings name a folder.
+fn write_log(config: &Config) -> Option<tracing_appender::non_blocking::WorkerGuard> {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let journald = std::env::var_os("JOURNAL_STREAM").is_some();
     let console = fmt::layer().with_writer(std::io::stderr).with_target(false).with_ansi(false);
@@ -85,6 +85,6 @@ fn log(config: &Config) -> Option<tracing_appender::non_blocking::WorkerGuard> {
         }
         None => (None, None),
     };
-    tracing_subscriber::registry().with(filter).with(console).with(files).init();
+    tracing_subscriber::registry().with(filter).with(log::Kept).with(console).with(files).init();
     guard
 }

@@ -65,7 +65,7 @@ fn a_dead_node_is_shown_fails_the_request_by_name_and_the_dashboard_lives_on() {
     terminal.keys("\x1b1");
     terminal.wait_for("3 of 3 connected");
     terminal.keys("r");
-    terminal.wait_for("then all switch at once");
+    terminal.wait_for("loads its slices from its own file");
     terminal.keys("\r");
     terminal.wait_for("epoch 2");
     terminal.signal(Signal::SIGTERM);

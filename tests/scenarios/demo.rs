@@ -85,3 +85,29 @@ fn with_a_terminal_the_demo_opens_the_dashboard_and_quitting_ends_all() {
     terminal.assert_restored();
     wait_until("none is left", || !daemons.iter().any(|pid| is_running(*pid)));
 }
+
+#[test]
+fn the_tour_sees_every_step_by_real_processes_and_leaves_none_behind() {
+    let child = spawn_console(&["demo", "--tour", "--json"]);
+    let mut daemons = Vec::new();
+    wait_until("four daemons run", || {
+        daemons = daemons_of(child.id());
+        daemons.len() == 4
+    });
+    let ended = finish(child);
+    let told = ended.json();
+    assert_eq!((ended.code, &told["ok"]), (Some(0), &true.into()), "{} {}", ended.out, ended.err);
+    let seen = |step: usize| told["steps"][step]["seen"].as_str().unwrap_or_default().to_owned();
+    assert_eq!(told["steps"].as_array().map(Vec::len), Some(7));
+    for (step, part) in [
+        (0, "52.6"),
+        (1, "tp4"),
+        (3, "THROTTLED"),
+        (4, "pi2 holds the others up"),
+        (5, "pi4"),
+        (6, "the text is the same"),
+    ] {
+        assert!(seen(step).contains(part), "step {}: {}", step + 1, seen(step));
+    }
+    wait_until("none is left", || !daemons.iter().any(|pid| is_running(*pid)));
+}

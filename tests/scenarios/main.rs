@@ -34,6 +34,8 @@ mod gguf_splits;
 mod grammar;
 // What machines say of themselves.
 mod health;
+// Alerts and dashboards for metrics.
+mod monitoring;
 // Model files between servers, nodes and consoles.
 mod models;
 // Nodes without a key get one, or another.

@@ -151,8 +151,6 @@ fn the_dashboard_restarts_all_takes_one_out_and_in_and_generates_after_each() {
         terminal.keys("\x1b");
         terminal.wait_for("q quit");
     };
-    terminal.keys("\x1b");
-    terminal.wait_for("q quit");
     generate(&mut terminal, 8);
     terminal.keys("R");
     terminal.wait_for("each of pi1, pi2, pi3, pi4");

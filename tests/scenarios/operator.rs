@@ -31,7 +31,11 @@ fn first_rank(screen: &str) -> String {
 fn generates(screen: &mut Tmux, text: &str) {
     // Alt-4, where an escape and a letter in one read are meant.
     screen.keys("\x1b4");
-    screen.wait_for("── Prompt");
+    screen.wait_for(" Prompt ");
+    if !screen.screen().contains("━━ Prompt") {
+        screen.keys("i");
+        screen.wait_for("━━ Prompt");
+    }
     screen.keys(text);
     screen.wait_for(&format!("> {text}"));
     screen.keys("\r");

@@ -167,12 +167,12 @@ fn a_topology_file_is_checked_assigned_and_printed_again() {
         .collect();
     assert_eq!((layers, checked["members"][0]["share"].as_f64()), (vec![3, 3, 6, 6], Some(0.75)));
     assert!(cluster.status(0)["topology"].is_null(), "nothing was loaded");
-    let assigned = cluster.console(&["topology", "assign", path, "--json"]).json();
+    let assigned = cluster.console(&["topology", "assign", path, "--yes", "--json"]).json();
     assert_eq!((assigned["topology"].as_str(), assigned["reused"].as_bool()), (Some("pp2-tp2"), Some(false)));
     let shown = cluster.console(&["topology", "show", "--nodes", &cluster.nodes()]);
     assert_eq!(shown.code, Some(0), "{}", shown.err);
     std::fs::write(path, &shown.out).expect("the folder is ours");
-    let again = cluster.console(&["topology", "assign", path, "--json"]).json();
+    let again = cluster.console(&["topology", "assign", path, "--yes", "--json"]).json();
     assert_eq!((again["epoch"].clone(), again["reused"].as_bool()), (assigned["epoch"].clone(), Some(true)));
     write("layers = 3");
     let refused = cluster.console(&["topology", "check", path]);

@@ -30,7 +30,7 @@ class Server:
             out.write(f'model = "{model}"\ncontext_length = 1024\nslots = {CONCURRENCY // len(daemons)}\n')
             for index, daemon in enumerate(daemons):
                 out.write(f'[[stage]]\nreplica = {index}\nnodes = ["{daemon.address}"]\n')
-        bramble.console("topology", "assign", file)
+        bramble.console("topology", "assign", file, "--yes")
 
     def load(self, arguments, *more):
         """The only point of a load."""

@@ -37,7 +37,7 @@ class Server:
         file = os.path.join(daemon.state, "topology.toml")
         with open(file, "w") as out:
             out.write(f'model = "{model}"\ncontext_length = {context}\nslots = 16\n[[stage]]\nnodes = ["{daemon.address}"]\n')
-        bramble.console("topology", "assign", file)
+        bramble.console("topology", "assign", file, "--yes")
 
     def run(self, prompt, tokens):
         """The most probable continuation, a token a step: its object, `timings` in it."""

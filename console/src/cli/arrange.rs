@@ -3,8 +3,9 @@ use std::{env, fs, io, path::PathBuf};
 
 use clap::Args;
 
-use super::{Failure, key::configuration_folder};
+use super::Failure;
 use crate::{
+    clusters::config_folder,
     keymap::Keymap,
     state::desk::{Desk, ThemeName},
 };
@@ -62,7 +63,7 @@ fn is_utf8(variable: &dyn Fn(&str) -> Option<String>) -> bool {
 
 /// The operator's key file.
 pub(super) fn key_file() -> Option<PathBuf> {
-    Some(configuration_folder()?.join("bramble/keys.toml"))
+    Some(config_folder()?.join("keys.toml"))
 }
 
 /// The keys in force.

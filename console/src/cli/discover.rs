@@ -58,7 +58,7 @@ pub(super) async fn run(options: Discover) -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn listen(time: Duration, count: usize) -> Result<Found, Failure> {
+pub(super) fn listen(time: Duration, count: usize) -> Result<Found, Failure> {
     let deadline = Instant::now() + time;
     let daemon = ServiceDaemon::new().context("cannot listen for mDNS")?;
     let events = daemon.browse(SERVICE).context("cannot listen for mDNS")?;

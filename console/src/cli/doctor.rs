@@ -34,9 +34,9 @@ pub(super) struct Doctor {
 }
 
 /// A node that answered.
-struct Visit {
-    report: NodeReport,
-    examined: Examined,
+pub(super) struct Visit {
+    pub(super) report: NodeReport,
+    pub(super) examined: Examined,
 }
 
 /// Runs the command. Exit code: 0, that of the worst finding, or 3 if a node does not answer.
@@ -75,7 +75,8 @@ async fn visit_all(addresses: &[String]) -> Vec<(String, Result<Visit, Fault>)> 
     visits.into_iter().map(|(_, visit)| visit).collect()
 }
 
-async fn visit(address: &str) -> Result<Visit, Fault> {
+/// What a node says of itself, and what of it is compared with others.
+pub(super) async fn visit(address: &str) -> Result<Visit, Fault> {
     let session = session::open(address).await?;
     let begun = (Instant::now(), SystemTime::now());
     let report = report(&session).await?;

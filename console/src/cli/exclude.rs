@@ -1,12 +1,7 @@
 //! `console exclude` and `console include`: take a node out with a reason, or in again; what runs is assigned anew.
 use serde_json::json;
 
-use super::{
-    Failure,
-    confirm::{check, confirm},
-    interrupts::Interrupts,
-    options, output,
-};
+use super::{Failure, interrupts::Interrupts, options, output};
 use crate::client::{
     cluster::Cluster,
     event::{AssignEvent, OperateEvent},
@@ -28,12 +23,15 @@ pub(super) async fn run_include(options: options::Include) -> Result<u8, Failure
 }
 
 async fn change(options: options::Change, reason: Option<&str>, question: &str) -> Result<u8, Failure> {
-    check(options.yes)?;
+    options.consent.check()?;
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
     let cluster = interrupts.end(async { Ok::<_, Failure>(Cluster::dial(&addresses).await) }).await?;
     let node = find(&cluster, &options.node)?;
-    interrupts.end(confirm(question, options.yes)).await?;
+    let plan = json!({"node": cluster.name(&cluster.nodes[node]), "out": reason.is_some(), "reason": reason});
+    if !interrupts.end(options.consent.obtain(question, &plan, options.json)).await? {
+        return Ok(0);
+    }
     let Outcome { node, assigned } = interrupts.end(exclude(cluster, node, reason, &|event| progress(&event))).await?;
     let now = assigned.as_ref().map(|done| done.topology.layout.to_string());
     if options.json {

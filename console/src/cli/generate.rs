@@ -129,19 +129,15 @@ pub(super) async fn open(nodes: &[String]) -> Result<Vec<Arc<Session>>, Failure>
 
 /// Assigns, with progress on standard error where a terminal is there.
 pub(super) async fn assign_and_tell(sessions: &[Arc<Session>], wanted: &Wanted) -> Result<Assigned, Failure> {
-    use std::io::IsTerminal;
-    let shows = std::io::stderr().is_terminal();
     let nodes: Vec<String> = sessions.iter().map(|session| session.identity.name.clone()).collect();
     let tell = |event| {
-        if let (true, AssignEvent::Loading { node, progress }) = (shows, event) {
-            let name = output::clean(&nodes[node]);
-            output::note_part(&format!("\r{name} loads {} of {}   ", progress.done, progress.total));
+        if let AssignEvent::Loading { node, progress } = event {
+            let what = format!("{} loads {}", output::clean(&nodes[node]), progress.total);
+            super::progress::tell(&what, progress.done.0, progress.total.0, false);
         }
     };
     let assigned = assign(sessions, wanted, &tell).await;
-    if shows {
-        output::note_part("\r\x1b[K");
-    }
+    super::progress::clear();
     Ok(assigned?)
 }
 

@@ -16,8 +16,8 @@ use shared::protocol::{
     pairing::GRACE_SECONDS_MAX,
 };
 
-use super::{Failure, options, output, rotate};
-use crate::client::with_port;
+use super::{Failure, confirm::Consent, options, output, rotate};
+use crate::{client::with_port, clusters::config_folder};
 
 /// `console key`.
 #[derive(Debug, clap::Subcommand)]
@@ -44,9 +44,9 @@ pub(super) enum Command {
         /// How long the key before counts, in seconds: for nodes that are away now, and for other consoles
         #[arg(long, value_name = "SECONDS", default_value_t = 24 * 3600, value_parser = clap::value_parser!(u32).range(0..=i64::from(GRACE_SECONDS_MAX)))]
         grace: u32,
-        /// Do not ask
-        #[arg(long)]
-        yes: bool,
+        /// Whether it may be done.
+        #[command(flatten)]
+        consent: Consent,
         /// Print an object
         #[arg(long)]
         json: bool,
@@ -85,9 +85,9 @@ pub(super) async fn run(command: Command, file: Option<PathBuf>) -> Result<u8, F
     match command {
         Command::New { json } => new(&path, json)?,
         Command::Show { role, json } => show(&path, role, json)?,
-        Command::Rotate { nodes, grace, yes, json } => {
+        Command::Rotate { nodes, grace, consent, json } => {
             let nodes: Vec<String> = nodes.nodes.iter().map(|node| with_port(node)).collect();
-            return rotate::run(&path, &nodes, (grace, yes, json)).await;
+            return rotate::run(&path, &nodes, (grace, consent, json)).await;
         }
         Command::Fingerprint { json } => {
             let fingerprint = current(&path)?.fingerprint();
@@ -115,19 +115,13 @@ pub(super) fn load(file: Option<&Path>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where an operator's settings are.
-pub(super) fn configuration_folder() -> Option<PathBuf> {
-    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    folder("XDG_CONFIG_HOME").or_else(|| folder("HOME").map(|home| home.join(".config")))
-}
-
 /// Where the key is unless told otherwise.
 pub(super) fn default_path() -> Result<PathBuf, Failure> {
-    let folder = configuration_folder().ok_or_else(|| Failure::Usage {
+    let folder = config_folder().ok_or_else(|| Failure::Usage {
         message: "there is no home folder for the key file".into(),
         next: "name the key file with --key FILE",
     })?;
-    Ok(folder.join("bramble/cluster.key"))
+    Ok(folder.join("cluster.key"))
 }
 
 /// The current key of a file.

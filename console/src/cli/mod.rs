@@ -5,6 +5,7 @@ mod arrange;
 mod bench;
 mod brambled;
 mod chat;
+mod clusters;
 mod collectives;
 mod confirm;
 mod dashboard;
@@ -13,6 +14,7 @@ mod disaggregation;
 mod discover;
 mod doctor;
 mod endpoint;
+mod events;
 mod exclude;
 mod failure;
 mod generate;
@@ -20,28 +22,36 @@ mod hypothetical;
 mod interrupts;
 mod key;
 mod keys;
+mod logs;
+mod look;
 mod model;
 mod node;
 mod options;
 mod output;
 mod plan;
 mod profile;
+mod progress;
 mod proxy;
 mod replay;
+mod requests;
 mod restart;
 mod rolling;
 mod rotate;
 mod screen;
+mod show;
 mod simulate;
 mod sizing;
 mod source;
 mod status;
+mod support;
+mod sync;
 #[cfg(test)]
 mod tests;
 mod tokenize;
 mod topology;
+mod which;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, anyhow};
 use clap::{Parser, Subcommand};
@@ -67,6 +77,9 @@ struct Arguments {
     /// Key file of the cluster [default: ~/.config/bramble/cluster.key, if it is there]
     #[arg(long, global = true, env = "BRAMBLE_KEY_FILE", value_name = "FILE")]
     key: Option<PathBuf>,
+    /// Nodes and key of a cluster that is kept (console clusters) [default: the one that was named last]
+    #[arg(long, global = true, value_name = "NAME", value_parser = clusters::cluster_name)]
+    cluster: Option<String>,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -80,19 +93,26 @@ enum Command {
     Bench(options::Bench),
     /// Talk with the model over the HTTP API of a node
     Chat(chat::Chat),
+    /// Clusters that are kept by name, so that nobody types addresses
+    #[command(subcommand)]
+    Clusters(clusters::Command),
     /// Start daemons on this machine, assign a topology and open the dashboard (or print a text, without a terminal)
     Demo(options::Demo),
     /// Show the nodes that announce themselves on the local network
     Discover(discover::Discover),
     /// Say what is wrong with nodes and between them, and what cures it
     Doctor(doctor::Doctor),
+    /// Show what happened on all nodes, in one list by time
+    Events(events::Events),
     /// Take a node out, with a reason; what runs is assigned anew on the rest
     Exclude(options::Exclude),
     /// Complete a text, on nodes or over the HTTP API of one
     Generate(options::Generate),
     /// Take a node in again; what runs is assigned anew with it
     Include(options::Include),
-    /// Let nodes join and leave what serves, or begin nothing new on them
+    /// Show the latest lines of a node's log, and follow it
+    Logs(logs::Logs),
+    /// Show a node; let nodes join and leave what serves, or begin nothing new on them
     #[command(subcommand)]
     Node(node::Node),
     /// Say what would be left if a node were stopped; exit code 1: nothing that serves
@@ -113,6 +133,8 @@ enum Command {
     Proxy(proxy::Proxy),
     /// Play a recorded session, or print its events
     Replay(replay::Replay),
+    /// Show what waits, runs and ran on the heads; end a request
+    Requests(requests::Requests),
     /// Restart nodes one by one
     Restart(options::Restart),
     /// Draw a page of the dashboard as text or SVG, of the cluster or of a recording
@@ -120,7 +142,12 @@ enum Command {
     /// Run a model on nodes that need not exist, in virtual time
     Simulate(simulate::Simulate),
     /// Show the nodes
+    #[command(visible_alias = "cluster")]
     Status(options::Status),
+    /// Gather what whoever helps from afar asks for, in one file without secrets
+    SupportBundle(support::Support),
+    /// Show the all-reduces of what runs: rank by rank, layer by layer, who holds the others up and why
+    Sync(sync::Sync),
     /// Show the tokens of a text
     Tokenize(options::Tokenize),
     /// Show what runs as a topology file, check such a file against the nodes, or assign it
@@ -134,12 +161,15 @@ impl Arguments {
             Some(Command::Adopt(adopt)) => adopt.json,
             Some(Command::Bench(bench)) => bench.json(),
             Some(Command::Chat(chat)) => chat.json,
+            Some(Command::Clusters(command)) => command.json(),
             Some(Command::Demo(demo)) => demo.json,
             Some(Command::Discover(discover)) => discover.json,
             Some(Command::Doctor(doctor)) => doctor.json,
+            Some(Command::Events(events)) => events.json,
             Some(Command::Exclude(exclude)) => exclude.change.json,
             Some(Command::Generate(generate)) => generate.completing.json,
             Some(Command::Include(include)) => include.change.json,
+            Some(Command::Logs(logs)) => logs.json,
             Some(Command::Node(node)) => node.json(),
             Some(Command::OkToStop(options)) => options.json,
             Some(Command::Model(model)) => model.json(),
@@ -149,9 +179,12 @@ impl Arguments {
             Some(Command::Plan(plan)) => plan.json(),
             Some(Command::Profile(profile)) => profile.completing.json,
             Some(Command::Proxy(_) | Command::Screen(_)) | None => false,
+            Some(Command::Requests(requests)) => requests.json(),
             Some(Command::Restart(restart)) => restart.json,
             Some(Command::Simulate(simulate)) => simulate.json(),
-            Some(Command::Status(status)) => status.json,
+            Some(Command::Status(status)) => status.look.json,
+            Some(Command::SupportBundle(support)) => support.json,
+            Some(Command::Sync(sync)) => sync.look.json,
             Some(Command::Tokenize(tokenize)) => tokenize.json,
             Some(Command::Topology(topology)) => topology.json(),
         }
@@ -165,10 +198,17 @@ pub fn command() -> clap::Command {
 
 /// Runs the console; never waits for a key where there is no terminal.
 pub fn run() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    let line: Vec<OsString> = std::env::args_os().collect();
+    let wants_json = line.iter().any(|argument| argument == "--json");
+    let completed = match which::complete(line) {
+        Ok(completed) => completed,
+        Err(failure) => return failure.report(wants_json),
+    };
+    let mut arguments = match Arguments::try_parse_from(completed.line) {
         Ok(arguments) => arguments,
         Err(error) => return usage(&error),
     };
+    arguments.key = arguments.key.or(completed.key);
     let json = arguments.json();
     let _log = match arguments.log_dir.as_deref().map(log).transpose() {
         Ok(guard) => guard,
@@ -194,7 +234,7 @@ pub fn run() -> ExitCode {
 async fn execute(arguments: Arguments) -> Result<u8, Failure> {
     if !matches!(
         arguments.command,
-        Some(Command::Adopt(_) | Command::Key(_) | Command::Simulate(_) | Command::Tokenize(_))
+        Some(Command::Adopt(_) | Command::Clusters(_) | Command::Key(_) | Command::Simulate(_) | Command::Tokenize(_))
     ) {
         key::load(arguments.key.as_deref())?;
     }
@@ -202,12 +242,15 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Some(Command::Adopt(adopt)) => adopt::run(adopt, arguments.key).await,
         Some(Command::Bench(bench)) => bench::run(bench).await,
         Some(Command::Chat(chat)) => chat::run(chat).await,
+        Some(Command::Clusters(command)) => clusters::run(command),
         Some(Command::Demo(demo)) => demo::run(demo).await,
         Some(Command::Discover(discover)) => discover::run(discover).await,
         Some(Command::Doctor(doctor)) => doctor::run(doctor).await,
+        Some(Command::Events(events)) => events::run(events).await,
         Some(Command::Exclude(exclude)) => exclude::run_exclude(exclude).await,
         Some(Command::Generate(generate)) => generate::run(generate).await,
         Some(Command::Include(include)) => exclude::run_include(include).await,
+        Some(Command::Logs(logs)) => logs::run(logs).await,
         Some(Command::Node(node)) => node::run(node).await,
         Some(Command::OkToStop(options)) => node::ok_to_stop(options).await,
         Some(Command::Model(model)) => model::run(model).await,
@@ -218,10 +261,13 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Some(Command::Plan(plan)) => plan::run(plan).await,
         Some(Command::Profile(profile)) => profile::run(profile).await,
         Some(Command::Proxy(proxy)) => proxy::run(proxy).await,
+        Some(Command::Requests(requests)) => requests::run(requests).await,
         Some(Command::Restart(restart)) if restart.rolling.is_wanted() => rolling::run(restart).await,
         Some(Command::Restart(restart)) => restart::run(restart).await,
         Some(Command::Simulate(simulate)) => simulate::run(&simulate),
         Some(Command::Status(status)) => status::run(&status).await,
+        Some(Command::SupportBundle(support)) => support::run(support).await,
+        Some(Command::Sync(sync)) => sync::run(sync).await,
         Some(Command::Tokenize(tokenize)) => tokenize::run(&tokenize),
         Some(Command::Topology(topology)) => topology::run(topology).await,
         None => dashboard::run(arguments.dashboard).await,

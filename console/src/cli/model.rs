@@ -12,7 +12,7 @@ use shared::{
     units::Bytes,
 };
 
-use super::{Failure, confirm, exclude::find, interrupts::Interrupts, options::Nodes, output, source};
+use super::{Failure, confirm::Consent, exclude::find, interrupts::Interrupts, options::Nodes, output, source};
 use crate::client::{cluster::Cluster, models, with_port};
 
 /// What is done with model files.
@@ -115,9 +115,8 @@ pub(super) struct Remove {
     model: String,
     #[command(flatten)]
     on: Where,
-    /// Do not ask
-    #[arg(long, short)]
-    yes: bool,
+    #[command(flatten)]
+    consent: Consent,
 }
 
 impl Model {
@@ -182,7 +181,8 @@ async fn list(options: List) -> Result<u8, Failure> {
     Ok(failed.map_or(0, |fault| Failure::from(fault).code()))
 }
 
-fn object(file: &ModelFile) -> Value {
+/// A model file as an object.
+pub(super) fn object(file: &ModelFile) -> Value {
     let (state, problem) = state(file);
     json!({"model": file.model, "folder": file.folder, "size": file.size.0, "state": state, "problem": problem,
         "identity": file.identity.map(|identity| identity.to_string()), "sha256": file.sha256.map(|hash| hash.to_string())})
@@ -329,11 +329,14 @@ async fn verify(options: Verify) -> Result<u8, Failure> {
 
 async fn remove(options: Remove) -> Result<u8, Failure> {
     name_of(&options.model)?;
-    confirm::check(options.yes)?;
+    options.consent.check()?;
     let (cluster, places) = dial(&options.on).await?;
     let names: Vec<&str> = places.iter().map(|place| cluster.name(&cluster.nodes[*place])).collect();
-    confirm::confirm(&format!("Delete {} on {}?", options.model, output::clean(&names.join(", "))), options.yes)
-        .await?;
+    let question = format!("Delete {} on {}?", options.model, output::clean(&names.join(", ")));
+    let plan = json!({"model": options.model, "nodes": names});
+    if !options.consent.obtain(&question, &plan, options.on.json).await? {
+        return Ok(0);
+    }
     for place in &places {
         let session = cluster.nodes[*place].session()?;
         let request = ModelsRequest::Remove { model: options.model.clone() };
@@ -366,7 +369,7 @@ fn show(done: &[(String, ModelFile)], json: bool) -> u8 {
     0
 }
 
-/// Progress on standard error: a line for each step and each tenth.
+/// Progress on standard error: a bar on a terminal, elsewhere a line for each step and each tenth.
 struct Bar {
     label: String,
     said: Mutex<Option<(Step, u64)>>,
@@ -378,18 +381,21 @@ impl Bar {
     }
 
     fn tell(&self, step: Step, done: Bytes, total: Option<Bytes>) {
-        // Of an unknown length every 64 MiB.
-        let tenth = total.map_or(done.0 >> 26, |total| 10 * done.0 / total.0.max(1));
-        let Ok(mut said) = self.said.lock() else { return };
-        if said.replace((step, tenth)) == Some((step, tenth)) {
-            return;
-        }
         let word = match step {
             Step::Downloading => "downloads",
             Step::Copying => "copies",
             Step::Waiting => "waits for the other node's hash",
             Step::Hashing => "checks",
         };
+        if let Some(total) = total.filter(|_| super::progress::is_drawn()) {
+            return super::progress::tell(&format!("{} {word} {total}", self.label), done.0, total.0, false);
+        }
+        // Of an unknown length every 64 MiB.
+        let tenth = total.map_or(done.0 >> 26, |total| 10 * done.0 / total.0.max(1));
+        let Ok(mut said) = self.said.lock() else { return };
+        if said.replace((step, tenth)) == Some((step, tenth)) {
+            return;
+        }
         let of = total.map(|total| format!(" of {total}")).unwrap_or_default();
         output::note(&format!("{} {word}, {done}{of}", self.label));
     }

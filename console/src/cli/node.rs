@@ -10,7 +10,7 @@ use shared::{
 
 use super::{
     Failure,
-    confirm::{check, confirm},
+    confirm::Consent,
     exclude::{find, progress},
     interrupts::Interrupts,
     options::{Change, Exclude, Include, Nodes},
@@ -44,20 +44,19 @@ pub(super) enum Node {
     Exclude(Exclude),
     /// Take a node in again; what runs is assigned anew with it
     Include(Include),
+    /// Show all that is known of a node, with what is wrong and what cures it
+    Show(super::show::Show),
 }
 
 impl Node {
-    fn change(&self) -> &Change {
-        match self {
-            Self::Add(change) | Self::Remove(change) => change,
-            Self::Cordon(exclude) | Self::Drain(exclude) | Self::Exclude(exclude) => &exclude.change,
-            Self::Include(include) => &include.change,
-        }
-    }
-
     /// Whether an object is wanted.
     pub(super) fn json(&self) -> bool {
-        self.change().json
+        match self {
+            Self::Add(change) | Self::Remove(change) => change.json,
+            Self::Cordon(exclude) | Self::Drain(exclude) | Self::Exclude(exclude) => exclude.change.json,
+            Self::Include(include) => include.change.json,
+            Self::Show(show) => show.look.json,
+        }
     }
 }
 
@@ -70,6 +69,7 @@ pub(super) async fn run(node: Node) -> Result<u8, Failure> {
         Node::Drain(exclude) => cordon(exclude, true).await,
         Node::Exclude(exclude) => super::exclude::run_exclude(exclude).await,
         Node::Include(include) => super::exclude::run_include(include).await,
+        Node::Show(show) => super::show::run(show).await,
     }
 }
 
@@ -113,7 +113,7 @@ fn gain(before: &Topology, after: &Wanted) -> f64 {
 }
 
 async fn join(change: Change) -> Result<u8, Failure> {
-    check(change.yes)?;
+    change.consent.check()?;
     let mut interrupts = Interrupts::listen()?;
     let dialled = async { Ok::<_, Failure>(dial(&change.nodes, Some(&change.node)).await) };
     let cluster = interrupts.end(dialled).await?;
@@ -132,14 +132,18 @@ async fn join(change: Change) -> Result<u8, Failure> {
     let what =
         format!("{now} becomes {then}: at most {times:.2} times the tokens a second, before what the network takes");
     output::note(&what);
-    interrupts.end(confirm(&format!("Let {} join? Running requests go on.", output::clean(&name)), change.yes)).await?;
+    let question = format!("Let {} join? Running requests go on.", output::clean(&name));
+    let plan = json!({"node": name, "topology": then.to_string(), "times": times});
+    if !interrupts.end(change.consent.obtain(&question, &plan, change.json)).await? {
+        return Ok(0);
+    }
     let assigned = interrupts.end(switch(&sessions, &wanted)).await?;
     done(&change, &name, "joined", &assigned);
     Ok(0)
 }
 
 async fn leave(change: Change) -> Result<u8, Failure> {
-    check(change.yes)?;
+    change.consent.check()?;
     let mut interrupts = Interrupts::listen()?;
     let cluster = interrupts.end(async { Ok::<_, Failure>(dial(&change.nodes, None).await) }).await?;
     let (topology, sessions) = serving(&cluster)?;
@@ -151,7 +155,10 @@ async fn leave(change: Change) -> Result<u8, Failure> {
     }
     let wanted = Wanted::again(&topology, rest.len());
     let question = format!("Take {} out of {}? {} follows.", output::clean(&name), topology.layout, wanted.layout);
-    interrupts.end(confirm(&question, change.yes)).await?;
+    let plan = json!({"node": name, "topology": wanted.layout.to_string()});
+    if !interrupts.end(change.consent.obtain(&question, &plan, change.json)).await? {
+        return Ok(0);
+    }
     let assigned = interrupts.end(switch(&rest, &wanted)).await?;
     done(&change, &name, "left", &assigned);
     Ok(0)
@@ -172,12 +179,15 @@ fn done(change: &Change, name: &str, how: &str, assigned: &Assigned) {
 
 async fn cordon(exclude: Exclude, waits: bool) -> Result<u8, Failure> {
     let Exclude { change, reason } = exclude;
-    check(change.yes)?;
+    change.consent.check()?;
     let mut interrupts = Interrupts::listen()?;
     let mut cluster = interrupts.end(async { Ok::<_, Failure>(dial(&change.nodes, None).await) }).await?;
     let node = find(&cluster, &change.node)?;
     let question = format!("Begin nothing new on {} and its replica?", output::clean(&change.node));
-    interrupts.end(confirm(&question, change.yes)).await?;
+    let plan = json!({"node": cluster.name(&cluster.nodes[node]), "reason": reason, "waits": waits});
+    if !interrupts.end(change.consent.obtain(&question, &plan, change.json)).await? {
+        return Ok(0);
+    }
     let told = |event: OperateEvent| progress(&event);
     let name = interrupts.end(async { Ok::<_, Failure>(say(&mut cluster, node, Some(&reason), &told).await?) }).await?;
     let is_drained = match waits {
@@ -265,9 +275,8 @@ fn sentence(outlook: &replan::Outlook) -> String {
 pub(super) struct TakeOver {
     #[command(flatten)]
     nodes: Nodes,
-    /// Do not ask
-    #[arg(long)]
-    yes: bool,
+    #[command(flatten)]
+    consent: Consent,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
@@ -275,10 +284,12 @@ pub(super) struct TakeOver {
 
 /// Runs `console topology take-over`.
 pub(super) async fn run_take_over(options: &TakeOver) -> Result<u8, Failure> {
-    check(options.yes)?;
+    options.consent.check()?;
     let cluster = dial(&options.nodes, None).await;
     let question = "Do the members that do not answer serve nothing, to nobody? Then the rest goes on without them.";
-    confirm(question, options.yes).await?;
+    if !options.consent.obtain(question, &serde_json::Value::Null, options.json).await? {
+        return Ok(0);
+    }
     let names = take_over(&cluster).await?;
     if options.json {
         output::line(&json!({"told": names}).to_string());

@@ -12,7 +12,7 @@ use shared::{
     topology::{Exchange, KvFormat, Layout, exclusion::REASON_LENGTH_MAX},
 };
 
-use super::{bench::BenchWhat, endpoint::Endpoint};
+use super::{bench::BenchWhat, confirm::Consent, endpoint::Endpoint, look::Look};
 use crate::{client::assign::SLOTS_DEFAULT, wanted::Wanted};
 
 pub(super) fn node(text: &str) -> Result<String, String> {
@@ -294,6 +294,9 @@ pub(super) struct Demo {
     /// Print a text and a profile and exit; the default where there is no terminal
     #[arg(long)]
     pub(super) once: bool,
+    /// Go through what can be seen and what can go wrong, step by step; exit code 1 if a step was not seen
+    #[arg(long, conflicts_with_all = ["nodes", "topology"])]
+    pub(super) tour: bool,
     /// The text to complete
     #[arg(long, default_value = "ROMEO:")]
     pub(super) prompt: String,
@@ -370,9 +373,8 @@ pub(super) struct Profile {
 pub(super) struct Status {
     #[command(flatten)]
     pub(super) nodes: Nodes,
-    /// Print JSON
-    #[arg(long)]
-    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) look: Look,
 }
 
 /// A reason as people read it later.
@@ -391,9 +393,8 @@ pub(super) struct Restart {
     pub(super) rolling: super::rolling::Flags,
     #[command(flatten)]
     pub(super) nodes: Nodes,
-    /// Do not ask
-    #[arg(long)]
-    pub(super) yes: bool,
+    #[command(flatten)]
+    pub(super) consent: Consent,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
@@ -407,9 +408,8 @@ pub(super) struct Change {
     pub(super) node: String,
     #[command(flatten)]
     pub(super) nodes: Nodes,
-    /// Do not ask
-    #[arg(long)]
-    pub(super) yes: bool,
+    #[command(flatten)]
+    pub(super) consent: Consent,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
@@ -460,14 +460,14 @@ pub(super) enum Topology {
         /// Which nodes.
         #[command(flatten)]
         nodes: Nodes,
-        /// Print an object
-        #[arg(long)]
-        json: bool,
+        /// How often.
+        #[command(flatten)]
+        look: Look,
     },
     /// Say what a topology file would give every node, without loading anything
     Check(TopologyFile),
     /// Assign what a topology file says
-    Assign(TopologyFile),
+    Assign(super::topology::AssignFile),
     /// Let the members that answer go on without those that are lost, where they are no majority
     TakeOver(super::node::TakeOver),
 }
@@ -487,8 +487,9 @@ impl Topology {
     /// Whether an object is wanted.
     pub(super) fn json(&self) -> bool {
         match self {
-            Self::Show { json, .. } => *json,
-            Self::Check(file) | Self::Assign(file) => file.json,
+            Self::Show { look, .. } => look.json,
+            Self::Check(file) => file.json,
+            Self::Assign(assign) => assign.file.json,
             Self::TakeOver(options) => options.json,
         }
     }

@@ -4,13 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{
-    Failure,
-    confirm::{check, confirm},
-    exclude::progress,
-    interrupts::Interrupts,
-    options, output,
-};
+use super::{Failure, exclude::progress, interrupts::Interrupts, options, output};
 use crate::client::{
     cluster::Cluster,
     event::{OperateEvent, RestartStep},
@@ -20,7 +14,7 @@ use crate::client::{
 
 /// Runs the command. The first signal ends it after the node that is under way, the second at once.
 pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
-    check(options.yes)?;
+    options.consent.check()?;
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
     let cluster = interrupts.end(async { Ok::<_, Failure>(Cluster::dial(&addresses).await) }).await?;
@@ -28,7 +22,10 @@ pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
     let names: Vec<String> = cluster.nodes.iter().map(|node| cluster.name(node).to_owned()).collect();
     let named = |list: &[usize]| list.iter().map(|node| output::clean(&names[*node])).collect::<Vec<_>>();
     let question = format!("Restart {}, one by one? What runs may finish first.", named(&which).join(", "));
-    interrupts.end(confirm(&question, options.yes)).await?;
+    let plan = json!({"restart": named(&which)});
+    if !interrupts.end(options.consent.obtain(&question, &plan, options.json)).await? {
+        return Ok(0);
+    }
     drop(cluster);
 
     let begun = Instant::now();

@@ -9,12 +9,7 @@ use shared::{
 };
 use tokio::time::{Instant, sleep};
 
-use super::{
-    Failure,
-    confirm::{check, confirm},
-    interrupts::Interrupts,
-    options, output,
-};
+use super::{Failure, interrupts::Interrupts, options, output};
 use crate::client::{
     cluster::Cluster,
     operate,
@@ -68,6 +63,17 @@ pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
     let cluster = interrupts.end(async { Ok::<_, Failure>(Cluster::dial(&addresses).await) }).await?;
+    if options.consent.dry_run && !flags.rolling {
+        let what = if flags.pause {
+            "Pause"
+        } else if flags.abort {
+            "Abort"
+        } else {
+            "Go on with"
+        };
+        options.consent.obtain(&format!("{what} the rolling restart?"), &Value::Null, options.json).await?;
+        return Ok(0);
+    }
     if flags.pause || flags.abort {
         let phase = if flags.abort { Phase::Aborted } else { Phase::Paused(format!("{} said so", own_name())) };
         let changed = in_phase(&cluster, phase).await?;
@@ -77,7 +83,7 @@ pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
     if flags.resume {
         in_phase(&cluster, Phase::Runs).await?;
     } else if flags.rolling {
-        let begun = begin(&options, &cluster, &mut interrupts).await?;
+        let Some(begun) = begin(&options, &cluster, &mut interrupts).await? else { return Ok(0) };
         if flags.detach {
             tell(&begun, options.json, None);
             return Ok(0);
@@ -87,14 +93,22 @@ pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
     interrupts.end(watch(&addresses, options.json)).await
 }
 
-async fn begin(options: &options::Restart, cluster: &Cluster, interrupts: &mut Interrupts) -> Result<Rolling, Failure> {
-    check(options.yes)?;
+/// `None`: nothing was to be done.
+async fn begin(
+    options: &options::Restart,
+    cluster: &Cluster,
+    interrupts: &mut Interrupts,
+) -> Result<Option<Rolling>, Failure> {
+    options.consent.check()?;
     let which = super::restart::which(cluster, &options.only)?;
     let names: Vec<String> = which.iter().map(|node| output::clean(cluster.name(&cluster.nodes[*node]))).collect();
     let question = format!("Restart {}, one after the other? What runs pauses or goes on elsewhere.", names.join(", "));
-    interrupts.end(confirm(&question, options.yes)).await?;
+    let plan = json!({"restart": names, "drain_ms": options.rolling.drain_ms});
+    if !interrupts.end(options.consent.obtain(&question, &plan, options.json)).await? {
+        return Ok(None);
+    }
     let begun = operate::begin(cluster, &which, options.rolling.drain_ms);
-    interrupts.end(async { Ok::<_, Failure>(begun.await?) }).await
+    interrupts.end(async { Ok::<_, Failure>(Some(begun.await?)) }).await
 }
 
 /// Tells each step until it ends or pauses.

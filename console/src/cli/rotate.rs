@@ -13,18 +13,16 @@ use shared::protocol::noise::{
     keyring::{self, Held, Keyring},
 };
 
-use super::{
-    Failure,
-    confirm::{check, confirm},
-    interrupts::Interrupts,
-    key::current,
-    output,
-};
+use super::{Failure, confirm::Consent, interrupts::Interrupts, key::current, output};
 use crate::client::rotate::rekey;
 
 /// Gives all nodes the next key.
-pub(super) async fn run(path: &Path, nodes: &[String], (grace, yes, json): (u32, bool, bool)) -> Result<u8, Failure> {
-    check(yes)?;
+pub(super) async fn run(
+    path: &Path,
+    nodes: &[String],
+    (grace, consent, json): (u32, Consent, bool),
+) -> Result<u8, Failure> {
+    consent.check()?;
     let old = current(path)?;
     if !matches!(old, Key::Secret(_)) {
         return Err(Failure::Usage {
@@ -34,7 +32,9 @@ pub(super) async fn run(path: &Path, nodes: &[String], (grace, yes, json): (u32,
     }
     let mut interrupts = Interrupts::listen()?;
     let question = format!("Give {} nodes a new key?", nodes.len());
-    interrupts.end(confirm(&question, yes)).await?;
+    if !interrupts.end(consent.obtain(&question, &json!({"nodes": nodes, "grace_seconds": grace}), json)).await? {
+        return Ok(0);
+    }
     let next = next_path(path);
     let new = next_key(&next)?;
     let both = [&old, &new].map(|key| Held { key: key.clone(), until: None });

@@ -1,50 +1,43 @@
 //! `console status`: what every node says of itself.
-use std::sync::Arc;
-
-use serde_json::json;
+use serde_json::{Value, json};
 use shared::{
     protocol::error::Fault,
     telemetry::{NodeReport, Warning},
     topology::Exclusions,
     units::Megahertz,
 };
-use tokio::task::JoinSet;
 
-use super::{Failure, options, output};
-use crate::client::{assign::report, session, with_port};
+use super::{
+    Failure,
+    look::{Seen, look_at},
+    options, output,
+};
+use crate::client::cluster::{Cluster, ClusterNode};
 
 /// Asks all nodes at once; exit code 3 if one is away that is not out.
 pub(super) async fn run(options: &options::Status) -> Result<u8, Failure> {
-    let nodes: Arc<Vec<String>> = Arc::new(options.nodes.nodes.iter().map(|node| with_port(node)).collect());
-    let mut asked = JoinSet::new();
-    for index in 0..nodes.len() {
-        let nodes = Arc::clone(&nodes);
-        asked.spawn(async move {
-            let result = match session::open(&nodes[index]).await {
-                Ok(session) => report(&session).await,
-                Err(fault) => Err(fault),
-            };
-            (index, result)
-        });
-    }
-    let mut answers: Vec<(usize, Result<NodeReport, Fault>)> = asked.join_all().await;
-    answers.sort_by_key(|(index, _)| *index);
-    if options.json {
-        let list: Vec<_> = answers.iter().map(|(index, answer)| object(&nodes[*index], answer)).collect();
-        output::line(&json!({"nodes": list}).to_string());
-    } else {
-        print(&nodes, &answers);
-    }
-    // A node that is out is not missed.
-    let exclusions = merged(&answers);
-    let is_missed = |(index, answer): (usize, Result<NodeReport, Fault>)| {
-        answer.err().filter(|_| exclusions.at(&nodes[index]).is_none())
-    };
-    let failed = answers.into_iter().find_map(is_missed);
-    Ok(failed.map_or(0, |fault| Failure::from(fault).code()))
+    look_at(&options.nodes.nodes, &options.look, async |cluster| Ok(see(cluster))).await
 }
 
-fn object(address: &str, answer: &Result<NodeReport, Fault>) -> serde_json::Value {
+/// All nodes as they answered.
+pub(super) fn see(cluster: &Cluster) -> Seen {
+    let answer = |node: &ClusterNode| {
+        (node.address.clone(), node.answer.as_ref().map(|(_, report)| report.clone()).map_err(Clone::clone))
+    };
+    let answers: Vec<Answer> = cluster.nodes.iter().map(answer).collect();
+    let nodes: Value = answers.iter().map(|(address, answer)| object(address, answer)).collect();
+    // A node that is out is not missed.
+    let missed = cluster.nodes.iter().filter(|node| cluster.exclusion(node).is_none());
+    let failed = missed.filter_map(|node| node.answer.as_ref().err()).next();
+    let code = failed.map_or(0, |fault| Failure::from(fault.clone()).code());
+    Seen { lines: lines(&answers, &cluster.exclusions), object: json!({"nodes": nodes}), code }
+}
+
+/// A node's address, and what it said.
+type Answer = (String, Result<NodeReport, Fault>);
+
+/// A node as an object.
+pub(super) fn object(address: &str, answer: &Result<NodeReport, Fault>) -> Value {
     let report = match answer {
         Ok(report) => report,
         Err(fault) => {
@@ -75,44 +68,36 @@ fn state(report: &NodeReport) -> String {
     report.load.map_or(state.into(), |load| format!("{state} {}%", 100 * load.done.0 / load.total.0.max(1)))
 }
 
-fn print(nodes: &[String], answers: &[(usize, Result<NodeReport, Fault>)]) {
+fn lines(answers: &[Answer], exclusions: &Exclusions) -> Vec<String> {
     let reports = || answers.iter().filter_map(|(_, answer)| answer.as_ref().ok());
     let width = reports().map(|report| report.name.chars().count()).max().unwrap_or(0).max(8);
-    let exclusions = merged(answers);
-    output::line(&format!(
+    let mut lines = vec![format!(
         "{:<width$}  {:<21}  {:<12}  {:>5}  {:<8}  {:>4}  {:>9}  {:>9}  {:>9}  {:>5}  {:>7}  HEALTH",
         "NODE", "ADDRESS", "STATE", "EPOCH", "TOPOLOGY", "RANK", "SHARD", "RESIDENT", "FREE", "TEMP", "GHZ"
-    ));
-    for (index, answer) in answers {
-        let address = &nodes[*index];
+    )];
+    for (address, answer) in answers {
         match answer {
             Ok(report) => {
-                output::line(&format!("{:<width$}  {address:<21}  {}", output::clean(&report.name), row(report)));
-                let below = |text: &str| output::line(&format!("{:<width$}  {}", "", output::clean(text)));
+                lines.push(format!("{:<width$}  {address:<21}  {}", output::clean(&report.name), row(report)));
+                let below = |text: &str| format!("{:<width$}  {}", "", output::clean(text));
                 if let Some(entry) = exclusions.of(&report.name, address) {
-                    below(&format!("is out: {} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by));
+                    lines.push(below(&format!(
+                        "is out: {} ({})",
+                        entry.reason.as_deref().unwrap_or_default(),
+                        entry.by
+                    )));
                 }
-                if let Some(fault) = &report.fault {
-                    below(&format!("{fault}; {}", fault.kind.next()));
-                }
+                lines.extend(report.fault.as_ref().map(|fault| below(&format!("{fault}; {}", fault.kind.next()))));
             }
             Err(fault) => {
                 let entry = exclusions.at(address);
                 let out = entry.map(|entry| format!("is out: {}; ", entry.reason.as_deref().unwrap_or_default()));
                 let why = format!("{}{}; {}", out.unwrap_or_default(), fault.kind, fault.kind.next());
-                output::line(&format!("{:<width$}  {address:<21}  {}", "?", output::clean(&why)));
+                lines.push(format!("{:<width$}  {address:<21}  {}", "?", output::clean(&why)));
             }
         }
     }
-}
-
-/// What all nodes together know of nodes that are out.
-fn merged(answers: &[(usize, Result<NodeReport, Fault>)]) -> Exclusions {
-    let mut exclusions = Exclusions::default();
-    for report in answers.iter().filter_map(|(_, answer)| answer.as_ref().ok()) {
-        exclusions.merge(&report.exclusions);
-    }
-    exclusions
+    lines
 }
 
 /// What stands behind name and address.

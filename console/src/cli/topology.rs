@@ -2,6 +2,7 @@
 use std::{io::Read, path::Path, sync::Arc};
 
 use anyhow::Context;
+use clap::Args;
 use serde_json::{Value, json};
 use shared::{
     ids::MemberIndex,
@@ -15,8 +16,10 @@ use shared::{
 
 use super::{
     Failure,
+    confirm::Consent,
     generate::{assign_and_tell, open},
     interrupts::Interrupts,
+    look::{Look, Seen, look_at},
     options, output,
 };
 use crate::{
@@ -24,26 +27,36 @@ use crate::{
         assign::{propose, report},
         cluster::Cluster,
         session::Session,
-        with_port,
     },
     topology_file::{FILE_BYTES_MAX, FileError, TopologyFile},
     wanted::Wanted,
 };
 
+/// A topology file that is assigned.
+#[derive(Clone, Debug, Args)]
+pub(super) struct AssignFile {
+    #[command(flatten)]
+    pub(super) file: options::TopologyFile,
+    #[command(flatten)]
+    pub(super) consent: Consent,
+}
+
 /// Runs the command.
 pub(super) async fn run(options: options::Topology) -> Result<u8, Failure> {
     let mut interrupts = Interrupts::listen()?;
     match options {
-        options::Topology::Show { nodes, json } => interrupts.end(show(&nodes.nodes, json)).await,
+        options::Topology::Show { nodes, look } => show(&nodes.nodes, &look).await,
         options::Topology::Check(file) => interrupts.end(check(&file)).await,
         options::Topology::Assign(file) => interrupts.end(assign(&file)).await,
         options::Topology::TakeOver(options) => interrupts.end(super::node::run_take_over(&options)).await,
     }
 }
 
-async fn show(nodes: &[String], json: bool) -> Result<u8, Failure> {
-    let addresses: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
-    let cluster = Cluster::dial(&addresses).await;
+async fn show(nodes: &[String], options: &Look) -> Result<u8, Failure> {
+    look_at(nodes, options, async |cluster| see(cluster)).await
+}
+
+fn see(cluster: &Cluster) -> Result<Seen, Failure> {
     let Some((topology, reports)) = cluster.topology() else {
         // Whoever cannot be reached may hold one: that is another answer than none.
         cluster.usable()?;
@@ -54,18 +67,12 @@ async fn show(nodes: &[String], json: bool) -> Result<u8, Failure> {
         });
     };
     let file = TopologyFile::of(topology);
-    if json {
-        let serving = cluster.is_serving();
-        let epoch = reports.first().map(|report| report.epoch.0);
-        output::line(
-            &json!({"layout": topology.layout.to_string(), "epoch": epoch, "serving": serving, "file": file})
-                .to_string(),
-        );
-    } else {
-        output::line(&format!("# {} on {} nodes", topology.layout, topology.members.len()));
-        output::text(&output::clean(&file.text()));
-    }
-    Ok(0)
+    let epoch = reports.first().map(|report| report.epoch.0);
+    let (layout, serving) = (topology.layout.to_string(), cluster.is_serving());
+    let object = json!({"layout": layout, "epoch": epoch, "serving": serving, "file": file});
+    let mut lines = vec![format!("# {layout} on {} nodes", topology.members.len())];
+    lines.extend(output::clean(&file.text()).lines().map(str::to_owned));
+    Ok(Seen { lines, object, code: 0 })
 }
 
 fn read(path: &Path) -> Result<(Vec<String>, Wanted), Failure> {
@@ -172,9 +179,18 @@ impl Row {
     }
 }
 
-async fn assign(options: &options::TopologyFile) -> Result<u8, Failure> {
+async fn assign(options: &AssignFile) -> Result<u8, Failure> {
+    options.consent.check()?;
+    let AssignFile { file: options, consent } = options;
     let (nodes, wanted) = read(&options.file)?;
     let sessions = open(&nodes).await?;
+    let names: Vec<String> = sessions.iter().map(|session| output::clean(&session.identity.name)).collect();
+    let (what, count) = (format!("{} with {}", wanted.layout, output::clean(&wanted.model)), names.len());
+    let question = format!("Assign {what} to {count} nodes, in the place of what runs there?");
+    let plan = json!({"topology": wanted.layout.to_string(), "model": wanted.model, "nodes": names});
+    if !consent.obtain(&question, &plan, options.json).await? {
+        return Ok(0);
+    }
     let assigned = assign_and_tell(&sessions, &wanted).await?;
     let (layout, epoch) = (assigned.topology.layout.to_string(), assigned.epoch.0);
     if options.json {

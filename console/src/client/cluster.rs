@@ -60,6 +60,22 @@ impl Cluster {
         Self::gather(asked).await
     }
 
+    /// The same nodes asked again: over the sessions that are open, dialled anew where there is none.
+    pub async fn again(&self) -> Self {
+        let mut asked = JoinSet::new();
+        for (index, node) in self.nodes.iter().enumerate() {
+            let (address, open) = (node.address.clone(), node.session().ok().filter(|session| !session.is_broken()));
+            asked.spawn(async move {
+                let session = match open {
+                    Some(session) => Ok(session),
+                    None => session::open(&address).await.map(Arc::new),
+                };
+                (index, ClusterNode { answer: answer(session).await, address })
+            });
+        }
+        Self::gather(asked).await
+    }
+
     async fn gather(asked: JoinSet<(usize, ClusterNode)>) -> Self {
         let mut nodes = asked.join_all().await;
         nodes.sort_by_key(|(index, _)| *index);

@@ -8,6 +8,7 @@ use shared::{
         connection::{Arrived, Door, MessageReader, MessageWriter, receive_hello, send_welcome, split},
         error::{Fault, FaultKind},
         handshake::{Identity, Welcome},
+        inspect::{Inspect, Inspected, LogLevel, LogLine, LogLines},
         message::{
             FinishReason, Finished, ModelCard, Prepare, Request, RequestBody, Response, ResponseBody, TokenEvent,
             TokenLogprob, ToolFormat,
@@ -240,6 +241,21 @@ impl State {
                 lock(&self.report).exclusions.merge(&list);
                 vec![ResponseBody::Excluded]
             }
+            RequestBody::Inspect(Inspect::Log { after, .. }) => {
+                let lines = LogLines {
+                    lines: log().into_iter().filter(|line| line.number > after).collect(),
+                    next: 2,
+                    ..LogLines::default()
+                };
+                vec![ResponseBody::Inspected(Box::new(Inspected::Log(lines)))]
+            }
+            RequestBody::Inspect(Inspect::Settings) => {
+                vec![ResponseBody::Inspected(Box::new(Inspected::Settings("name = \"pi1\"\n".into())))]
+            }
+            RequestBody::CancelRunning { number: 7 } => vec![ResponseBody::Cancelling],
+            RequestBody::CancelRunning { number } => {
+                no(&FaultKind::ParameterInvalid { reason: format!("no request {number} runs here") })
+            }
             RequestBody::Records => vec![ResponseBody::Records(Vec::new())],
             RequestBody::Bench(_) => {
                 let progress = BenchProgress { step: 1, steps: 1, what: "Q4_0 of scalar".into() };
@@ -303,6 +319,12 @@ impl State {
 
 fn card(model: String) -> ModelCard {
     ModelCard { model, identity: ModelIdentity([7; 32]), ..crate::fixtures::card() }
+}
+
+/// What every fake node logged.
+fn log() -> Vec<LogLine> {
+    let line = |number, level, text: &str| LogLine { number, unix_ms: 1000 * number, level, text: text.into() };
+    vec![line(1, LogLevel::Info, "idle -> loading"), line(2, LogLevel::Warn, "the processor has 84.0 C")]
 }
 
 /// The end of a generation of [`TOKENS`] on two ranks.

@@ -9,6 +9,7 @@ pub mod exclude;
 #[cfg(test)]
 pub(crate) mod fake_node;
 pub mod generate;
+pub mod inspect;
 pub mod models;
 pub mod operate;
 pub mod plan;

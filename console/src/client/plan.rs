@@ -28,3 +28,38 @@ pub async fn plan(session: &Session, ask: PlanAsk) -> Result<Planned, Fault> {
         Err(_) => Err(malformed("planning takes longer than a minute; use console plan with fewer nodes")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use shared::{
+        schedule::Choice,
+        topology::{Exchange, KvFormat},
+    };
+
+    use super::*;
+    use crate::client::{
+        fake_node::{FakeNode, Script},
+        session,
+    };
+
+    #[tokio::test]
+    async fn a_node_says_what_its_model_costs_and_layouts_are_ranked_on_the_nodes_of_the_question() {
+        let node = FakeNode::start("pi1", Script::default()).await;
+        let session = session::open(&node.address).await.expect("it answers");
+        let ask = PlanAsk {
+            model: "m.gguf".to_owned(),
+            nodes: (0..2).map(|place| (place, format!("pi{place}"), false, 4 << 30)).collect(),
+            context: None,
+            slots: 1,
+            kv: KvFormat::F16,
+            exchange: Exchange::F32,
+            choice: Choice::Auto,
+        };
+        let planned = plan(&session, ask).await.expect("it fits");
+        let layouts: Vec<String> = planned.plan.ranked.iter().map(|candidate| candidate.layout.to_string()).collect();
+        assert!(layouts.contains(&"tp2".to_owned()) && layouts.contains(&"tp1".to_owned()), "{layouts:?}");
+        let tp2 = planned.candidate("tp2").expect("it is ranked");
+        assert_eq!(planned.members(tp2), [0, 1]);
+        assert_eq!((planned.context, planned.wanted(tp2).context_length), (4096, Some(4096)));
+    }
+}

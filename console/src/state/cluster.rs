@@ -193,3 +193,40 @@ pub fn requests(state: &State) -> u32 {
     let live = state.nodes.iter().filter(|node| matches!(node.standing(state.now), Standing::Reports(_)));
     live.filter_map(|node| node.report.as_ref()).map(|report| report.requests).sum()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        fixtures::{Story, running},
+        state::{Page, standing, tables},
+    };
+
+    #[test]
+    fn a_node_that_did_not_report_for_two_seconds_is_stale_in_every_table_and_the_cluster_is_not_ready() {
+        let mut story = Story::busy();
+        let until = story.state.now.as_millis() as u64;
+        story.at(until + 2100);
+        for node in 1..4 {
+            story.report(node, running(node, NodeState::Ready, false));
+        }
+        let rows = table(&story.state).rows;
+        assert_eq!((rows[0].cells[1].text.as_str(), rows[0].is_stale), ("stale 2 s", true));
+        assert!(rows[0].cells[3..6].iter().all(|cell| cell.tone == Tone::Dim), "{:?}", rows[0]);
+        assert!(rows[1..].iter().all(|row| !row.is_stale && row.cells[1].text == "ready"));
+        let requests = tables::table(&story.state, Page::Requests).expect("it has one").rows;
+        assert!(!requests.is_empty() && requests.iter().all(|row| row.is_stale), "all are of the head");
+        assert_eq!(super::requests(&story.state), 0, "what a silent head counted is not told as now");
+        assert!(matches!(standing::cluster(&story.state), standing::Cluster::Silent(node) if node.name() == "pi0"));
+    }
+
+    #[test]
+    fn a_loading_node_shows_how_far_it_is_and_a_hot_one_where_its_temperature_goes() {
+        let mut story = Story::begin();
+        story.at(10).all_connected().all_loading();
+        assert_eq!(table(&story.state).rows[0].cells[1].text, "load 80 %");
+        let rows = table(&Story::degraded().state).rows;
+        assert_eq!((rows[1].cells[3].text.as_str(), rows[1].cells[3].tone), ("83.6↑", Tone::Bad));
+        assert_eq!(rows[3].cells[1].text, "out");
+    }
+}

@@ -162,6 +162,8 @@ pub struct State {
     pub assigned: Option<Topology>,
     /// The generation.
     pub request: Request,
+    /// The epoch that ran when the generation was sent: its times say nothing of another topology.
+    pub request_epoch: Option<Epoch>,
     /// Generations sent so far.
     pub requests_sent: u64,
     /// What each generation asks for.
@@ -239,6 +241,7 @@ impl State {
             assignment,
             assigned: None,
             request: Request::nothing(),
+            request_epoch: None,
             requests_sent: 0,
             defaults,
             exclusions: Exclusions::default(),

@@ -194,8 +194,12 @@ fn runs(state: &State, planned: &Planned, candidate: &Candidate) -> bool {
     topology.layout == candidate.layout && topology.model == planned.ask.model
 }
 
-/// Tokens a second of the last request from here.
+/// Tokens a second of the last request from here, if it was answered by what runs now.
 fn measured(state: &State) -> Option<f64> {
+    let epoch = state.topology().map(|(_, epoch)| epoch);
+    if state.request_epoch != epoch {
+        return None;
+    }
     state.request.tpot_ms().map(|tpot| ratio(1e3, tpot))
 }
 
@@ -215,7 +219,8 @@ pub fn ask(state: &State) -> Option<PlanAsk> {
         Some((place, node.name().to_owned(), report.kernels == "neon", spare))
     };
     let nodes: Vec<_> = state.usable().into_iter().filter_map(node).collect();
-    (!nodes.is_empty()).then(|| PlanAsk {
+    let is_known = !nodes.is_empty();
+    is_known.then_some(PlanAsk {
         model: wanted.model,
         nodes,
         context: wanted.context_length,

@@ -68,7 +68,11 @@ pub fn cluster(state: &State) -> Cluster<'_> {
     if let Some((topology, _)) = state.topology() {
         return match culprit(state, topology) {
             Some(name) => Cluster::Broken(name),
-            None => cordoned(state).map_or(Cluster::Committing, Cluster::Cordoned),
+            None => match (cordoned(state), silent(state)) {
+                (Some(name), _) => Cluster::Cordoned(name),
+                (None, Some(node)) => Cluster::Silent(node),
+                (None, None) => Cluster::Committing,
+            },
         };
     }
     if state.nodes.iter().any(|node| node.link == Link::Connecting) { Cluster::Connecting } else { Cluster::Idle }
@@ -98,9 +102,13 @@ pub fn cordoned(state: &State) -> Option<&str> {
 
 /// A member that sent nothing for a while.
 fn silent(state: &State) -> Option<&Node> {
-    let (topology, _) = state.topology()?;
-    let members = (0..topology.members.len()).filter_map(|member| state.node_of(member));
-    members.into_iter().find(|node| matches!(node.standing(state.now), Standing::Stale(_)))
+    members(state).find(|node| matches!(node.standing(state.now), Standing::Stale(_)))
+}
+
+/// The members of the topology that were named to this console.
+fn members(state: &State) -> impl Iterator<Item = &Node> {
+    let count = state.topology().map_or(0, |(topology, _)| topology.members.len());
+    (0..count).filter_map(|member| state.node_of(member))
 }
 
 /// The share of all shards that is loaded.

@@ -340,7 +340,10 @@ fn an_exclusion_that_failed_says_why_and_gives_the_keys_back() {
 
 #[test]
 fn a_request_of_anybody_is_ended_by_its_number_and_one_that_is_over_is_not() {
-    let trace = |number, stage| RequestReport { number, stage, age_ms: 900, prompt_tokens: 9, tokens: 120 };
+    let trace = |number, stage| {
+        let (by, max_tokens) = ("ann@desk".into(), 256);
+        RequestReport { number, by, stage, age_ms: 900, prompt_tokens: 9, tokens: 120, max_tokens }
+    };
     let over = RequestStage::Failed(Box::new(Fault::new("pi1", FaultKind::Draining)));
     let mut story = ready();
     let traces = vec![trace(6, over), trace(7, RequestStage::Decoding)];

@@ -111,6 +111,8 @@ fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
 }
 
 #[cfg(test)]
+mod document_tests;
+#[cfg(test)]
 mod generate_tests;
 #[cfg(test)]
 mod operate_tests;

@@ -22,6 +22,8 @@ const DETAILED: [Page; 3] = [Page::Topology, Page::Requests, Page::Events];
 /// Lines for it, one of them empty, and the height of a table from which on there is room.
 const DETAIL_LINES: u16 = 4;
 const DETAIL_FROM: u16 = 12;
+/// Texts of fewer cells are whole in the table.
+const SHORT: usize = 14;
 
 /// Draws the table of the page that is shown. `remark` stands on the right where nothing is arranged; `empty` instead of no rows.
 pub(super) fn draw(
@@ -65,9 +67,12 @@ pub(super) fn draw(
 fn detail(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, content: &Table) {
     let (rows, place) = tables::shown(state, state.spot.page, content);
     let text = rows.get(place).and_then(|row| row.cells.last()).map_or("", |cell| cell.text.as_str());
-    let width = usize::from(area.width).saturating_sub(4);
+    if width(text) < SHORT {
+        return;
+    }
+    let cells = usize::from(area.width).saturating_sub(4);
     let below =
-        wrap_words(text, width).into_iter().map(|range| Line::styled(format!("  {}", &text[range]), theme.plain));
+        wrap_words(text, cells).into_iter().map(|range| Line::styled(format!("  {}", &text[range]), theme.plain));
     lines(frame, area, std::iter::once(Line::raw("")).chain(below));
 }
 

@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Cells of a rank with its name, layers and memory.
-const RANK_CELLS: usize = 62;
+const RANK_CELLS: usize = 76;
 
 /// Draws the page: candidates, and what runs.
 pub(super) fn draw_page(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {

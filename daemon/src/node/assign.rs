@@ -152,8 +152,8 @@ impl Node {
         }
         let mut effects = self.keep_committed();
         if let Some(mut running) = self.running.take() {
-            let kind = FaultKind::Superseded { epoch, by: self.latest_by.clone() };
-            effects.extend(running.requests.fail_all(&self.fault_here(kind)));
+            let fault = self.fault_here(FaultKind::Superseded { epoch, by: self.latest_by.clone() });
+            effects.extend(running.requests.fail_all(&fault));
             effects.push(Effect::StopEngine(running.assignment.epoch));
         }
         if let Some(open) = &mut self.open {
@@ -173,7 +173,7 @@ impl Node {
         let Some(Open { assignment, phase: Phase::Connecting { commit: (session, id) }, .. }) = self.open.take() else {
             return Vec::new();
         };
-        let requests = Requests::new(self.now);
+        let requests = Requests::new(self.now, self.requests_begun);
         self.running = Some(Running { assignment, requests, fault: None, peer_drains: None, kv: None });
         vec![Effect::Respond { session, id, body: ResponseBody::Committed }]
     }

@@ -7,6 +7,7 @@ use shared::{
         across::Across,
         bench::{Bench, BenchLinks},
         error::{Fault, Loss},
+        inspect::Inspect,
         message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent, ToolFormat},
         models::ModelsRequest,
         pairing::Rekey,
@@ -175,6 +176,15 @@ pub enum Effect {
         session: SessionId,
         /// The request.
         id: RequestId,
+    },
+    /// Send lines of the log, or the settings that count.
+    Inspect {
+        /// The session.
+        session: SessionId,
+        /// The request.
+        id: RequestId,
+        /// Which.
+        what: Inspect,
     },
     /// Send reports at an interval.
     Watch {

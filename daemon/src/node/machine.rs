@@ -107,6 +107,8 @@ pub struct Node {
     /// What it ends with.
     pub(super) exit_code: i32,
     pub(super) tokens: u64,
+    /// Number of the latest request, whatever topology ran it.
+    pub(super) requests_begun: u64,
     pub(super) exclusions: Exclusions,
     pub(super) benches: Benches,
     /// What comes back after a loss.
@@ -158,6 +160,7 @@ impl Node {
             supervised,
             exit_code: 0,
             tokens: 0,
+            requests_begun: 0,
             exclusions,
             benches: Benches::default(),
             committed,
@@ -317,17 +320,22 @@ impl Node {
                 effects
             }
             RequestBody::Generate(generate) => match self.check_generate(&generate) {
-                Ok(()) => self.start(session, id, |key| EngineCommand::Submit(key, Arc::from(generate))),
+                Ok(()) => {
+                    let who = (by, generate.max_tokens);
+                    self.start((session, id), who, |key| EngineCommand::Submit(key, Arc::from(generate)))
+                }
                 Err(kind) => self.refuse(session, id, kind),
             },
             RequestBody::BenchLinks(wanted) => match self.check_bench_links(&wanted) {
-                Ok(()) => self.start(session, id, |key| EngineCommand::BenchLinks(key, wanted)),
+                Ok(()) => self.start((session, id), (by, 0), |key| EngineCommand::BenchLinks(key, wanted)),
                 Err(kind) => self.refuse(session, id, kind),
             },
             RequestBody::Models(request) => self.models(session, id, *request),
             RequestBody::Restart => self.restart(session, id),
             RequestBody::Exclude(list) => self.exclude(session, id, &list),
             RequestBody::Bench(bench) => self.bench((session, id), by, *bench),
+            RequestBody::Inspect(what) => vec![Effect::Inspect { session, id, what }],
+            RequestBody::CancelRunning { number } => self.cancel_running((session, id), number),
             RequestBody::Recovery(ask) => self.recovery((session, id), *ask),
             RequestBody::Cancel => {
                 let key = self.running.as_ref().and_then(|running| running.requests.key(session, id));

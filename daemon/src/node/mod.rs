@@ -5,6 +5,7 @@ mod benching;
 pub mod breaker;
 #[cfg(test)]
 mod breaker_tests;
+mod cancel;
 pub mod driver;
 pub mod event;
 pub mod machine;

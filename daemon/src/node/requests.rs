@@ -7,16 +7,18 @@ use std::{
 use shared::{
     ids::RequestId,
     protocol::{error::Fault, message::ResponseBody},
-    telemetry::request::{OPEN_MAX, OVER_MAX, RequestReport, RequestStage},
+    telemetry::request::{BY_BYTES_MAX, OPEN_MAX, OVER_MAX, RequestReport, RequestStage},
 };
 
 use super::event::{Effect, SessionId};
 use crate::engine::RequestKey;
 
 /// A request under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Open {
     asked: (SessionId, RequestId),
+    by: String,
+    max_tokens: u32,
     since: Duration,
     prompt_tokens: u32,
     tokens: u32,
@@ -39,8 +41,9 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    pub(super) fn new(now: Duration) -> Self {
-        Self { now, ..Self::default() }
+    /// `latest` is the number of the latest request of the node: a number names one request whatever topology runs.
+    pub(super) fn new(now: Duration, latest: u64) -> Self {
+        Self { now, latest, ..Self::default() }
     }
 
     /// Time goes on.
@@ -56,15 +59,21 @@ impl Requests {
         self.running.is_empty()
     }
 
-    pub(super) fn add(&mut self, session: SessionId, id: RequestId) -> RequestKey {
+    pub(super) fn add(&mut self, asked: (SessionId, RequestId), (by, max_tokens): (String, u32)) -> RequestKey {
         self.latest += 1;
         let key = RequestKey(self.latest);
-        self.running.insert(key, Open { asked: (session, id), since: self.now, prompt_tokens: 0, tokens: 0 });
+        let by = bounded(&by).to_owned();
+        self.running.insert(key, Open { asked, by, max_tokens, since: self.now, prompt_tokens: 0, tokens: 0 });
         key
     }
 
     pub(super) fn key(&self, session: SessionId, id: RequestId) -> Option<RequestKey> {
         self.running.iter().find(|(_, open)| open.asked == (session, id)).map(|(key, _)| *key)
+    }
+
+    /// The key with a number, if it runs.
+    pub(super) fn numbered(&self, number: u64) -> Option<RequestKey> {
+        self.running.contains_key(&RequestKey(number)).then_some(RequestKey(number))
     }
 
     pub(super) fn keys_of(&self, session: SessionId) -> Vec<RequestKey> {
@@ -109,6 +118,8 @@ impl Requests {
         // Slots are given in the order in which requests came.
         let open = self.running.iter().take(OPEN_MAX).enumerate().map(|(place, (key, open))| RequestReport {
             number: key.0,
+            by: open.by.clone(),
+            max_tokens: open.max_tokens,
             stage: match (open.tokens, place < slots) {
                 (0, false) => RequestStage::Queued,
                 (0, true) => RequestStage::Prefill,
@@ -134,9 +145,15 @@ impl Requests {
             self.over.pop_front();
         }
         let (prompt_tokens, tokens) = (open.prompt_tokens, open.tokens);
-        let report = RequestReport { number: key.0, stage, age_ms: 0, prompt_tokens, tokens };
+        let (by, max_tokens) = (open.by, open.max_tokens);
+        let report = RequestReport { number: key.0, by, stage, age_ms: 0, prompt_tokens, tokens, max_tokens };
         self.over.push_back(Over { ended: self.now, report });
     }
+}
+
+/// The beginning of a name, as far as it is told.
+fn bounded(by: &str) -> &str {
+    &by[..by.floor_char_boundary(BY_BYTES_MAX)]
 }
 
 #[cfg(test)]
@@ -156,8 +173,9 @@ mod tests {
 
     #[test]
     fn a_report_tells_who_decodes_who_waits_and_how_the_last_ones_ended() {
-        let mut requests = Requests::new(Duration::from_secs(1));
-        let keys: Vec<RequestKey> = (0..4).map(|id| requests.add(SessionId(1), RequestId(id))).collect();
+        let mut requests = Requests::new(Duration::from_secs(1), 0);
+        let keys: Vec<RequestKey> =
+            (0..4).map(|id| requests.add((SessionId(1), RequestId(id)), ("ann".into(), 9))).collect();
         requests.tick(Duration::from_secs(3));
         requests.respond(keys[0], token());
         assert_eq!(
@@ -177,9 +195,10 @@ mod tests {
     fn what_is_told_is_bounded() {
         let mut requests = Requests::default();
         for id in 0..10 * OPEN_MAX as u64 {
-            requests.add(SessionId(1), RequestId(id));
+            requests.add((SessionId(1), RequestId(id)), ("\u{fc}".repeat(999), 9));
         }
         assert_eq!(requests.report(4).len(), OPEN_MAX);
+        assert!(requests.report(4).iter().all(|report| report.by.len() <= BY_BYTES_MAX));
         requests.fail_all(&Fault::new("pi1", FaultKind::Draining));
         assert_eq!(requests.report(4).len(), OVER_MAX);
         assert_eq!(requests.report(4)[0].number, 10 * OPEN_MAX as u64);

@@ -82,11 +82,11 @@ impl Node {
         wanted.check().map_err(|reason| FaultKind::ParameterInvalid { reason })
     }
 
-    /// Tells the engine of something that it answers.
+    /// Tells the engine of something that it answers; `who` asks for it, and for at most how many tokens.
     pub(super) fn start(
         &mut self,
-        session: SessionId,
-        id: RequestId,
+        (session, id): (SessionId, RequestId),
+        who: (String, u32),
         command: impl FnOnce(RequestKey) -> EngineCommand,
     ) -> Vec<Effect> {
         let Some(running) = &mut self.running else { return Vec::new() };
@@ -94,7 +94,8 @@ impl Node {
             let reason = format!("request id {id} is in use on this session");
             return self.refuse(session, id, FaultKind::ParameterInvalid { reason });
         }
-        let key = running.requests.add(session, id);
+        let key = running.requests.add((session, id), who);
+        self.requests_begun = key.0;
         vec![Effect::Command(command(key))]
     }
 

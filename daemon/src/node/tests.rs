@@ -354,3 +354,26 @@ fn a_node_that_is_out_lets_its_shard_go_when_the_others_do() {
     let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Reset));
     assert_eq!((effects, node.state()), (vec![Effect::StopEngine(Epoch(4))], NodeState::Idle));
 }
+
+#[test]
+fn anybody_may_end_a_request_by_the_number_that_reports_tell() {
+    let mut node = running();
+    (1..=2).for_each(|id| drop(generate(&mut node, CONSOLE, id)));
+    let told: Vec<(u64, String)> = node.traces().into_iter().map(|one| (one.number, one.by)).collect();
+    assert_eq!(told, [(1, "console 1".to_owned()), (2, "console 1".to_owned())]);
+    let cancel = |node: &mut Node, number| ask(node, OTHER, 10, RequestBody::CancelRunning { number });
+    let effects = cancel(&mut node, 2);
+    assert_eq!(effects[0], Effect::Command(EngineCommand::Cancel(RequestKey(2))));
+    assert!(matches!(failure(&cancel(&mut node, 99)), Some(FaultKind::ParameterInvalid { .. })));
+    finished(&mut node, 2);
+    assert!(matches!(failure(&cancel(&mut node, 2)), Some(FaultKind::ParameterInvalid { .. })), "it is over");
+    // A number that another topology gave names nothing here.
+    assert!(matches!(prepare(&mut node, CONSOLE, 4, 5)[..], [Effect::Load(_)]));
+    let hash = topology(2).hash();
+    node.handle(Event::Loaded(Epoch(5), Ok(Bytes(5))));
+    node.handle(Event::Persisted(Epoch(5), Ok(())));
+    ask(&mut node, CONSOLE, 12, RequestBody::Commit { epoch: Epoch(5), hash });
+    node.handle(Event::Connected(Epoch(5), Ok(())));
+    generate(&mut node, CONSOLE, 3);
+    assert_eq!(node.traces().iter().map(|one| one.number).collect::<Vec<_>>(), [3]);
+}

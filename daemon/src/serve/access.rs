@@ -8,7 +8,8 @@ use shared::protocol::{
 /// Whether a request only reads.
 pub(super) fn is_reading(body: &RequestBody) -> bool {
     match body {
-        RequestBody::Report | RequestBody::Watch { .. } | RequestBody::Identify { .. } | RequestBody::Records => true,
+        RequestBody::Report | RequestBody::Watch { .. } | RequestBody::Identify { .. } => true,
+        RequestBody::Records | RequestBody::Inspect(_) => true,
         RequestBody::Recovery(ask) => matches!(**ask, RecoveryAsk::Standing(_)),
         RequestBody::Models(request) => request.is_reading(),
         _ => false,

@@ -8,6 +8,7 @@ use crate::{
     protocol::{
         bench::{Bench, BenchLinks},
         error::{Fault, FaultKind},
+        inspect::{Inspect, Inspected},
         models::{ModelsRequest, ModelsResponse},
         pairing::Rekey,
         recovery::{RecoveryAnswer, RecoveryAsk},
@@ -91,6 +92,13 @@ pub enum RequestBody {
     BenchLinks(BenchLinks),
     /// Of nodes that bring a topology back, and of consoles that help them. Answered by `Recovery`.
     Recovery(Box<RecoveryAsk>),
+    /// Look at the node's log or settings. Answered by `Inspected`.
+    Inspect(Inspect),
+    /// Cancel a request of whoever asked for it (heads only). Answered by `Cancelling`.
+    CancelRunning {
+        /// Its number, as reports tell it.
+        number: u64,
+    },
 }
 
 impl RequestBody {
@@ -112,6 +120,8 @@ impl RequestBody {
             Self::BenchLinks(_) => "bench-links",
             Self::Rekey(_) => "rekey",
             Self::Recovery(_) => "recovery",
+            Self::Inspect(_) => "inspect",
+            Self::CancelRunning { .. } => "cancel-running",
             Self::Models(request) => request.name(),
         }
     }
@@ -299,6 +309,10 @@ pub enum ResponseBody {
     BenchedLinks(LinkBench),
     /// The answer to `Recovery`.
     Recovery(RecoveryAnswer),
+    /// What was looked at.
+    Inspected(Box<Inspected>),
+    /// The engine is told to end the request.
+    Cancelling,
     /// About model files.
     Models(Box<ModelsResponse>),
     /// The new key counts.

@@ -6,6 +6,7 @@ pub mod discovery;
 pub mod error;
 pub mod frame;
 pub mod handshake;
+pub mod inspect;
 pub mod message;
 pub mod models;
 pub mod noise;

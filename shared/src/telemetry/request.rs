@@ -12,6 +12,9 @@ pub const OPEN_MAX: usize = 64;
 /// Most requests that are over that a report tells of, the latest.
 pub const OVER_MAX: usize = 16;
 
+/// Longest name of whoever asked, in bytes.
+pub const BY_BYTES_MAX: usize = 128;
+
 /// Where a request is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RequestStage {
@@ -52,8 +55,10 @@ impl RequestStage {
 /// One request on a head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RequestReport {
-    /// Its number: counted from 1 since the topology runs.
+    /// Its number: counted from 1 since the daemon's start.
     pub number: u64,
+    /// Who asked.
+    pub by: String,
     /// Where it is.
     pub stage: RequestStage,
     /// Since it came, in milliseconds; of those that are over since they ended.
@@ -62,4 +67,6 @@ pub struct RequestReport {
     pub prompt_tokens: u32,
     /// Tokens sampled.
     pub tokens: u32,
+    /// Most tokens that were asked for.
+    pub max_tokens: u32,
 }

@@ -253,6 +253,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn sizes_of_another_machine_are_checked_before_anything_is_computed_with_them() {
+        type Change = fn(&mut ModelSizes);
+        let known = || ModelSizes::known("qwen3-30b-a3b", Quantisation::Q4KM).expect("it is known");
+        assert!(known().is_sound());
+        let changes: [Change; 8] = [
+            |sizes| sizes.shape.block_count += 1,
+            |sizes| (sizes.shape.block_count, sizes.layers) = (0, Vec::new()),
+            |sizes| sizes.shape.embedding_length = 0,
+            |sizes| sizes.shape.embedding_length = usize::MAX,
+            |sizes| sizes.shape.head_count_kv = 0,
+            |sizes| sizes.shape.head_count_kv = 5,
+            |sizes| sizes.shape.vocabulary_length = usize::MAX,
+            |sizes| sizes.shape.experts = Some(Experts { count: 4, used_count: 8 }),
+        ];
+        for (index, change) in changes.iter().enumerate() {
+            let mut sizes = known();
+            change(&mut sizes);
+            assert!(!sizes.is_sound(), "change {index}");
+        }
+    }
+
+    #[test]
     fn known_shapes_have_the_weights_that_their_names_say() {
         for (name, billions) in [
             ("tinyllama-1.1b", 1.03),

@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
+use nix::unistd::Pid;
 use shared::protocol::PORT;
 use tempfile::TempDir;
 use tokio::{
@@ -17,6 +18,7 @@ use tokio::{
     task::JoinHandle,
 };
 
+use super::machine::Machine;
 use crate::{
     cli::{brambled, output},
     client::session,
@@ -42,6 +44,8 @@ struct Recipe {
     name: String,
     models: PathBuf,
     folder: PathBuf,
+    /// Where it reads its health, if that is played.
+    health: Option<PathBuf>,
 }
 
 /// Running daemons.
@@ -49,6 +53,7 @@ struct Recipe {
 pub(super) struct Daemons {
     addresses: Vec<String>,
     children: Arc<Mutex<Vec<Child>>>,
+    recipes: Vec<Recipe>,
     supervisor: Option<JoinHandle<()>>,
     folder: TempDir,
     /// Keeps other demos off the port until all daemons are gone.
@@ -65,6 +70,7 @@ impl Recipe {
             .arg(&self.models)
             .arg("--state")
             .arg(self.folder.join(&self.name))
+            .args(self.health.iter().flat_map(|root| ["--health-root".as_ref(), root.as_os_str()]))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(log.context("cannot make a log file")?)
@@ -97,8 +103,8 @@ fn lock(children: &Mutex<Vec<Child>>) -> MutexGuard<'_, Vec<Child>> {
 }
 
 impl Daemons {
-    /// Starts `count` daemons on 127.0.0.2 and up, and waits until all answer.
-    pub(super) async fn start(count: usize, models: &Path) -> anyhow::Result<Self> {
+    /// Starts `count` daemons on 127.0.0.2 and up, and waits until all answer. Each of `machines` is read by its daemon as its own.
+    pub(super) async fn start(count: usize, models: &Path, machines: &[Machine]) -> anyhow::Result<Self> {
         let program = brambled::path()?;
         let folder = tempfile::Builder::new().prefix("bramble-demo-").tempdir().context("cannot make a folder")?;
         let (port, claim) = claim_port(count, PORT)?;
@@ -112,11 +118,13 @@ impl Daemons {
             name: name(index),
             models: models.into(),
             folder: folder.path().into(),
+            health: machines.get(index).map(|machine| machine.root().into()),
         };
         let recipes: Vec<Recipe> = (0..count).map(recipe).collect();
         let children = recipes.iter().map(Recipe::spawn).collect::<anyhow::Result<Vec<Child>>>()?;
         let children = Arc::new(Mutex::new(children));
-        let mut daemons = Self { addresses, children, supervisor: None, folder, _claim: claim };
+        let mut daemons =
+            Self { addresses, children, recipes: recipes.clone(), supervisor: None, folder, _claim: claim };
         let deadline = Instant::now() + START;
         for index in 0..count {
             daemons.await_answer(index, deadline).await?;
@@ -128,6 +136,29 @@ impl Daemons {
     /// `ADDRESS:PORT` of each.
     pub(super) fn addresses(&self) -> &[String] {
         &self.addresses
+    }
+
+    /// A daemon's process, if it runs.
+    pub(super) fn pid(&self, index: usize) -> Option<Pid> {
+        lock(&self.children)[index].id().map(|pid| Pid::from_raw(pid.cast_signed()))
+    }
+
+    /// Ends a daemon without a word, as a loss of power does.
+    ///
+    /// # Errors
+    /// It cannot be ended.
+    pub(super) fn kill(&self, index: usize) -> anyhow::Result<()> {
+        lock(&self.children)[index].start_kill().with_context(|| format!("cannot kill {}", name(index)))
+    }
+
+    /// Starts a daemon again that was killed.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(super) fn start_again(&self, index: usize) -> anyhow::Result<()> {
+        let child = self.recipes[index].spawn()?;
+        lock(&self.children)[index] = child;
+        Ok(())
     }
 
     fn log(&self, index: usize) -> PathBuf {

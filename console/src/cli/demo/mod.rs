@@ -1,5 +1,8 @@
 //! `console demo`: daemons on this machine as real processes, a topology on them, and the dashboard or one text.
 mod daemons;
+mod disturb;
+mod machine;
+mod tour;
 
 use std::path::{Path, PathBuf};
 
@@ -33,7 +36,10 @@ pub(super) async fn run(mut options: options::Demo) -> Result<u8, Failure> {
     let folder = model.parent().map(Path::to_path_buf).unwrap_or_default();
     let mut interrupts = Interrupts::listen()?;
     // Whatever ends it from here on: dropping the daemons ends them and removes their folder.
-    let daemons = interrupts.end(Daemons::start(layout.node_count(), &folder)).await?;
+    if options.tour {
+        return guided(&options, &model, &folder, &mut interrupts).await;
+    }
+    let daemons = interrupts.end(Daemons::start(layout.node_count(), &folder, &[])).await?;
     if !options.once && dashboard::has_terminal() {
         let wanted = options.assignment.wanted(layout.node_count(), &model.to_string_lossy());
         let request = options.sampling.request(options.prompt.clone(), 0);
@@ -48,6 +54,21 @@ pub(super) async fn run(mut options: options::Demo) -> Result<u8, Failure> {
         .await;
     }
     let result = once(&options, &model, daemons.addresses(), &mut interrupts).await;
+    daemons.stop().await;
+    result
+}
+
+/// The tour, on daemons whose machines are played.
+async fn guided(
+    options: &options::Demo,
+    model: &Path,
+    models: &Path,
+    interrupts: &mut Interrupts,
+) -> Result<u8, Failure> {
+    let folder = tempfile::Builder::new().prefix("bramble-tour-").tempdir().context("cannot make a folder")?;
+    let machines = tour::machines(folder.path())?;
+    let mut daemons = interrupts.end(Daemons::start(tour::NODES, models, &machines)).await?;
+    let result = tour::run(options, model, (&mut daemons, &machines), interrupts).await;
     daemons.stop().await;
     result
 }

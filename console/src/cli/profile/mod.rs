@@ -1,5 +1,5 @@
 //! `console profile`: runs a text and says where its time went: a table, the bottleneck in a sentence, a trace, folded stacks.
-mod straggler;
+pub(super) mod straggler;
 pub(super) mod table;
 mod trace;
 mod verdict;

@@ -17,18 +17,24 @@ pub(in crate::cli) struct Straggler {
 }
 
 /// The rank that held the others up most, if the rule names one in the decoding steps of a request.
-pub(in crate::cli) fn straggler(records: &RankRecords<'_>) -> Option<Straggler> {
+pub(super) fn straggler(records: &RankRecords<'_>) -> Option<Straggler> {
     let is_decode = |record: &&SyncRecord| record.tokens == 1;
     let decode: Vec<Vec<SyncRecord>> =
         records.records.iter().map(|list| list.iter().filter(is_decode).copied().collect()).collect();
     let stages = decode.chunks(records.ranks.max(1)).enumerate();
     let of_stage = |(stage, ranks): (usize, &[Vec<SyncRecord>])| {
-        let windows = judge(ranks);
-        let named = windows.iter().flatten().copied().max_by(|one, two| one.late.total_cmp(&two.late))?;
-        let times = windows.iter().flatten().filter(|other| other.rank == named.rank).count();
-        Some(Straggler { member: stage * records.ranks + named.rank, named, windows: (times, windows.len()) })
+        let found = of_ranks(ranks)?;
+        Some(Straggler { member: stage * records.ranks + found.member, ..found })
     };
     stages.filter_map(of_stage).max_by(|one, two| one.named.late.total_cmp(&two.named.late))
+}
+
+/// The rank of a stage that held the others up most in all-reduces of whatever steps, if the rule names one.
+pub(in crate::cli) fn of_ranks(ranks: &[Vec<SyncRecord>]) -> Option<Straggler> {
+    let windows = judge(ranks);
+    let named = windows.iter().flatten().copied().max_by(|one, two| one.late.total_cmp(&two.late))?;
+    let times = windows.iter().flatten().filter(|other| other.rank == named.rank).count();
+    Some(Straggler { member: named.rank, named, windows: (times, windows.len()) })
 }
 
 impl Straggler {

@@ -1,17 +1,20 @@
-//! Questions that are answered without the node: a model's identity, the latest all-reduces.
+//! Questions that are answered without the node: a model's identity, the latest all-reduces, the log, the settings; the
+//! cluster's next key.
 use std::sync::Arc;
 
 use shared::{
     ids::RequestId,
     protocol::{
         error::{Fault, FaultKind},
+        inspect::{Inspect, Inspected},
         message::{Response, ResponseBody},
+        pairing::Rekey,
     },
 };
 use tokio::task::spawn_blocking;
 
 use super::{Driver, loading};
-use crate::node::SessionId;
+use crate::{keys, log, node::SessionId};
 
 impl Driver {
     pub(super) async fn records(&mut self, session: SessionId, id: RequestId) {
@@ -20,6 +23,30 @@ impl Driver {
             running.ring.read_since(&mut 0, |record| records.push(record));
         }
         self.respond(session, id, ResponseBody::Records(records)).await;
+    }
+
+    pub(super) async fn inspect(&mut self, session: SessionId, id: RequestId, what: Inspect) {
+        let seen = match what {
+            Inspect::Log { after, level } => Inspected::Log(log::ring().read(after, level)),
+            Inspect::Settings => Inspected::Settings(self.config.shown()),
+        };
+        self.respond(session, id, ResponseBody::Inspected(Box::new(seen))).await;
+    }
+
+    pub(super) fn rekey(&self, session: SessionId, id: RequestId, rekey: Rekey) {
+        let Some(responses) = self.sessions.get(&session).cloned() else { return };
+        let config = Arc::clone(&self.config);
+        tokio::spawn(async move {
+            let name = config.name.clone();
+            let taken = spawn_blocking(move || keys::take(&rekey, &config)).await;
+            let taken = taken.unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() }));
+            let body = match taken {
+                Ok(fingerprint) => ResponseBody::Rekeyed { fingerprint },
+                Err(kind) => ResponseBody::Failed(Fault::new(&name, kind)),
+            };
+            // A session that is gone or full needs no answer.
+            let _ = responses.try_send(Response { id, body });
+        });
     }
 
     pub(super) fn identify(&self, session: SessionId, id: RequestId, model: String) {

@@ -30,7 +30,6 @@ use shared::{
         error::{Fault, FaultKind},
         handshake::{Identity, Purpose},
         message::{Request, RequestBody, Response, ResponseBody},
-        pairing::Rekey,
     },
     telemetry::{Health, NodeState},
     topology::Exclusions,
@@ -62,7 +61,6 @@ use crate::{
     config::Config,
     health::{Monitor, memory},
     kernels::Kernels,
-    keys,
 };
 
 /// Responses that may wait for a session's socket; a reader that is further behind is cut off.
@@ -369,6 +367,7 @@ impl Driver {
                 self.respond(session, id, body).await;
             }
             Effect::Records { session, id } => self.records(session, id).await,
+            Effect::Inspect { session, id, what } => self.inspect(session, id, what).await,
             Effect::Rekey { session, id, rekey } => self.rekey(session, id, *rekey),
             Effect::Watch { session, id, interval } => self.watch(session, id, interval).await,
             Effect::Identify { session, id, model } => self.identify(session, id, model),
@@ -464,22 +463,6 @@ impl Driver {
         }
         let cursor = 0;
         self.watchers.push(Watcher { session, id, interval, next: Instant::now(), cursor });
-    }
-
-    fn rekey(&self, session: SessionId, id: RequestId, rekey: Rekey) {
-        let Some(responses) = self.sessions.get(&session).cloned() else { return };
-        let config = Arc::clone(&self.config);
-        tokio::spawn(async move {
-            let name = config.name.clone();
-            let taken = spawn_blocking(move || keys::take(&rekey, &config)).await;
-            let taken = taken.unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() }));
-            let body = match taken {
-                Ok(fingerprint) => ResponseBody::Rekeyed { fingerprint },
-                Err(kind) => ResponseBody::Failed(Fault::new(&name, kind)),
-            };
-            // A session that is gone or full needs no answer.
-            let _ = responses.try_send(Response { id, body });
-        });
     }
 }
 

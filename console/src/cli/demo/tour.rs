@@ -1,0 +1,281 @@
+//! `console demo --tour`: a guided tour by real processes: four daemons, a topology, a text, a node that is throttled, one that holds the others
+//! up, one that is killed and comes back. Each step says what to look at and is done only when it was really seen.
+use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
+
+use anyhow::{Context, anyhow};
+use serde_json::{Value, json};
+use shared::telemetry::NodeState;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    Daemons,
+    disturb::{Load, Slowed},
+    machine::Machine,
+};
+use crate::{
+    cli::{
+        Failure,
+        generate::{assign_and_tell, complete, first, head, open},
+        interrupts::Interrupts,
+        options, output, sync,
+    },
+    client::{cluster::Cluster, session::Session},
+    wanted::Wanted,
+};
+
+/// What is to be seen must be seen within this.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(200);
+/// Nodes of a tour.
+pub(super) const NODES: usize = 4;
+/// The node that is throttled and slowed, and the one that is killed.
+const SLOW: usize = 1;
+const KILLED: usize = 3;
+
+/// A step: its title, two lines of what to look at, and with which keys or command.
+struct Step {
+    title: &'static str,
+    look: [&'static str; 2],
+}
+
+const STEPS: [Step; 7] = [
+    Step {
+        title: "Four daemons on this machine, each with the health of a Raspberry Pi 4",
+        look: [
+            "The page Cluster (key 1) lists them: idle, 52.6 degrees, 1.8 GHz, ok.",
+            "Without the screen: console cluster",
+        ],
+    },
+    Step {
+        title: "A topology: all four share every layer (tp4)",
+        look: [
+            "The page Topology (2) shows who holds which layers; r assigns again.",
+            "Without the screen: console topology show",
+        ],
+    },
+    Step {
+        title: "A text",
+        look: [
+            "The page Generate (4): type a prompt, Enter; the stages of the request below.",
+            "Without the screen: console generate, console requests",
+        ],
+    },
+    Step {
+        title: "pi2 gets hot: its firmware throttles it",
+        look: [
+            "Cluster (1): pi2 shows UNDERVOLT, THROTTLED, 84.2 degrees; Node (7) names the cure.",
+            "Without the screen: console doctor, console node show pi2",
+        ],
+    },
+    Step {
+        title: "pi2 becomes slow: all others wait for it in every layer",
+        look: [
+            "Sync (3): pi2 is the first of the ranks, with its share of the others' time and why.",
+            "Without the screen: console sync; x takes a node out, the rest serves",
+        ],
+    },
+    Step {
+        title: "pi4 is killed (kill -9)",
+        look: [
+            "Cluster (1): pi4 does not answer; the topology is broken and says by whom.",
+            "Events (6) has it with its time; console events --severity warning",
+        ],
+    },
+    Step {
+        title: "pi4 is started again: the nodes bring the topology back by themselves",
+        look: [
+            "Cluster (1): all are ready again, with the same topology; nobody assigned anything.",
+            "The same text comes as before: console generate",
+        ],
+    },
+];
+
+/// A tour under way.
+struct Tour<'a> {
+    daemons: &'a mut Daemons,
+    machine: Machine,
+    options: &'a options::Demo,
+    wanted: Wanted,
+    text: Option<Vec<u32>>,
+}
+
+/// The machine of each daemon, below a folder.
+pub(super) fn machines(folder: &Path) -> anyhow::Result<Vec<Machine>> {
+    let make = |index: usize| {
+        let folder = folder.join(format!("machine{}", index + 1));
+        fs::create_dir_all(&folder).and_then(|()| Machine::make(&folder)).context("cannot make the files of a machine")
+    };
+    (0..NODES).map(make).collect()
+}
+
+/// Runs all steps; exit code 1 if one was not seen.
+pub(super) async fn run(
+    options: &options::Demo,
+    model: &Path,
+    (daemons, machines): (&mut Daemons, &[Machine]),
+    interrupts: &mut Interrupts,
+) -> Result<u8, Failure> {
+    let wanted = options.assignment.wanted(NODES, &model.to_string_lossy());
+    let mut tour = Tour { daemons, machine: machines[SLOW].clone(), options, wanted, text: None };
+    let mut told: Vec<Value> = Vec::new();
+    for (index, step) in STEPS.iter().enumerate() {
+        if !options.json {
+            output::line(&format!("{} of {}  {}", index + 1, STEPS.len(), step.title));
+            step.look.iter().for_each(|line| output::line(&format!("        {line}")));
+        }
+        let seen = match interrupts.end(tour.step(index)).await {
+            Err(interrupted @ Failure::Interrupted { .. }) => return Err(interrupted),
+            other => other.map_err(|failure| failure.to_string()),
+        };
+        let (is_seen, text) = (seen.is_ok(), seen.unwrap_or_else(|error| error));
+        told.push(json!({"step": index + 1, "title": step.title, "look": step.look, "is_seen": is_seen, "seen": output::clean(&text)}));
+        if !options.json {
+            output::line(&format!("  {}  {}", if is_seen { "seen  " } else { "UNSEEN" }, output::clean(&text)));
+        }
+        if !is_seen {
+            break;
+        }
+    }
+    let is_whole = told.len() == STEPS.len() && told.iter().all(|step| step["is_seen"] == true);
+    if options.json {
+        output::line(&json!({"steps": told, "ok": is_whole}).to_string());
+    }
+    Ok(u8::from(!is_whole))
+}
+
+impl Tour<'_> {
+    /// Does a step; what was seen.
+    async fn step(&mut self, index: usize) -> Result<String, Failure> {
+        match index {
+            0 => self.answers().await,
+            1 => self.assign().await,
+            2 => self.generate().await,
+            3 => self.throttle().await,
+            4 => self.slow_down().await,
+            5 => self.lose().await,
+            _ => self.recover().await,
+        }
+    }
+
+    /// Looks until there is something to tell.
+    async fn until(&self, what: &str, mut look: impl FnMut(&Cluster) -> Option<String>) -> Result<String, Failure> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let cluster = Cluster::dial(self.daemons.addresses()).await;
+            if let Some(seen) = look(&cluster) {
+                return Ok(seen);
+            }
+            if Instant::now() > deadline {
+                return Err(anyhow!("not within {} s: {what}", PATIENCE.as_secs()).into());
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    async fn answers(&self) -> Result<String, Failure> {
+        self.until("four nodes with a temperature", |cluster| {
+            let warm = cluster.nodes.iter().filter_map(|node| node.report()?.health.temperature);
+            let all: Vec<String> = warm.map(|celsius| celsius.to_string()).collect();
+            (all.len() == NODES).then(|| format!("{NODES} nodes answer: {}", all.join(", ")))
+        })
+        .await
+    }
+
+    async fn sessions(&self) -> Result<Vec<Arc<Session>>, Failure> {
+        open(self.daemons.addresses()).await
+    }
+
+    async fn assign(&self) -> Result<String, Failure> {
+        let assigned = assign_and_tell(&self.sessions().await?, &self.wanted).await?;
+        self.until("a topology that serves", |cluster| {
+            let seen = || format!("{} serves with epoch {}", assigned.topology.layout, assigned.epoch);
+            cluster.is_serving().then(seen)
+        })
+        .await
+    }
+
+    /// A text on what runs; its ids.
+    async fn ids(&self) -> Result<(Vec<u32>, String), Failure> {
+        let sessions = self.sessions().await?;
+        let cluster = Cluster::dial(self.daemons.addresses()).await;
+        let topology =
+            cluster.topology().map(|(topology, _)| topology.clone()).ok_or_else(|| anyhow!("no topology"))?;
+        let head = head(&sessions, &topology).await?;
+        let request = shared::protocol::message::Generate {
+            sampling: shared::sampling::SamplingParameters { temperature: 0.0, ..Default::default() },
+            ..self.options.sampling.request(self.options.prompt.clone(), 0)
+        };
+        // Signals are heard by who runs the steps.
+        let mut none = Interrupts::deaf();
+        let done = complete(&first(&sessions, head, &topology), request, false, &mut none).await?;
+        let times = &done.finished.times;
+        let (ttft, rate) = (times.ttft_ms(), times.decode_tokens_per_second());
+        let count = done.token_ids.len();
+        Ok((done.token_ids, format!("{count} tokens, TTFT {ttft:.1} ms, {rate:.0} tokens/s")))
+    }
+
+    async fn generate(&mut self) -> Result<String, Failure> {
+        let (ids, seen) = self.ids().await?;
+        self.text = Some(ids);
+        Ok(seen)
+    }
+
+    async fn throttle(&self) -> Result<String, Failure> {
+        self.machine.play(true).context("cannot change the files of a machine")?;
+        self.until("pi2 tells that it is throttled", |cluster| {
+            let report = cluster.nodes[SLOW].report()?;
+            let words: Vec<String> = report.health.warnings().iter().map(|warning| warning.short()).collect();
+            words.iter().any(|word| word == "THROTTLED").then(|| format!("{}: {}", report.name, words.join(", ")))
+        })
+        .await
+    }
+
+    async fn slow_down(&self) -> Result<String, Failure> {
+        let pid = self.daemons.pid(SLOW).ok_or_else(|| anyhow!("pi2 does not run"))?;
+        let sessions = self.sessions().await?;
+        let request = self.options.sampling.request(self.options.prompt.clone(), 0);
+        let request = shared::protocol::message::Generate { max_tokens: 300, ignores_end: true, ..request };
+        let _load = Load::begin(Arc::clone(&sessions[0]), request);
+        let _slowed = Slowed::begin(pid);
+        let deadline = Instant::now() + PATIENCE;
+        let mut steps = BTreeMap::new();
+        loop {
+            let cluster = Cluster::dial(self.daemons.addresses()).await;
+            match sync::straggler(&cluster, &mut steps).await? {
+                Some((name, sentence)) if name == "pi2" => return Ok(sentence),
+                _ if Instant::now() > deadline => {
+                    return Err(anyhow!("not within {} s: pi2 holds the others up", PATIENCE.as_secs()).into());
+                }
+                _ => sleep(LOOK).await,
+            }
+        }
+    }
+
+    async fn lose(&mut self) -> Result<String, Failure> {
+        self.machine.play(false).context("cannot change the files of a machine")?;
+        self.daemons.kill(KILLED)?;
+        self.until("pi4 is away and the others say so", |cluster| {
+            let away = cluster.nodes[KILLED].answer.as_ref().err()?;
+            let broken = cluster.nodes.iter().filter_map(|node| node.report());
+            let fault =
+                broken.filter(|report| report.state == NodeState::Faulted).find_map(|report| report.fault.clone())?;
+            (fault.node == "pi4").then(|| format!("{fault}; {}", away.kind))
+        })
+        .await
+    }
+
+    async fn recover(&mut self) -> Result<String, Failure> {
+        self.daemons.start_again(KILLED)?;
+        let back = self.until("the topology serves again", |cluster| {
+            let epoch = cluster.topology().and_then(|(_, reports)| Some(reports.first()?.epoch));
+            cluster.is_serving().then(|| format!("all serve again, epoch {}", epoch.unwrap_or_default()))
+        });
+        let back = back.await?;
+        let (ids, _) = self.ids().await?;
+        if Some(&ids) != self.text.as_ref() {
+            return Err(anyhow!("{back}, but the text is another one").into());
+        }
+        Ok(format!("{back}, and the text is the same"))
+    }
+}

@@ -1,0 +1,226 @@
+//! `console events`: what happened on all nodes, in one list by time: states, losses, warnings of machines, who commanded what. The nodes'
+//! logs are where it comes from, so that what happened before the console came is there, too.
+use std::{collections::BTreeMap, time::Duration};
+
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+use shared::protocol::{
+    error::Fault,
+    inspect::{LogLevel, LogLine},
+};
+
+use super::{
+    Failure,
+    exclude::find,
+    interrupts::Interrupts,
+    logs::{LOOK, ago, away, moment, time},
+    options::Nodes,
+    output,
+};
+use crate::client::{cluster::Cluster, inspect, with_port};
+
+/// How bad an event is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+enum Severity {
+    /// Something happened
+    Note,
+    /// It costs speed, or soon will
+    Warning,
+    /// Something failed
+    Error,
+}
+
+impl Severity {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Note => "note",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+
+    fn level(self) -> LogLevel {
+        match self {
+            Self::Note => LogLevel::Info,
+            Self::Warning => LogLevel::Warn,
+            Self::Error => LogLevel::Error,
+        }
+    }
+
+    fn of(level: LogLevel) -> Self {
+        match level {
+            LogLevel::Error => Self::Error,
+            LogLevel::Warn => Self::Warning,
+            LogLevel::Info | LogLevel::Debug | LogLevel::Trace => Self::Note,
+        }
+    }
+}
+
+/// Options of `console events`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Events {
+    #[command(flatten)]
+    pub(super) nodes: Nodes,
+    /// Go on with what comes, until Ctrl-C; nodes that leave and come back are events, too
+    #[arg(short, long)]
+    follow: bool,
+    /// Only what is as bad
+    #[arg(long, value_name = "SEVERITY", value_enum, default_value_t = Severity::Note)]
+    severity: Severity,
+    /// Only of this node, by name or address; may be given several times
+    #[arg(long, value_name = "NODE")]
+    node: Vec<String>,
+    /// Only what is not older: 30s, 10m, 2h, 1d
+    #[arg(long, value_name = "TIME", value_parser = ago)]
+    since: Option<Duration>,
+    /// Most events to begin with, the latest
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    last: usize,
+    /// Print an object; with --follow an object a line
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug)]
+struct Event {
+    unix_ms: u64,
+    node: String,
+    severity: Severity,
+    text: String,
+}
+
+impl Event {
+    fn of(node: &str, line: LogLine) -> Self {
+        let LogLine { unix_ms, level, text, .. } = line;
+        Self { unix_ms, node: node.into(), severity: Severity::of(level), text: output::clean(&text) }
+    }
+
+    fn object(&self) -> Value {
+        json!({"unix_ms": self.unix_ms, "time": time(self.unix_ms), "node": self.node, "severity": self.severity.name(), "text": self.text})
+    }
+
+    fn line(&self) -> String {
+        format!("{}  {:<7}  {:<10}  {}", time(self.unix_ms), self.severity.name(), self.node, self.text)
+    }
+}
+
+/// Runs the command. Exit code 3 if a node is away that is not out.
+pub(super) async fn run(options: Events) -> Result<u8, Failure> {
+    let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
+    let mut interrupts = Interrupts::listen()?;
+    let mut cluster = interrupts.end(async { Ok::<_, Failure>(Cluster::dial(&addresses).await) }).await?;
+    let only = options.node.iter().map(|who| find(&cluster, who)).collect::<Result<Vec<usize>, Failure>>()?;
+    let mut heard = Heard { severity: options.severity, since: moment(options.since), ..Heard::default() };
+    let mut events = interrupts.end(heard.from(&cluster, &only)).await?;
+    events.drain(..events.len().saturating_sub(options.last));
+    let faults: Vec<Fault> = heard.away.values().cloned().collect();
+    if options.json && !options.follow {
+        let away = faults.iter().map(|fault| Failure::from(fault.clone()).json()["error"].clone()).collect::<Value>();
+        output::line(&json!({"events": events.iter().map(Event::object).collect::<Value>(), "away": away}).to_string());
+    } else {
+        tell(&events, options.json);
+        faults.iter().for_each(|fault| output::note(&away(fault)));
+    }
+    while options.follow && !output::is_closed() {
+        let pause = async {
+            tokio::time::sleep(LOOK).await;
+            Ok::<_, Failure>(())
+        };
+        interrupts.end(pause).await?;
+        cluster = interrupts.end(async { Ok::<_, Failure>(cluster.again().await) }).await?;
+        tell(&interrupts.end(heard.from(&cluster, &only)).await?, options.json);
+    }
+    Ok(faults.into_iter().next().map_or(0, |fault| Failure::from(fault).code()))
+}
+
+fn tell(events: &[Event], json: bool) {
+    events.iter().for_each(|event| output::line(&if json { event.object().to_string() } else { event.line() }));
+}
+
+/// What was heard so far.
+#[derive(Debug)]
+struct Heard {
+    severity: Severity,
+    since: u64,
+    /// The latest line of each node, with the run of the daemon that it belongs to.
+    next: BTreeMap<String, (u64, u64)>,
+    /// Nodes that did not answer at the last look, unless they are out.
+    away: BTreeMap<String, Fault>,
+    is_first: bool,
+}
+
+impl Default for Heard {
+    fn default() -> Self {
+        Self { severity: Severity::Note, since: 0, next: BTreeMap::new(), away: BTreeMap::new(), is_first: true }
+    }
+}
+
+impl Heard {
+    /// What is new on the nodes (`only` these, if there are any), oldest first.
+    async fn from(&mut self, cluster: &Cluster, only: &[usize]) -> Result<Vec<Event>, Failure> {
+        let mut events = Vec::new();
+        for (_, node) in cluster.nodes.iter().enumerate().filter(|(index, _)| only.is_empty() || only.contains(index)) {
+            let name = output::clean(cluster.name(node));
+            let (session, report) = match &node.answer {
+                Ok(answer) => answer,
+                Err(fault) => {
+                    if cluster.exclusion(node).is_none()
+                        && self.away.insert(node.address.clone(), fault.clone()).is_none()
+                        && !self.is_first
+                    {
+                        events.push(here(&name, Severity::Error, output::clean(&fault.kind.to_string())));
+                    }
+                    continue;
+                }
+            };
+            if self.away.remove(&node.address).is_some() {
+                events.push(here(&name, Severity::Note, "answers again".into()));
+            }
+            let before =
+                self.next.get(&node.address).filter(|(run, _)| *run == report.instance).map_or(0, |(_, next)| *next);
+            // One that leaves in between is told as away at the next look.
+            let Ok(found) = inspect::whole_log(session, before, self.severity.level()).await else { continue };
+            self.next.insert(node.address.clone(), (report.instance, found.next));
+            if found.missed > 0 && !self.is_first {
+                events.push(here(&name, Severity::Warning, format!("{} lines of its log came too fast", found.missed)));
+            }
+            events.extend(found.lines.into_iter().map(|line| Event::of(&name, line)));
+        }
+        self.is_first = false;
+        events.retain(|event| event.unix_ms >= self.since && event.severity >= self.severity);
+        events.sort_by_key(|event| event.unix_ms);
+        Ok(events)
+    }
+}
+
+/// Something that this console saw, by its own clock.
+fn here(node: &str, severity: Severity, text: String) -> Event {
+    Event { unix_ms: moment(Some(Duration::ZERO)), node: node.into(), severity, text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::fake_node::{FakeNode, Script};
+
+    #[tokio::test]
+    async fn events_of_all_nodes_come_by_time_each_once_and_a_node_that_leaves_is_one() {
+        let one = FakeNode::start("pi1", Script::default()).await;
+        let two = FakeNode::start("pi2", Script::default()).await;
+        let cluster = Cluster::dial(&[one.address.clone(), two.address.clone()]).await;
+        let mut heard = Heard::default();
+        let events = heard.from(&cluster, &[]).await.expect("both answer");
+        let seen: Vec<(u64, &str, Severity)> =
+            events.iter().map(|event| (event.unix_ms, event.node.as_str(), event.severity)).collect();
+        let (note, warning) = (Severity::Note, Severity::Warning);
+        assert_eq!(seen, [(1000, "pi1", note), (1000, "pi2", note), (2000, "pi1", warning), (2000, "pi2", warning)]);
+        assert!(heard.from(&cluster, &[]).await.expect("both answer").is_empty(), "nothing is told twice");
+        let mut bad = Heard { severity: Severity::Warning, ..Heard::default() };
+        assert_eq!(bad.from(&cluster, &[1]).await.expect("it answers").len(), 1);
+        drop(two);
+        let gone = Cluster::dial(&[one.address.clone(), "127.0.0.1:1".into()]).await;
+        let events = heard.from(&gone, &[]).await.expect("one answers");
+        assert!(matches!(&events[..], [event] if event.severity == Severity::Error), "{events:?}");
+    }
+}

@@ -1,0 +1,174 @@
+//! `console logs`: the latest lines of a node's log, as far as the node keeps them; with `--follow` what comes, too.
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use serde_json::json;
+use shared::protocol::{
+    error::Fault,
+    inspect::{LogLevel, LogLine, LogLines},
+};
+
+use super::{Failure, exclude::find, interrupts::Interrupts, options::Nodes, output};
+use crate::client::{cluster::Cluster, inspect, session, with_port};
+
+/// Between two looks at a log that is followed.
+pub(super) const LOOK: Duration = Duration::from_millis(300);
+
+/// Options of `console logs`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Logs {
+    /// The node, by name or address
+    #[arg(value_name = "NODE")]
+    node: String,
+    #[command(flatten)]
+    pub(super) nodes: Nodes,
+    /// Go on with what comes, until Ctrl-C; a node that is away is dialled again
+    #[arg(short, long)]
+    follow: bool,
+    /// Only what is not older: 30s, 10m, 2h, 1d
+    #[arg(long, value_name = "TIME", value_parser = ago)]
+    since: Option<Duration>,
+    /// Only what is as severe: trace, debug, info, warn, error; the node's RUST_LOG says what it keeps
+    #[arg(long, value_name = "LEVEL", default_value = "trace", value_parser = <LogLevel as std::str::FromStr>::from_str)]
+    level: LogLevel,
+    /// Print an object a line
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// A length of time as people write it.
+pub(super) fn ago(text: &str) -> Result<Duration, String> {
+    let split = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return Err("a number and s, m, h or d, for example 10m".into()),
+    };
+    let number: u64 = number.parse().map_err(|_| "a number and s, m, h or d, for example 10m".to_owned())?;
+    number.checked_mul(seconds).map(Duration::from_secs).ok_or_else(|| "too long ago".into())
+}
+
+/// The moment so long ago, in milliseconds since 1970 by this machine's clock; 0 for all that there is.
+pub(super) fn moment(since: Option<Duration>) -> u64 {
+    let Some(since) = since else { return 0 };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.saturating_sub(since).as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A moment as UTC: `2026-11-22 08:30:01.250`.
+pub(super) fn time(unix_ms: u64) -> String {
+    let (seconds, ms) = (unix_ms / 1000, unix_ms % 1000);
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Days since 1970 as a date of the Gregorian calendar (H. Hinnant, "chrono-compatible low-level date algorithms").
+    let era_day = days + 719_468;
+    let (era, day_of_era) = (era_day / 146_097, era_day % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{ms:03}")
+}
+
+/// Runs the command.
+pub(super) async fn run(options: Logs) -> Result<u8, Failure> {
+    let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
+    let mut interrupts = Interrupts::listen()?;
+    let cluster = interrupts.end(async { Ok::<_, Failure>(Cluster::dial(&addresses).await) }).await?;
+    let node = &cluster.nodes[find(&cluster, &options.node)?];
+    let (address, name) = (node.address.clone(), output::clean(cluster.name(node)));
+    let mut session = node.session()?;
+    let since = moment(options.since);
+    let found = interrupts.end(inspect::whole_log(&session, 0, options.level)).await?;
+    tell(&name, &found, since, &options);
+    let mut next = found.next;
+    while options.follow && !output::is_closed() {
+        interrupts.end(pause()).await?;
+        match interrupts
+            .end(async { Ok::<_, Failure>(inspect::whole_log(&session, next, options.level).await) })
+            .await?
+        {
+            Ok(found) => {
+                tell(&name, &found, since, &options);
+                next = found.next;
+            }
+            Err(fault) => {
+                output::note(&format!(
+                    "console: {}; dialled again until it answers",
+                    output::clean(&fault.to_string())
+                ));
+                session = interrupts.end(back(&address)).await?;
+                output::note(&format!("{name} answers again"));
+            }
+        }
+    }
+    Ok(0)
+}
+
+async fn pause() -> Result<(), Failure> {
+    tokio::time::sleep(LOOK).await;
+    Ok(())
+}
+
+/// Dials until the node answers; a signal ends it.
+async fn back(address: &str) -> Result<std::sync::Arc<session::Session>, Failure> {
+    loop {
+        if let Ok(session) = session::open(address).await {
+            return Ok(std::sync::Arc::new(session));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+fn tell(name: &str, found: &LogLines, since: u64, options: &Logs) {
+    if found.missed > 0 && options.json {
+        output::line(&json!({"node": name, "missed": found.missed}).to_string());
+    } else if found.missed > 0 {
+        output::note(&format!("{} earlier lines are kept no more; the node's journal has them", found.missed));
+    }
+    for line in found.lines.iter().filter(|line| line.unix_ms >= since) {
+        if options.json {
+            output::line(&object(name, line).to_string());
+        } else {
+            output::line(&text(line));
+        }
+    }
+}
+
+/// A line as an object.
+pub(super) fn object(name: &str, line: &LogLine) -> serde_json::Value {
+    json!({"node": name, "number": line.number, "unix_ms": line.unix_ms, "time": time(line.unix_ms),
+        "level": line.level.name(), "text": line.text})
+}
+
+/// A line for people.
+pub(super) fn text(line: &LogLine) -> String {
+    output::clean(&format!("{} {:<5} {}", time(line.unix_ms), line.level.name().to_uppercase(), line.text))
+}
+
+/// What is said of a node that does not answer.
+pub(super) fn away(fault: &Fault) -> String {
+    output::clean(&format!("{fault}; {}", fault.kind.next()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_and_written_as_people_do() {
+        assert_eq!(ago("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!((ago("10m"), ago("2h")), (Ok(Duration::from_secs(600)), Ok(Duration::from_secs(7200))));
+        for text in ["", "10", "m", "-1m", "1w", "99999999999999999999s", "18446744073709551615d"] {
+            assert!(ago(text).is_err(), "{text}");
+        }
+        assert_eq!(time(0), "1970-01-01 00:00:00.000");
+        assert_eq!(time(951_782_400_000), "2000-02-29 00:00:00.000");
+        assert_eq!(time(1_795_336_201_250), "2026-11-22 08:30:01.250");
+    }
+}

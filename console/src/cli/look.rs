@@ -1,0 +1,166 @@
+//! How commands that look show what they see: once, or again and again, drawn in place on a terminal; with --json an object a line.
+use std::{io::IsTerminal, time::Duration};
+
+use clap::Args;
+use serde_json::Value;
+
+use super::{Failure, interrupts::Interrupts, output};
+use crate::client::{cluster::Cluster, with_port};
+
+/// Shortest and longest time between two looks, in seconds.
+const SECONDS: std::ops::RangeInclusive<f64> = 0.1..=3600.0;
+/// Lines of a terminal that does not say how many it has.
+const LINES: usize = 24;
+
+/// Options of a command that looks.
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct Look {
+    /// Show it once; that is what is done anyway
+    #[arg(long, conflicts_with = "watch")]
+    once: bool,
+    /// Show it every SECONDS until Ctrl-C [2 if not said]: in place on a terminal, one object a line with --json
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = seconds)]
+    watch: Option<f64>,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "a number of seconds".to_owned())?;
+    if SECONDS.contains(&value) { Ok(value) } else { Err(format!("from {} to {}", SECONDS.start(), SECONDS.end())) }
+}
+
+/// What was seen.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// For people, without control characters.
+    pub(super) lines: Vec<String>,
+    /// For programs.
+    pub(super) object: Value,
+    /// The exit code that it stands for.
+    pub(super) code: u8,
+}
+
+/// Looks once, or until a signal comes; a look that fails is shown as such and the next may see more.
+///
+/// # Errors
+/// The only look failed, or a signal came.
+pub(super) async fn look(options: &Look, mut see: impl AsyncFnMut() -> Result<Seen, Failure>) -> Result<u8, Failure> {
+    let mut interrupts = Interrupts::listen()?;
+    let Some(seconds) = options.watch else {
+        let seen = interrupts.end(see()).await?;
+        show(&seen, options.json, false);
+        return Ok(seen.code);
+    };
+    let in_place = !options.json && std::io::stdout().is_terminal();
+    if in_place {
+        output::text("\x1b[2J");
+    }
+    while !output::is_closed() {
+        let seen = match interrupts.end(see()).await {
+            Err(interrupted @ Failure::Interrupted { .. }) => return Err(interrupted),
+            Err(failure) => failed(&failure),
+            Ok(seen) => seen,
+        };
+        show(&seen, options.json, in_place);
+        let pause = async {
+            tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+            Ok::<_, Failure>(())
+        };
+        interrupts.end(pause).await?;
+    }
+    Ok(0)
+}
+
+/// As [`look`], at the nodes that were named: their sessions stay open from one look to the next.
+///
+/// # Errors
+/// As [`look`].
+pub(super) async fn look_at(
+    nodes: &[String],
+    options: &Look,
+    mut see: impl AsyncFnMut(&Cluster) -> Result<Seen, Failure>,
+) -> Result<u8, Failure> {
+    let addresses: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
+    let mut cluster: Option<Cluster> = None;
+    look(options, async || {
+        let asked = match &cluster {
+            Some(cluster) => cluster.again().await,
+            None => Cluster::dial(&addresses).await,
+        };
+        see(cluster.insert(asked)).await
+    })
+    .await
+}
+
+fn failed(failure: &Failure) -> Seen {
+    let object = failure.json();
+    let next = object["error"]["next"].as_str().unwrap_or_default();
+    let lines = vec![output::clean(&failure.to_string()), format!("next: {next}")];
+    Seen { lines, object, code: failure.code() }
+}
+
+fn show(seen: &Seen, json: bool, in_place: bool) {
+    if json {
+        return output::line(&seen.object.to_string());
+    }
+    if in_place {
+        let (columns, rows) = crossterm::terminal::size().unwrap_or((u16::MAX, LINES as u16));
+        return output::text(&picture(&seen.lines, columns.into(), rows.into()));
+    }
+    seen.lines.iter().for_each(|line| output::line(line));
+}
+
+/// Lines over those of the picture before, cut to the terminal: one that scrolled would not be in place.
+fn picture(lines: &[String], columns: usize, rows: usize) -> String {
+    let room = rows.saturating_sub(1).max(1);
+    let mut text = String::from("\x1b[H");
+    for line in lines.iter().take(room) {
+        text.push_str(&crate::view::format::shorten(line, columns));
+        text.push_str("\x1b[K\n");
+    }
+    text.push_str("\x1b[J");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        look: Look,
+    }
+
+    #[test]
+    fn watch_takes_seconds_or_two_and_not_once() {
+        let parse = |line: &str| Line::try_parse_from(line.split(' ')).map(|line| line.look.watch).map_err(|_| ());
+        assert_eq!(parse("x --json"), Ok(None));
+        assert_eq!(parse("x --watch"), Ok(Some(2.0)));
+        assert_eq!(parse("x --watch --json"), Ok(Some(2.0)));
+        assert_eq!(parse("x --watch 0.5"), Ok(Some(0.5)));
+        for line in ["x --watch 0", "x --watch nan", "x --watch soon", "x --watch --once"] {
+            assert_eq!(parse(line), Err(()), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_picture_covers_the_one_before_and_stays_within_the_terminal() {
+        let lines = ["abcdef".to_owned(), "gh".to_owned(), "ij".to_owned()];
+        assert_eq!(picture(&lines, 80, 24), "\x1b[Habcdef\x1b[K\ngh\x1b[K\nij\x1b[K\n\x1b[J");
+        let small = picture(&lines, 4, 3);
+        assert!(!small.contains("abcdef") && small.contains("gh") && !small.contains("ij"), "{small:?}");
+    }
+
+    #[tokio::test]
+    async fn a_look_shows_the_code_of_what_was_seen_or_fails() {
+        let once = Look { json: true, ..Look::default() };
+        assert_eq!(look(&once, async || Ok(Seen { code: 6, ..Seen::default() })).await.ok(), Some(6));
+        let failing = look(&once, async || Err(Failure::Declined)).await;
+        assert_eq!(failing.map_err(|failure| failure.code()), Err(1));
+    }
+}

@@ -1,0 +1,321 @@
+//! `console sync`: the all-reduces of what runs, rank by rank with the latest first, then layer by layer; who holds the others up, and why.
+use std::collections::BTreeMap;
+
+use clap::Args;
+use serde_json::{Value, json};
+use shared::{
+    ids::MemberIndex,
+    latency::{Histogram, ratio},
+    telemetry::{Health, LatenessSums, SyncKind, SyncRecord},
+    topology::Topology,
+    units::Nanoseconds,
+};
+
+use super::{
+    Failure,
+    look::{Look, Seen, look_at},
+    options::Nodes,
+    output,
+    profile::straggler::{self, Straggler},
+};
+use crate::{
+    client::{assign::records, cluster::Cluster},
+    view::format::{short_time, tight_time},
+};
+
+/// Options of `console sync`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Sync {
+    #[command(flatten)]
+    nodes: Nodes,
+    /// Show only these layers, for example 0,5
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    layers: Vec<u32>,
+    #[command(flatten)]
+    pub(super) look: Look,
+}
+
+/// Runs the command. Each look after the first shows the all-reduces since the one before.
+pub(super) async fn run(options: Sync) -> Result<u8, Failure> {
+    let mut seen_steps: BTreeMap<String, u64> = BTreeMap::new();
+    look_at(&options.nodes.nodes, &options.look, async |cluster| {
+        let members = members(cluster, &mut seen_steps).await?;
+        Ok(Picture::of(cluster, &members)?.seen(&options.layers))
+    })
+    .await
+}
+
+/// A member of the topology that runs.
+struct Of {
+    name: String,
+    health: Health,
+    records: Vec<SyncRecord>,
+}
+
+/// The node that holds the others up in the steps since the look before, with the reason in a sentence.
+///
+/// # Errors
+/// No topology runs.
+pub(super) async fn straggler(
+    cluster: &Cluster,
+    seen: &mut BTreeMap<String, u64>,
+) -> Result<Option<(String, String)>, Failure> {
+    let members = members(cluster, seen).await?;
+    let found = Picture::of(cluster, &members)?.straggler;
+    Ok(found.map(|found| {
+        let of = &members[found.member];
+        (of.name.clone(), output::clean(&found.sentence(&of.name, &of.health)))
+    }))
+}
+
+/// What each member recorded since it was asked before; one that does not answer has no records.
+async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<Vec<Of>, Failure> {
+    let (topology, _) = running(cluster)?;
+    let mut found = Vec::with_capacity(topology.members.len());
+    for member in &topology.members {
+        let node = cluster.nodes.iter().find(|node| cluster.name(node) == member.name);
+        let answer = node.and_then(|node| node.answer.as_ref().ok());
+        let (mut list, mut health) = (Vec::new(), Health::default());
+        if let Some((session, report)) = answer {
+            health = report.health.clone();
+            list = records(session).await.unwrap_or_default();
+        }
+        let before = seen.get(&member.name).copied().unwrap_or(0);
+        let latest = list.iter().map(|record| record.step).max().unwrap_or(0);
+        // Steps that count anew belong to another run of the engine.
+        list.retain(|record| latest < before || record.step > before);
+        if latest > 0 {
+            seen.insert(member.name.clone(), latest);
+        }
+        found.push(Of { name: output::clean(&member.name), health, records: list });
+    }
+    Ok(found)
+}
+
+fn running(cluster: &Cluster) -> Result<(&Topology, u64), Failure> {
+    let found = cluster.topology();
+    if found.is_none() {
+        // Whoever cannot be reached may hold one: that is another answer than none.
+        cluster.usable()?;
+    }
+    let (topology, reports) = found.ok_or_else(|| Failure::Usage {
+        message: "no topology runs on these nodes".into(),
+        next: "console generate --topology tpN, or console topology assign FILE",
+    })?;
+    Ok((topology, reports.first().map_or(0, |report| report.epoch.0)))
+}
+
+/// A rank's all-reduces.
+struct Row {
+    member: usize,
+    rank: u16,
+    stage: u16,
+    late: f64,
+    last: f64,
+    /// Means of own computing, waiting, wire.
+    means: [Nanoseconds; 3],
+    count: usize,
+}
+
+/// All-reduces of a layer, each with p50, p95 and p99 of wait + wire by member.
+type Layers = BTreeMap<(u32, SyncKind), BTreeMap<usize, (Histogram, usize)>>;
+
+struct Picture<'a> {
+    title: String,
+    head: Value,
+    rows: Vec<Row>,
+    layers: Layers,
+    straggler: Option<Straggler>,
+    steps: usize,
+    members: &'a [Of],
+}
+
+impl<'a> Picture<'a> {
+    fn of(cluster: &Cluster, members: &'a [Of]) -> Result<Self, Failure> {
+        let (topology, epoch) = running(cluster)?;
+        let (mut rows, mut named, mut groups) = (Vec::new(), Vec::new(), Vec::new());
+        for index in 0..members.len() {
+            let place = topology.place(MemberIndex(index as u16));
+            let begin = topology.layout.members(place.replica).start;
+            let group = begin + usize::from(place.group.start)..begin + usize::from(place.group.end);
+            if !groups.contains(&group) {
+                groups.push(group);
+            }
+        }
+        for group in groups {
+            let lists: Vec<Vec<SyncRecord>> = members[group.clone()].iter().map(|of| of.records.clone()).collect();
+            let mut sums = LatenessSums::new(lists.len());
+            for (rank, list) in lists.iter().enumerate() {
+                list.iter().for_each(|record| sums.add(rank, record));
+            }
+            let (late, last) = (sums.shares(), sums.last_shares());
+            for (rank, list) in lists.iter().enumerate() {
+                let place = topology.place(MemberIndex((group.start + rank) as u16));
+                let (member, stage, rank_number) = (group.start + rank, place.stage, place.rank.0);
+                let (means, count) = (means(list), list.len());
+                rows.push(Row { member, rank: rank_number, stage, late: late[rank], last: last[rank], means, count });
+            }
+            let found = straggler::of_ranks(&lists);
+            named.extend(found.map(|found| Straggler { member: group.start + found.member, ..found }));
+        }
+        let straggler = named.into_iter().max_by(|one, two| one.named.late.total_cmp(&two.named.late));
+        // Over all steps another may be later than the one that was the latest in its window.
+        let is_named = |row: &Row| straggler.as_ref().is_some_and(|found| found.member == row.member);
+        rows.sort_by(|one, two| {
+            is_named(two).cmp(&is_named(one)).then(two.late.total_cmp(&one.late)).then(one.member.cmp(&two.member))
+        });
+        let steps = members.iter().map(|of| steps(&of.records)).max().unwrap_or(0);
+        let head = json!({"topology": topology.layout.to_string(), "epoch": epoch, "model": topology.model});
+        let title = format!("{}  epoch {epoch}  {}", topology.layout, output::clean(&topology.model));
+        Ok(Self { title, head, rows, layers: layers(members), straggler, steps, members })
+    }
+
+    fn name(&self, member: usize) -> &str {
+        &self.members[member].name
+    }
+
+    fn network(&self) -> f64 {
+        let sums = self.rows.iter().fold([0.0; 3], |mut sums, row| {
+            sums.iter_mut().zip(row.means).for_each(|(sum, mean)| *sum += mean.0 as f64 * row.count as f64);
+            sums
+        });
+        ratio(sums[1] + sums[2], sums.iter().sum())
+    }
+
+    fn seen(&self, only: &[u32]) -> Seen {
+        let sentence = self.straggler.as_ref().map(|found| {
+            let of = &self.members[found.member];
+            output::clean(&found.sentence(&of.name, &of.health))
+        });
+        let mut lines = vec![format!("{}  {} steps  network {:.0} %", self.title, self.steps, 100.0 * self.network())];
+        lines.push(sentence.clone().unwrap_or_else(|| match self.steps {
+            0 => "nothing is computed just now: no all-reduce since the last look".into(),
+            _ => "nobody holds the others up".into(),
+        }));
+        lines.push(String::new());
+        lines.extend(self.rank_lines());
+        lines.push(String::new());
+        lines.extend(self.layer_lines(only));
+        let mut object = self.head.clone();
+        object["steps"] = json!(self.steps);
+        object["network_fraction"] = json!(self.network());
+        object["straggler"] = json!(self.straggler.as_ref().map(|found| {
+            let of = &self.members[found.member];
+            found.object(&of.name, &of.health)
+        }));
+        object["verdict"] = json!(sentence);
+        object["ranks"] = self.rows.iter().map(|row| self.row_object(row)).collect();
+        object["layers"] = self.layer_objects(only);
+        Seen { lines, object, code: 0 }
+    }
+
+    fn rank_lines(&self) -> Vec<String> {
+        let width = self.members.iter().map(|of| of.name.chars().count()).max().unwrap_or(0).max(4);
+        let head = format!(
+            "{:<width$}  {:>5}  {:>4}  {:>5}  {:>5}  {:>7}  {:>7}  {:>7}  {:>5}  {:>5}  HEALTH",
+            "NODE", "STAGE", "RANK", "LATE", "LAST", "OWN", "WAIT", "WIRE", "NET", "TEMP"
+        );
+        let line = |row: &Row| {
+            let of = &self.members[row.member];
+            let percent = |share: f64| format!("{:.0} %", 100.0 * share);
+            let [own, wait, wire] = row.means;
+            let total = (own.0 + wait.0 + wire.0) as f64;
+            let temperature = of.health.temperature.map_or("-".into(), |celsius| format!("{:.1}", celsius.0));
+            let words: Vec<String> = of.health.warnings().iter().map(|warning| warning.short()).collect();
+            let words = if words.is_empty() { "ok".into() } else { words.join(", ") };
+            format!(
+                "{:<width$}  {:>5}  {:>4}  {:>5}  {:>5}  {:>7}  {:>7}  {:>7}  {:>5}  {temperature:>5}  {words}",
+                of.name,
+                row.stage,
+                row.rank,
+                percent(row.late),
+                percent(row.last),
+                short_time(own),
+                short_time(wait),
+                short_time(wire),
+                percent(ratio((wait.0 + wire.0) as f64, total)),
+            )
+        };
+        std::iter::once(head).chain(self.rows.iter().map(line)).collect()
+    }
+
+    fn row_object(&self, row: &Row) -> Value {
+        let of = &self.members[row.member];
+        let [own, wait, wire] = row.means.map(|time| time.0);
+        json!({"node": of.name, "member": row.member, "rank": row.rank, "stage": row.stage, "late": row.late, "last": row.last,
+            "count": row.count, "compute_ns": own, "wait_ns": wait, "wire_ns": wire,
+            "network_fraction": ratio((wait + wire) as f64, (own + wait + wire) as f64),
+            "cause": of.health.cause().map(|cause| cause.to_string())})
+    }
+
+    fn layer_lines(&self, only: &[u32]) -> Vec<String> {
+        let columns: Vec<usize> = self.rows.iter().map(|row| row.member).collect();
+        let title = |member: &usize| format!("{:^20}", format!("{}  p50 p95 p99", self.name(*member)));
+        let mut lines = vec![format!("{:<10}{}", "LAYER", columns.iter().map(title).collect::<String>().trim_end())];
+        for ((layer, kind), members) in self.layers.iter().filter(|((layer, _), _)| is_wanted(only, *layer)) {
+            let cell = |member: &usize| {
+                let times = members.get(member).map(|(histogram, _)| quantiles(histogram));
+                let texts = times.map_or([(); 3].map(|()| "-".to_owned()), |times| times.map(tight_time));
+                texts.map(|text| format!("{text:>6}")).join("") + "  "
+            };
+            let cells: String = columns.iter().map(cell).collect();
+            lines.push(format!("{:<10}{}", format!("{layer:>3} {}", short(*kind)), cells.trim_end()));
+        }
+        lines
+    }
+
+    fn layer_objects(&self, only: &[u32]) -> Value {
+        let wanted = self.layers.iter().filter(|((layer, _), _)| is_wanted(only, *layer));
+        let object = |((layer, kind), members): (&(u32, SyncKind), &BTreeMap<usize, (Histogram, usize)>)| {
+            let rank = |(member, (histogram, count)): (&usize, &(Histogram, usize))| {
+                let [p50, p95, p99] = quantiles(histogram).map(|time| time.0);
+                json!({"node": self.name(*member), "count": count, "p50_ns": p50, "p95_ns": p95, "p99_ns": p99})
+            };
+            json!({"layer": layer, "all_reduce": short(*kind), "ranks": members.iter().map(rank).collect::<Value>()})
+        };
+        wanted.map(object).collect()
+    }
+}
+
+fn is_wanted(only: &[u32], layer: u32) -> bool {
+    only.is_empty() || only.contains(&layer)
+}
+
+fn short(kind: SyncKind) -> &'static str {
+    match kind {
+        SyncKind::Attention => "attn",
+        SyncKind::FeedForward => "ffn",
+    }
+}
+
+fn quantiles(histogram: &Histogram) -> [Nanoseconds; 3] {
+    [0.5, 0.95, 0.99].map(|quantile| histogram.quantile(quantile).unwrap_or_default())
+}
+
+fn means(list: &[SyncRecord]) -> [Nanoseconds; 3] {
+    let sums = list.iter().fold([0_u64; 3], |mut sums, record| {
+        let times = [record.compute, record.wait, record.wire];
+        sums.iter_mut().zip(times).for_each(|(sum, time)| *sum += time.0);
+        sums
+    });
+    sums.map(|sum| Nanoseconds(sum / (list.len() as u64).max(1)))
+}
+
+fn steps(list: &[SyncRecord]) -> usize {
+    let mut steps: Vec<u64> = list.iter().map(|record| record.step).collect();
+    steps.dedup();
+    steps.len()
+}
+
+fn layers(members: &[Of]) -> Layers {
+    let mut layers = Layers::new();
+    for (member, of) in members.iter().enumerate() {
+        for record in &of.records {
+            let of_layer = layers.entry((record.layer.0, record.kind)).or_default();
+            let (histogram, count) = of_layer.entry(member).or_default();
+            histogram.record(Nanoseconds(record.wait.0 + record.wire.0));
+            *count += 1;
+        }
+    }
+    layers
+}

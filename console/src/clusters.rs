@@ -1,0 +1,239 @@
+//! Clusters that are kept by name, so that nobody types addresses: `~/.config/bramble/clusters.toml`. Read whole, checked whole, written whole
+//! and at once, for its owner alone.
+use std::{
+    collections::BTreeMap,
+    fs::{self, DirBuilder},
+    io::{self, Read, Write},
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+/// Most bytes of the file.
+const FILE_BYTES_MAX: u64 = 256 << 10;
+/// Most clusters.
+const CLUSTERS_MAX: usize = 256;
+/// Most nodes of a cluster.
+const NODES_MAX: usize = 256;
+/// Longest name in bytes.
+const NAME_BYTES_MAX: usize = 64;
+
+/// A cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kept {
+    /// Its nodes as ADDRESS[:PORT], in the order replica, stage, rank.
+    pub nodes: Vec<String>,
+    /// File with its key, where that is not the usual one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+}
+
+/// All of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Clusters {
+    /// The one that is used where none is named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last: Option<String>,
+    /// By name.
+    #[serde(default, rename = "cluster")]
+    pub all: BTreeMap<String, Kept>,
+}
+
+/// Why clusters cannot be read or kept.
+#[derive(Debug, thiserror::Error)]
+pub enum ClustersError {
+    /// The file cannot be read or written.
+    #[error("cannot use {}: {error}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The file says what it must not.
+    #[error("{}: {reason}", path.display())]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// What and where.
+        reason: String,
+    },
+    /// There is no such cluster.
+    #[error("no cluster {name:?} is kept; there is {}", if known.is_empty() { "none".into() } else { known.join(", ") })]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// Those that there are.
+        known: Vec<String>,
+    },
+}
+
+/// The usual file: below `XDG_CONFIG_HOME` or `~/.config`; `None` without a home.
+pub fn default_path() -> Option<PathBuf> {
+    Some(config_folder()?.join("clusters.toml"))
+}
+
+/// Where the console's settings are: `XDG_CONFIG_HOME/bramble` or `~/.config/bramble`; `None` without a home.
+pub fn config_folder() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let folder = folder("XDG_CONFIG_HOME").or_else(|| folder("HOME").map(|home| home.join(".config")))?;
+    Some(folder.join("bramble"))
+}
+
+/// Whether a name can be one of a cluster.
+///
+/// # Errors
+/// What a name is.
+pub fn check_name(name: &str) -> Result<(), String> {
+    let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let fits = (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_good);
+    if fits { Ok(()) } else { Err(format!("a name has 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.'")) }
+}
+
+impl Clusters {
+    /// Reads the file; without one there are none.
+    ///
+    /// # Errors
+    /// It cannot be read, or says what it must not: with line and key.
+    pub fn read(path: &Path) -> Result<Self, ClustersError> {
+        let refused = |reason: String| ClustersError::Refused { path: path.into(), reason };
+        let file = match fs::File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(error) => return Err(ClustersError::Io { path: path.into(), error }),
+        };
+        let mut text = String::new();
+        let read = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text);
+        read.map_err(|error| ClustersError::Io { path: path.into(), error })?;
+        if text.len() as u64 > FILE_BYTES_MAX {
+            return Err(refused(format!("it is longer than {FILE_BYTES_MAX} bytes")));
+        }
+        Self::parse(&text).map_err(refused)
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let found: Self = toml::from_str(text).map_err(|error: toml::de::Error| error.to_string().trim().to_owned())?;
+        if found.all.len() > CLUSTERS_MAX {
+            return Err(format!("{} clusters, at most {CLUSTERS_MAX}", found.all.len()));
+        }
+        for (name, kept) in &found.all {
+            let line = line_of(text, name);
+            check_name(name).map_err(|reason| format!("line {line}, cluster {name:?}: {reason}"))?;
+            check_nodes(&kept.nodes).map_err(|reason| format!("line {line}, cluster.{name}.nodes: {reason}"))?;
+        }
+        match &found.last {
+            Some(last) if !found.all.contains_key(last) => {
+                Err(format!("line {}, last: no cluster {last:?} is here", line_of(text, "last")))
+            }
+            _ => Ok(found),
+        }
+    }
+
+    /// Writes the file: whole and on the disk before it has its name, for its owner alone.
+    ///
+    /// # Errors
+    /// The folder cannot be made or written.
+    pub fn write(&self, path: &Path) -> Result<(), ClustersError> {
+        let text = toml::to_string(self).expect("names, texts and paths are TOML");
+        let written = || -> io::Result<()> {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+            // Such files have mode 0600.
+            let mut file = tempfile::NamedTempFile::new_in(folder)?;
+            file.write_all(text.as_bytes())?;
+            file.as_file().sync_all()?;
+            file.persist(path)?;
+            fs::File::open(folder)?.sync_all()
+        };
+        written().map_err(|error| ClustersError::Io { path: path.into(), error })
+    }
+
+    /// A cluster by its name.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn named(&self, name: &str) -> Result<&Kept, ClustersError> {
+        let known = || self.all.keys().cloned().collect();
+        self.all.get(name).ok_or_else(|| ClustersError::Unknown { name: name.into(), known: known() })
+    }
+
+    /// The one that is used where none is named: the last one, or the only one.
+    pub fn default_cluster(&self) -> Option<(&str, &Kept)> {
+        let only = || self.all.keys().next().filter(|_| self.all.len() == 1);
+        let name = self.last.as_ref().or_else(only)?;
+        self.all.get_key_value(name).map(|(name, kept)| (name.as_str(), kept))
+    }
+}
+
+fn check_nodes(nodes: &[String]) -> Result<(), String> {
+    if nodes.is_empty() || nodes.len() > NODES_MAX {
+        return Err(format!("{} nodes, from 1 to {NODES_MAX}", nodes.len()));
+    }
+    let bad = nodes
+        .iter()
+        .find(|node| node.is_empty() || node.chars().any(|c| c.is_whitespace() || c.is_control() || c == ','));
+    bad.map_or(Ok(()), |bad| Err(format!("{bad:?} is not ADDRESS[:PORT]")))
+}
+
+/// The line, from 1, on which a cluster or a key is named.
+fn line_of(text: &str, name: &str) -> usize {
+    text.lines().position(|line| line.contains(name)).map_or(1, |index| index + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn home() -> Clusters {
+        let kept = |node: &str| Kept { nodes: vec![node.into(), "pi2:1".into()], key: None };
+        let all =
+            [("home".to_owned(), kept("pi1")), ("lab".to_owned(), Kept { key: Some("/k".into()), ..kept("[::1]:9") })];
+        Clusters { last: Some("lab".into()), all: all.into() }
+    }
+
+    #[test]
+    fn what_is_written_is_read_again_and_only_the_owner_may() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("new/bramble/clusters.toml");
+        assert_eq!(Clusters::read(&path).expect("none is no error"), Clusters::default());
+        home().write(&path).expect("it can be written");
+        assert_eq!(Clusters::read(&path).expect("it is good"), home());
+        let mode = fs::metadata(&path).expect("it is there").permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600);
+        let beside = fs::read_dir(path.parent().expect("a folder")).expect("it can be read").count();
+        assert_eq!(beside, 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn the_last_or_the_only_one_is_used_where_none_is_named() {
+        assert_eq!(home().default_cluster().map(|(name, _)| name), Some("lab"));
+        let none = Clusters { last: None, ..home() };
+        assert_eq!(none.default_cluster(), None, "of two, none is meant");
+        let mut one = none.clone();
+        one.all.remove("lab");
+        assert_eq!(one.default_cluster().map(|(name, _)| name), Some("home"));
+        let error = one.named("office").expect_err("it is not there").to_string();
+        assert!(error.contains("office") && error.contains("home"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_wrong_is_refused_by_line_and_key() {
+        for (text, parts) in [
+            ("[cluster.a]\nnodes = [\"x\"]\nnode = 1\n", ["line 3", "node"]),
+            ("[cluster.a]\nnodes = 1\n", ["line 2", "nodes"]),
+            ("\n[cluster.a]\nnodes = []\n", ["line 2", "cluster.a.nodes"]),
+            ("[cluster.a]\nnodes = [\"a b\"]\n", ["line 1", "a b"]),
+            ("last = \"b\"\n[cluster.a]\nnodes = [\"x\"]\n", ["line 1", "last"]),
+            ("[cluster.\"a b\"]\nnodes = [\"x\"]\n", ["line 1", "letters"]),
+            ("[cluster", ["line 1", "cluster"]),
+        ] {
+            let error = Clusters::parse(text).expect_err(text);
+            assert!(parts.iter().all(|part| error.contains(part)), "{text:?}: {error}");
+        }
+    }
+}
