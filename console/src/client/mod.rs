@@ -203,8 +203,9 @@ async fn carry_out(
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) -> Result<OperateEvent, Fault> {
     if let Order::CancelRequest { node, number } = order {
-        let _ = number;
-        return Err(no_such(node));
+        let session = nodes.get(node).map_or_else(|| Err(no_such(node)), session)?;
+        inspect::cancel(&session, number).await?;
+        return Ok(OperateEvent::RequestCancelled { node: session.identity.name.clone() });
     }
     let cluster = Cluster::ask(nodes.iter().map(|node| (node.address.clone(), session(node))).collect()).await;
     match order {

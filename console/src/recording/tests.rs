@@ -1,3 +1,4 @@
+//! Tests of recordings: what is written, what is read back, what is refused.
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -64,7 +64,8 @@ pub fn selected(state: &State) -> Option<(usize, u64, String)> {
     state.nodes.iter().enumerate().find_map(|(place, node)| {
         let report = node.report.as_ref()?;
         let trace = report.traces.iter().find(|trace| key(node, report.epoch, trace) == *wanted)?;
-        let so_far = format!("request {}, {}, {} tokens so far", trace.number, trace.stage.name(), trace.tokens);
+        let (by, stage, tokens) = (clean_line(&trace.by), trace.stage.name(), trace.tokens);
+        let so_far = format!("request {} of {by}, {stage}, {tokens} tokens so far", trace.number);
         (!trace.stage.is_over()).then_some((place, trace.number, so_far))
     })
 }

@@ -1,3 +1,4 @@
+//! Tests of the themes: contrast, and what each meaning looks like.
 use super::*;
 use crate::view::colour::{Rgb, contrast, rgb};
 
