@@ -19,8 +19,9 @@ use self::{files::Files, input::next_input};
 use crate::{
     effect::{Effect, Order, Wanted},
     event::{ClientEvent, Event, GenerateEvent, Signal},
+    planned::PlanAsk,
     recording::rounded,
-    state::{GenerateDefaults, State, desk::Desk, plan::PlanAsk},
+    state::{GenerateDefaults, State, desk::Desk},
     terminal::{Screen, TerminalError},
     update::update,
     view,
