@@ -1,3 +1,4 @@
+//! Tests of the screen itself: freezing, command line, mouse, what is drawn again.
 use std::time::Duration;
 
 use crate::{
