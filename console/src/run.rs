@@ -2,6 +2,7 @@
 //! Decides nothing; the only place of the dashboard that knows tokio and the time.
 mod files;
 mod input;
+pub mod replay;
 
 use std::{future::pending, io, path::PathBuf, time::Duration};
 
