@@ -257,7 +257,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Some(Command::Model(model)) => model::run(model).await,
         Some(Command::Key(key)) => key::run(key, arguments.key).await,
         Some(Command::Keys(options)) => keys::run(&options),
-        Some(Command::Replay(options)) => replay::run(options).await,
+        Some(Command::Replay(options)) => Box::pin(replay::run(options)).await,
         Some(Command::Screen(options)) => screen::run(options).await,
         Some(Command::Plan(plan)) => plan::run(plan).await,
         Some(Command::Profile(profile)) => profile::run(profile).await,

@@ -80,7 +80,7 @@ pub(super) fn failure(error: RecordingError) -> Failure {
 pub(super) async fn run(options: Replay) -> Result<u8, Failure> {
     if options.json {
         let (mut reader, _) = Reader::open(&options.file).map_err(failure)?;
-        while let Some(moment) = reader.next().map_err(failure)? {
+        while let Some(moment) = reader.read().map_err(failure)? {
             if output::is_closed() {
                 break;
             }
