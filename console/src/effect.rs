@@ -1,8 +1,8 @@
 //! What an update wants done outside of the state. Plain values; `run` performs them.
 use shared::protocol::message::Generate;
 
-use crate::state::{command::Format, plan::PlanAsk};
 pub use crate::{order::Order, wanted::Wanted};
+use crate::{planned::PlanAsk, state::command::Format};
 
 /// Something to be done.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,6 +12,7 @@ pub mod http;
 pub mod keymap;
 pub mod order;
 mod outlet;
+pub mod planned;
 pub mod proxy;
 pub mod recording;
 pub mod run;

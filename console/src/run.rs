@@ -2,6 +2,7 @@
 //! Decides nothing; the only place of the dashboard that knows tokio and the time.
 mod files;
 mod input;
+pub mod replay;
 
 use std::{future::pending, io, path::PathBuf, time::Duration};
 
@@ -18,8 +19,9 @@ use self::{files::Files, input::next_input};
 use crate::{
     effect::{Effect, Order, Wanted},
     event::{ClientEvent, Event, GenerateEvent, Signal},
+    planned::PlanAsk,
     recording::rounded,
-    state::{GenerateDefaults, State, desk::Desk, plan::PlanAsk},
+    state::{GenerateDefaults, State, desk::Desk},
     terminal::{Screen, TerminalError},
     update::update,
     view,

@@ -109,6 +109,11 @@ impl Screen {
         self.outlet.idle().await;
     }
 
+    /// Whether it has.
+    pub fn is_ready(&self) -> bool {
+        self.outlet.is_idle()
+    }
+
     /// Takes the mouse, or leaves it to the terminal for selecting text. It goes out with the next frame.
     pub fn take_mouse(&mut self, takes: bool) {
         let bytes = if takes { MOUSE_ON } else { MOUSE_OFF };

@@ -86,7 +86,7 @@ fn expressions(dashboard: &Value) -> Vec<String> {
     of_panels.chain(of_variables).collect()
 }
 
-/// What daemons print: one whose machine is a Raspberry Pi's by its files, after a request.
+/// What daemons print after a request: one whose machine is a Raspberry Pi's by its files (which stand still), and one on this machine.
 fn printed() -> BTreeSet<String> {
     let mut cluster = Cluster::of(2);
     cluster.signal(0, nix::sys::signal::Signal::SIGTERM);
@@ -98,8 +98,8 @@ fn printed() -> BTreeSet<String> {
     let mut text = String::new();
     wait_until("the gateway knows the topology", || {
         let answer = post(&http, "/v1/completions", &json!({"prompt": "ROMEO:", "max_tokens": 3}));
-        text = get(&http, "/metrics").body;
-        answer.status == 200 && text.contains("bramble_replica_serving{")
+        text = get(&http, "/metrics").body + &get(&beside(&cluster.addresses[1]), "/metrics").body;
+        answer.status == 200 && text.contains("bramble_replica_serving{") && text.contains("bramble_node_others_cores")
     });
     let name = |line: &str| line.split([' ', '{']).next().map(str::to_owned);
     text.lines().filter(|line| !line.starts_with('#')).filter_map(name).collect()

@@ -3,11 +3,11 @@ use std::io::IsTerminal;
 
 use shared::protocol::message::Generate;
 
-use super::{Failure, options};
+use super::{Failure, arrange::Session, first, options};
 use crate::{
     client::{Client, with_port},
     run::{DashboardOptions, dashboard},
-    state::{GenerateDefaults, desk::Desk},
+    state::GenerateDefaults,
     wanted::Wanted,
 };
 
@@ -15,7 +15,10 @@ use crate::{
 const WATCH_MS: u32 = 250;
 
 /// Opens the dashboard on the nodes that were named.
-pub(super) async fn run(options: options::Dashboard) -> Result<u8, Failure> {
+pub(super) async fn run(mut options: options::Dashboard) -> Result<u8, Failure> {
+    if options.nodes.is_empty() && has_terminal() {
+        options.nodes = first::ask().await?;
+    }
     if options.nodes.is_empty() {
         let message = "no nodes named".into();
         let next = "console --nodes A,B,..; or console demo to try it on this machine; or console --help";
@@ -27,7 +30,7 @@ pub(super) async fn run(options: options::Dashboard) -> Result<u8, Failure> {
     }
     let wanted = options.model.as_deref().map(|model| options.assignment.wanted(options.nodes.len(), model));
     let request = options.sampling.request(String::new(), 0);
-    show(options.nodes, wanted, String::new(), request, options.readonly).await
+    show(options.nodes, wanted, String::new(), request, options.readonly, options.session).await
 }
 
 /// Whether a screen can be drawn and keys be read.
@@ -42,10 +45,12 @@ pub(super) async fn show(
     prompt: String,
     request: Generate,
     readonly: bool,
+    session: Session,
 ) -> Result<u8, Failure> {
     let defaults = GenerateDefaults { max_tokens: request.max_tokens, sampling: request.sampling, stop: request.stop };
     let nodes = nodes.iter().map(|node| with_port(node)).collect();
-    let options = DashboardOptions { nodes, wanted, prompt, defaults, desk: Desk::default(), record: None, readonly };
+    let (desk, record) = (session.arrange.desk()?, session.record);
+    let options = DashboardOptions { nodes, wanted, prompt, defaults, desk, record, readonly };
     let code = dashboard(options, |nodes, events| Client::start(&nodes, WATCH_MS, events)).await;
     let code = code.map_err(anyhow::Error::from)?;
     Ok(u8::try_from(code).unwrap_or(1))

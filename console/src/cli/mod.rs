@@ -1,6 +1,7 @@
 //! The command line: one file per command. Every command works without a screen and has --json where it reads something.
 mod adopt;
 mod answer;
+mod arrange;
 mod bench;
 mod brambled;
 mod chat;
@@ -16,10 +17,12 @@ mod endpoint;
 mod events;
 mod exclude;
 mod failure;
+mod first;
 mod generate;
 mod hypothetical;
 mod interrupts;
 mod key;
+mod keys;
 mod logs;
 mod look;
 mod model;
@@ -30,10 +33,12 @@ mod plan;
 mod profile;
 mod progress;
 mod proxy;
+mod replay;
 mod requests;
 mod restart;
 mod rolling;
 mod rotate;
+mod screen;
 mod show;
 mod simulate;
 mod sizing;
@@ -119,16 +124,22 @@ enum Command {
     /// Make the cluster's key, show it or what is derived from it
     #[command(subcommand)]
     Key(key::Command),
+    /// Show the keys of the dashboard as they are in force, in the form of ~/.config/bramble/keys.toml
+    Keys(keys::Keys),
     /// Rank layouts of a model on nodes, by what they would do; what does not fit is dropped with its reason
     Plan(plan::Plan),
     /// Complete a text and say where the time went: a table, the bottleneck in a sentence, a trace
     Profile(options::Profile),
     /// Relay the HTTP API of the first node that answers to this machine
     Proxy(proxy::Proxy),
+    /// Play a recorded session, or print its events
+    Replay(replay::Replay),
     /// Show what waits, runs and ran on the heads; end a request
     Requests(requests::Requests),
     /// Restart nodes one by one
     Restart(options::Restart),
+    /// Draw a page of the dashboard as text or SVG, of the cluster or of a recording
+    Screen(screen::Screen),
     /// Run a model on nodes that need not exist, in virtual time
     Simulate(simulate::Simulate),
     /// Show the nodes
@@ -164,9 +175,11 @@ impl Arguments {
             Some(Command::OkToStop(options)) => options.json,
             Some(Command::Model(model)) => model.json(),
             Some(Command::Key(key)) => key.json(),
+            Some(Command::Keys(keys)) => keys.json,
+            Some(Command::Replay(replay)) => replay.json,
             Some(Command::Plan(plan)) => plan.json(),
             Some(Command::Profile(profile)) => profile.completing.json,
-            Some(Command::Proxy(_)) | None => false,
+            Some(Command::Proxy(_) | Command::Screen(_)) | None => false,
             Some(Command::Requests(requests)) => requests.json(),
             Some(Command::Restart(restart)) => restart.json,
             Some(Command::Simulate(simulate)) => simulate.json(),
@@ -243,6 +256,9 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Some(Command::OkToStop(options)) => node::ok_to_stop(options).await,
         Some(Command::Model(model)) => model::run(model).await,
         Some(Command::Key(key)) => key::run(key, arguments.key).await,
+        Some(Command::Keys(options)) => keys::run(&options),
+        Some(Command::Replay(options)) => Box::pin(replay::run(options)).await,
+        Some(Command::Screen(options)) => screen::run(options).await,
         Some(Command::Plan(plan)) => plan::run(plan).await,
         Some(Command::Profile(profile)) => profile::run(profile).await,
         Some(Command::Proxy(proxy)) => proxy::run(proxy).await,

@@ -171,6 +171,8 @@ pub(super) struct Dashboard {
     /// Only look: nothing is assigned, generated, restarted, taken out or cancelled
     #[arg(long)]
     pub(super) readonly: bool,
+    #[command(flatten)]
+    pub(super) session: super::arrange::Session,
 }
 
 /// Most daemons that a demo starts.
@@ -301,6 +303,8 @@ pub(super) struct Demo {
     /// Print JSON (with --once)
     #[arg(long)]
     pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) session: super::arrange::Session,
     #[command(flatten)]
     pub(super) assignment: Assignment,
     #[command(flatten)]

@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{ArgMatches, parser::ValueSource};
 
-use super::{Failure, clusters, command, discover, output};
+use super::{Failure, clusters, command, dashboard::has_terminal, discover, output};
 use crate::clusters::{Clusters, Kept, default_path};
 
 /// How long nodes are listened for where nothing else names any.
@@ -83,6 +83,11 @@ pub(super) fn complete(line: Vec<OsString>) -> Result<Completed, Failure> {
                 return Ok(Completed { line: with(line, &kept.nodes, false), key: kept.key.clone(), found: false });
             }
             let found = if looks { listen() } else { Vec::new() };
+            let is_dashboard = command().ignore_errors(true).try_get_matches_from(&line);
+            if found.is_empty() && has_terminal() && is_dashboard.is_ok_and(|found| found.subcommand().is_none()) {
+                // It asks.
+                return Ok(as_it_is(line));
+            }
             if found.is_empty() {
                 let message = if looks { "no nodes named, and none announces itself" } else { "no nodes named" };
                 return Err(Failure::Usage { message: message.into(), next: NEXT });

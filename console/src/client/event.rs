@@ -11,7 +11,7 @@ use shared::{
     topology::{Rolling, Topology},
 };
 
-use crate::state::plan::Planned;
+use crate::planned::Planned;
 
 /// Something that happened between the console and its nodes. `node` is the index in the list that the client was started with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

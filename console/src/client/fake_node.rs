@@ -228,17 +228,7 @@ impl State {
                 lock(&self.report).exclusions.merge(&list);
                 vec![ResponseBody::Excluded]
             }
-            RequestBody::Inspect(Inspect::Log { after, .. }) => {
-                let lines = LogLines {
-                    lines: log().into_iter().filter(|line| line.number > after).collect(),
-                    next: 2,
-                    ..LogLines::default()
-                };
-                vec![ResponseBody::Inspected(Box::new(Inspected::Log(lines)))]
-            }
-            RequestBody::Inspect(Inspect::Settings) => {
-                vec![ResponseBody::Inspected(Box::new(Inspected::Settings("name = \"pi1\"\n".into())))]
-            }
+            RequestBody::Inspect(ask) => vec![ResponseBody::Inspected(Box::new(inspected(&ask)))],
             RequestBody::CancelRunning { number: 7 } => vec![ResponseBody::Cancelling],
             RequestBody::CancelRunning { number } => {
                 no(&FaultKind::ParameterInvalid { reason: format!("no request {number} runs here") })
@@ -317,6 +307,17 @@ impl State {
             Generation::Fails(fault) => answers.push(ResponseBody::Failed(fault.clone())),
         }
         answers
+    }
+}
+
+fn inspected(ask: &Inspect) -> Inspected {
+    match ask {
+        Inspect::Log { after, .. } => Inspected::Log(LogLines {
+            lines: log().into_iter().filter(|line| line.number > *after).collect(),
+            next: 2,
+            ..LogLines::default()
+        }),
+        Inspect::Settings => Inspected::Settings("name = \"pi1\"\n".into()),
     }
 }
 

@@ -43,8 +43,8 @@ use self::{
 };
 use crate::{
     order::{How, Order},
+    planned::PlanAsk,
     run::Nodes,
-    state::plan::PlanAsk,
     wanted::Wanted,
 };
 

@@ -5,7 +5,7 @@ use shared::protocol::error::{Fault, FaultKind};
 use tokio::time::timeout;
 
 use super::{assign::identify, session::Session};
-use crate::state::plan::{PlanAsk, Planned};
+use crate::planned::{PlanAsk, Planned};
 
 /// Longest wait for the planner.
 const PATIENCE: Duration = Duration::from_secs(60);

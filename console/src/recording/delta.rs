@@ -134,7 +134,10 @@ delta! {
 
 /// All-reduces as rows of numbers: layer, kind, count, p50, p95, p99, compute, wait, wire, slowest rank; times in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Rows(Vec<(u32, u8, u32, u64, u64, u64, u64, u64, u64, u16)>);
+pub(crate) struct Rows(Vec<SyncRow>);
+
+/// A row.
+type SyncRow = (u32, u8, u32, u64, u64, u64, u64, u64, u64, u16);
 
 impl From<Vec<LayerSync>> for Rows {
     fn from(layers: Vec<LayerSync>) -> Self {

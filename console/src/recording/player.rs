@@ -52,7 +52,7 @@ impl Player {
             RecordingError::NoRecording { path: path.into(), reason }
         })?;
         let end = reader.last_time()?;
-        let next = reader.next()?;
+        let next = reader.read()?;
         let first = next.as_ref().map_or(Duration::ZERO, |moment| moment.at);
         let end = end.unwrap_or(first).max(first);
         let (checkpoints, spacing) = (Vec::new(), SPACING);
@@ -125,7 +125,7 @@ impl Player {
                 // What it wanted done was done then.
                 drop(update(&mut self.state, event));
             }
-            match self.reader.next() {
+            match self.reader.read() {
                 Ok(next) => self.next = next,
                 Err(error) => self.end_here(error),
             }

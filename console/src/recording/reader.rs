@@ -60,7 +60,7 @@ impl Reader {
     ///
     /// # Errors
     /// The file cannot be read, or the line says nothing that can be.
-    pub fn next(&mut self) -> Result<Option<Moment>, RecordingError> {
+    pub fn read(&mut self) -> Result<Option<Moment>, RecordingError> {
         if !self.read_line()? {
             return Ok(None);
         }

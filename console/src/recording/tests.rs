@@ -167,7 +167,7 @@ fn an_event_after_a_gap_is_whole_and_the_gap_is_counted() {
     recorder.finish().expect("the disk takes it");
     let (mut reader, _) = Reader::open(&file(&folder)).expect("a recording");
     let mut moments = Vec::new();
-    while let Some(moment) = reader.next().expect("good lines") {
+    while let Some(moment) = reader.read().expect("good lines") {
         moments.push(moment);
     }
     assert_eq!(moments[1].event, Some(report(0, running(0, NodeState::Ready, false))));

@@ -64,8 +64,6 @@ pub struct Replay {
     pub is_seeking: bool,
     /// Whether the viewer looks around, and not where the operator looked.
     pub is_own_view: bool,
-    /// What is wrong with the recording.
-    pub trouble: Option<String>,
 }
 
 /// How the screen is arranged.

@@ -9,10 +9,11 @@ use crate::{
     event::{ClientEvent, Event},
     fixtures::{NODES, Story, running, sizes},
     keymap::{Key, KeyCode},
+    planned::Planned,
     state::{
         Assignment,
         operation::Question,
-        plan::{Planned, Planning, division, preview, table},
+        plan::{Planning, division, preview, table},
     },
 };
 

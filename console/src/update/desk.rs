@@ -182,3 +182,7 @@ pub(super) fn is_for_the_screen(event: &Event) -> bool {
         Event::Recording(_) | Event::Client(_) | Event::Tick { .. } | Event::Signal(_) => false,
     }
 }
+
+#[cfg(test)]
+#[path = "desk_tests.rs"]
+mod tests;

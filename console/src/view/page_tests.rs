@@ -3,10 +3,8 @@ use super::snapshot_tests::check_at;
 use crate::{
     event::ClientEvent,
     fixtures::{Story, defaults, sizes},
-    state::{
-        Page, Spot, State,
-        plan::{Planned, ask},
-    },
+    planned::Planned,
+    state::{Page, Spot, State, plan::ask},
 };
 
 /// The smallest terminal over ssh, a window, a whole screen.

@@ -1,6 +1,10 @@
 //! Tests of the themes: contrast, and what each meaning looks like.
 use super::*;
-use crate::view::colour::{Rgb, contrast, rgb};
+use crate::{
+    fixtures::Story,
+    state::{Page, Spot},
+    view::colour::{Rgb, contrast, rgb},
+};
 
 /// Grounds that terminals come with: black, greys of editors, Nord, Solarized.
 const DARK_GROUNDS: [Rgb; 4] = [[0, 0, 0], [0x1e, 0x1e, 0x1e], [0x2e, 0x34, 0x40], [0, 0x2b, 0x36]];
@@ -47,4 +51,32 @@ fn no_two_meanings_look_alike_in_any_theme() {
             assert!(!styles[..index].contains(style), "{name:?}: {style:?} means two things");
         }
     }
+}
+
+#[test]
+fn with_ascii_no_page_has_another_byte_in_any_state() {
+    let theme = Theme::of(ThemeName::Dark).ascii(true);
+    for make in [Story::begin, Story::ready, Story::generating, Story::finished, Story::lost] {
+        for page in Page::ALL {
+            let mut story = make();
+            story.state.spot = Spot::first_of(page);
+            for help in [None, Some(0)] {
+                story.state.help = help;
+                story.state.desk.is_commanding = help.is_none();
+                let buffer = crate::view::paint(&story.state, &theme, (100, 30));
+                let other = buffer.content.iter().find(|cell| !cell.symbol().is_ascii());
+                assert!(other.is_none(), "{page:?}: {:?}", other.map(|cell| cell.symbol()));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_frame_of_what_is_there_already_sends_no_cell() {
+    let story = Story::finished();
+    let theme = Theme::of(ThemeName::Dark);
+    let (width, height) = (120, 40);
+    let first = crate::view::paint(&story.state, &theme, (width, height));
+    let second = crate::view::paint(&story.state, &theme, (width, height));
+    assert_eq!(first.diff(&second).len(), 0);
 }

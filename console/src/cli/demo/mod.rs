@@ -43,7 +43,15 @@ pub(super) async fn run(mut options: options::Demo) -> Result<u8, Failure> {
     if !options.once && dashboard::has_terminal() {
         let wanted = options.assignment.wanted(layout.node_count(), &model.to_string_lossy());
         let request = options.sampling.request(options.prompt.clone(), 0);
-        return dashboard::show(daemons.addresses().to_vec(), Some(wanted), options.prompt, request, false).await;
+        return dashboard::show(
+            daemons.addresses().to_vec(),
+            Some(wanted),
+            options.prompt,
+            request,
+            false,
+            options.session,
+        )
+        .await;
     }
     let result = once(&options, &model, daemons.addresses(), &mut interrupts).await;
     daemons.stop().await;

@@ -1,0 +1,45 @@
+//! `console keys`: the table of keys in force.
+use clap::Args;
+use serde_json::json;
+
+use super::{Failure, arrange, output};
+use crate::keymap::{Key, Place};
+
+/// Options of `console keys`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Keys {
+    /// Print an object
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Prints the keys in force, with the names that a key file calls them by.
+pub(super) fn run(options: &Keys) -> Result<u8, Failure> {
+    let keys = arrange::keys()?;
+    if options.json {
+        let list: Vec<_> = keys
+            .all()
+            .map(|binding| {
+                let pressed: Vec<String> = binding.keys.iter().map(Key::to_string).collect();
+                json!({"place": binding.place.section(), "action": binding.action.name(), "keys": pressed, "what": binding.what})
+            })
+            .collect();
+        let file = arrange::key_file().map(|path| path.display().to_string());
+        output::line(&json!({"file": file, "keys": list}).to_string());
+        return Ok(0);
+    }
+    for place in Place::ALL {
+        let bindings: Vec<_> = keys.all().filter(|binding| binding.place == place).collect();
+        if bindings.is_empty() {
+            continue;
+        }
+        output::line(&format!("[{}]", place.section()));
+        for binding in bindings {
+            let pressed =
+                binding.keys.iter().map(|key| format!("{:?}", key.to_string())).collect::<Vec<_>>().join(", ");
+            output::line(&format!("{:<18} = {:<26} # {}", binding.action.name(), format!("[{pressed}]"), binding.what));
+        }
+        output::line("");
+    }
+    Ok(0)
+}

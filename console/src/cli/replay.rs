@@ -1,0 +1,118 @@
+//! `console replay`: a recorded session on the screen, or its events as lines.
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+
+use super::{Failure, arrange::Arrange, dashboard::has_terminal, output};
+use crate::{
+    recording::{Header, RecordingError, player::Player, reader::Reader},
+    run::replay::{Start, replay},
+};
+
+/// Options of `console replay`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Replay {
+    /// The recording
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Begin here: seconds from the start, or a time of the day in UTC, for example 12:30 or 12:30:05
+    #[arg(long, value_name = "TIME", value_parser = at)]
+    at: Option<At>,
+    /// Seconds of the session in a second
+    #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = speed)]
+    speed: f64,
+    /// Print the events, a line each, and exit
+    #[arg(long)]
+    pub(super) json: bool,
+    #[command(flatten)]
+    arrange: Arrange,
+}
+
+/// A time of a recording.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum At {
+    /// Since its first event.
+    FromStart(Duration),
+    /// Seconds since midnight, UTC.
+    OfDay(u64),
+}
+
+impl At {
+    /// Since the dashboard of the recording started, whose first event came at `first`.
+    pub(super) fn time(self, header: &Header, first: Duration) -> Duration {
+        match self {
+            Self::FromStart(time) => first.saturating_add(time),
+            Self::OfDay(second) => {
+                let start = header.started_unix_ms / 1000 % shared::calendar::DAY_SECONDS;
+                let distance = second + shared::calendar::DAY_SECONDS - start;
+                Duration::from_secs(distance % shared::calendar::DAY_SECONDS)
+            }
+        }
+    }
+}
+
+/// Reads a time of a recording.
+pub(super) fn at(text: &str) -> Result<At, String> {
+    let wrong = || "seconds from the start, or a time of the day: 12:30 or 12:30:05".to_owned();
+    if !text.contains(':') {
+        let seconds: f64 = text.parse().map_err(|_| wrong())?;
+        return Duration::try_from_secs_f64(seconds).map(At::FromStart).map_err(|_| wrong());
+    }
+    let parts: Vec<u64> = text.split(':').map(str::parse).collect::<Result<_, _>>().map_err(|_| wrong())?;
+    match parts[..] {
+        [hour @ 0..24, minute @ 0..60] => Ok(At::OfDay(hour * 3600 + minute * 60)),
+        [hour @ 0..24, minute @ 0..60, second @ 0..60] => Ok(At::OfDay(hour * 3600 + minute * 60 + second)),
+        _ => Err(wrong()),
+    }
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    let speed: f64 = text.parse().map_err(|_| "a number".to_owned())?;
+    if (0.1..=100.0).contains(&speed) { Ok(speed) } else { Err("from 0.1 to 100".to_owned()) }
+}
+
+/// A recording that cannot be played is a usage error: the next step is another file.
+pub(super) fn failure(error: RecordingError) -> Failure {
+    Failure::Usage { message: error.to_string(), next: "name a file that console --record or :record wrote" }
+}
+
+/// Plays a recording, or prints its events.
+pub(super) async fn run(options: Replay) -> Result<u8, Failure> {
+    if options.json {
+        let (mut reader, _) = Reader::open(&options.file).map_err(failure)?;
+        while let Some(moment) = reader.read().map_err(failure)? {
+            if output::is_closed() {
+                break;
+            }
+            output::line(&serde_json::to_string(&moment).map_err(anyhow::Error::from)?);
+        }
+        return Ok(0);
+    }
+    if !has_terminal() {
+        let message = "a replay needs a terminal".into();
+        return Err(Failure::Usage {
+            message,
+            next: "console replay FILE --json, or console screen PAGE --recording FILE",
+        });
+    }
+    let player = Player::open(&options.file).map_err(failure)?;
+    let at = options.at.map(|at| at.time(player.header(), player.span().0));
+    let start = Start { desk: options.arrange.desk()?, at, speed: options.speed };
+    let code = replay(player, start).await.map_err(anyhow::Error::from)?;
+    Ok(u8::try_from(code).unwrap_or(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_seconds_or_times_of_the_day() {
+        assert_eq!(at("90"), Ok(At::FromStart(Duration::from_secs(90))));
+        assert_eq!(at("12:30"), Ok(At::OfDay(45_000)));
+        assert_eq!(at("00:00:05"), Ok(At::OfDay(5)));
+        for wrong in ["", "-1", "24:00", "1:2:3:4", "nan", "12:", "1e400"] {
+            assert!(at(wrong).is_err(), "{wrong}");
+        }
+    }
+}

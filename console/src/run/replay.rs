@@ -1,0 +1,231 @@
+//! The driver of a replay: moves the time, draws, hands keys to the viewer's own copy of the state. There is no cluster behind it,
+//! and what an update wants done to one is refused with a notice.
+use std::time::Duration;
+
+use crossterm::event::EventStream;
+use shared::calendar::time_of_day;
+use tokio::{
+    select,
+    time::{Instant, MissedTickBehavior, interval},
+};
+
+use super::{Signals, files::Files, input::next_input};
+use crate::{
+    effect::Effect,
+    event::Event,
+    keymap::{Key, KeyCode},
+    recording::player::Player,
+    state::{
+        State,
+        desk::{Desk, Replay},
+    },
+    terminal::{Screen, TerminalError},
+    update::update,
+    view,
+};
+
+/// Time between two frames while it plays.
+const FRAME: Duration = Duration::from_millis(66);
+/// Events played at once: between two such parts keys are heard.
+const EVENTS_AT_ONCE: usize = 4000;
+/// Speeds that + and - go through.
+const SPEEDS: [f64; 10] = [0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0];
+
+/// How a replay begins.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// How the screen is arranged.
+    pub desk: Desk,
+    /// At which time; `None` = with the first event.
+    pub at: Option<Duration>,
+    /// Seconds of the session in a second.
+    pub speed: f64,
+}
+
+/// Plays a recording until it is quit; returns the exit code.
+///
+/// # Errors
+/// The terminal cannot be used. It is as before in every case.
+pub async fn replay(player: Player, start: Start) -> Result<i32, TerminalError> {
+    let mut signals = Signals::listen()?;
+    let mut screen = Screen::enter()?;
+    screen.take_mouse(start.desk.takes_mouse);
+    let mut stage = Stage::new(player, start);
+    let mut keys = EventStream::new();
+    let mut ticks = interval(FRAME);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let event = select! {
+            signal = signals.next() => return Ok(signal.exit_code()),
+            key = next_input(&mut keys) => key,
+            event = stage.files.news() => Some(event),
+            _ = ticks.tick() => None,
+        };
+        if let Some(event) = event
+            && let Some(code) = stage.handle(event, &mut screen)
+        {
+            return Ok(code);
+        }
+        stage.go_on();
+        screen.check()?;
+        if stage.is_changed && screen.is_ready() {
+            let shown = stage.shown();
+            let theme = view::theme_of(&shown);
+            let extent = screen.draw(|frame| view::draw(&shown, &theme, frame))?;
+            stage.viewer.extent = extent;
+            stage.is_changed = false;
+        }
+    }
+}
+
+/// Everything of a replay but the terminal.
+struct Stage {
+    player: Player,
+    /// The viewer's own look at the state.
+    viewer: State,
+    files: Files,
+    is_own_view: bool,
+    is_paused: bool,
+    is_seeking: bool,
+    is_changed: bool,
+    speed: f64,
+    at: Duration,
+    moved: Instant,
+}
+
+impl Stage {
+    fn new(player: Player, start: Start) -> Self {
+        let mut viewer = player.state().clone();
+        viewer.desk = start.desk;
+        viewer.readonly = true;
+        let at = start.at.unwrap_or(player.at()).clamp(player.span().0, player.span().1);
+        let files = Files::new(&viewer);
+        let (is_own_view, is_paused, is_seeking, is_changed) = (false, false, true, true);
+        let (speed, moved) = (start.speed, Instant::now());
+        Self { player, viewer, files, is_own_view, is_paused, is_seeking, is_changed, speed, at, moved }
+    }
+
+    /// Lets the time pass, and plays up to it.
+    fn go_on(&mut self) {
+        let passed = self.moved.elapsed();
+        self.moved = Instant::now();
+        let (first, end) = self.player.span();
+        if !self.is_paused && !self.is_seeking {
+            self.at = (self.at + passed.mul_f64(self.speed)).min(end);
+            self.is_paused = self.at == end;
+            self.is_changed = true;
+        }
+        if self.player.at() != self.at || self.is_seeking {
+            self.player.seek(self.at);
+            self.is_seeking = !self.player.work(EVENTS_AT_ONCE);
+            self.at = self.at.clamp(first, self.player.span().1);
+            self.is_changed = true;
+        }
+    }
+
+    /// What is on the screen.
+    fn shown(&self) -> State {
+        let mut shown = self.player.state().shown().clone();
+        if self.is_own_view {
+            shown.look_as(&self.viewer);
+            shown.dialog = None;
+        } else {
+            shown.notice.clone_from(&self.viewer.notice);
+        }
+        let (first, end) = self.player.span();
+        let seconds = self.player.header().started_unix_ms / 1000 + self.at.as_secs();
+        shown.desk = Desk {
+            recording: None,
+            replay: Some(Replay {
+                clock: time_of_day(seconds),
+                at: self.at.saturating_sub(first),
+                length: end.saturating_sub(first),
+                speed: self.speed,
+                is_paused: self.is_paused,
+                is_seeking: self.is_seeking,
+                is_own_view: self.is_own_view,
+            }),
+            ..self.viewer.desk.clone()
+        };
+        if let Some(error) = self.player.broken()
+            && shown.notice.is_none()
+        {
+            shown.notice = Some(crate::state::clean::clean_line(&error.to_string()));
+        }
+        shown.readonly = true;
+        shown
+    }
+
+    /// A key, the mouse, news of a file; returns the exit code at the end.
+    fn handle(&mut self, event: Event, screen: &mut Screen) -> Option<i32> {
+        self.is_changed = true;
+        if let Event::Key(key) = event
+            && self.steers(key)
+        {
+            return None;
+        }
+        if !self.is_own_view && matches!(event, Event::Key(_) | Event::Mouse(_) | Event::Paste(_)) {
+            let extent = self.viewer.extent;
+            self.viewer = self.shown();
+            (self.viewer.extent, self.is_own_view) = (extent, true);
+        } else if self.is_own_view {
+            self.viewer = self.shown();
+        }
+        let before = self.viewer.clone();
+        let effects = update(&mut self.viewer, event);
+        if effects.iter().any(Effect::acts) {
+            self.viewer = before;
+            self.viewer.notice = Some("this is a recording: nothing can be done in it".to_owned());
+            return None;
+        }
+        for effect in effects {
+            match effect {
+                Effect::Quit(code) => return Some(code),
+                Effect::TakeMouse(takes) => screen.take_mouse(takes),
+                Effect::Export { format, file } => {
+                    let size = screen.size().unwrap_or((80, 24));
+                    self.files.export(&self.viewer, size, format, file.map(Into::into));
+                }
+                _ => {}
+            }
+        }
+        self.viewer.frozen = None;
+        None
+    }
+
+    /// Keys of the replay itself. Returns whether it was one.
+    fn steers(&mut self, key: Key) -> bool {
+        let viewer = &self.viewer;
+        let is_busy = self.is_own_view
+            && (viewer.desk.is_commanding || viewer.spot.is_typing() || viewer.help.is_some() || viewer.form.is_some());
+        if is_busy || key.control || key.alt || key.shift {
+            return false;
+        }
+        let (first, end) = self.player.span();
+        let place = SPEEDS.iter().position(|speed| *speed >= self.speed).unwrap_or(SPEEDS.len() - 1);
+        match key.code {
+            KeyCode::Char(' ') => {
+                self.is_paused = !self.is_paused;
+                if self.at == end && !self.is_paused {
+                    self.jump(first);
+                }
+            }
+            KeyCode::Left => self.jump(self.at.saturating_sub(Duration::from_secs(10))),
+            KeyCode::Right => self.jump(self.at + Duration::from_secs(10)),
+            KeyCode::PageUp => self.jump(self.at.saturating_sub(Duration::from_secs(60))),
+            KeyCode::PageDown => self.jump(self.at + Duration::from_secs(60)),
+            KeyCode::Home => self.jump(first),
+            KeyCode::End => self.jump(end),
+            KeyCode::Char('+') => self.speed = SPEEDS[(place + 1).min(SPEEDS.len() - 1)],
+            KeyCode::Char('-') => self.speed = SPEEDS[place.saturating_sub(1)],
+            KeyCode::Backspace => self.is_own_view = false,
+            _ => return false,
+        }
+        true
+    }
+
+    fn jump(&mut self, to: Duration) {
+        let (first, end) = self.player.span();
+        (self.at, self.is_seeking) = (to.clamp(first, end), true);
+    }
+}
