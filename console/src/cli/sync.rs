@@ -117,8 +117,10 @@ struct Row {
     count: usize,
 }
 
+/// Latencies and counts of the members at one all-reduce.
+type Members = BTreeMap<usize, (Histogram, usize)>;
 /// All-reduces of a layer, each with p50, p95 and p99 of wait + wire by member.
-type Layers = BTreeMap<(u32, SyncKind), BTreeMap<usize, (Histogram, usize)>>;
+type Layers = BTreeMap<(u32, SyncKind), Members>;
 
 struct Picture<'a> {
     title: String,
@@ -266,7 +268,7 @@ impl<'a> Picture<'a> {
 
     fn layer_objects(&self, only: &[u32]) -> Value {
         let wanted = self.layers.iter().filter(|((layer, _), _)| is_wanted(only, *layer));
-        let object = |((layer, kind), members): (&(u32, SyncKind), &BTreeMap<usize, (Histogram, usize)>)| {
+        let object = |((layer, kind), members): (&(u32, SyncKind), &Members)| {
             let rank = |(member, (histogram, count)): (&usize, &(Histogram, usize))| {
                 let [p50, p95, p99] = quantiles(histogram).map(|time| time.0);
                 json!({"node": self.name(*member), "count": count, "p50_ns": p50, "p95_ns": p95, "p99_ns": p99})
