@@ -10,6 +10,8 @@ mod gguf;
 // Messages and frames, the same.
 mod frames;
 
+// The dashboard's state after an hour.
+mod dashboard;
 // The forward pass of decoded tokens.
 mod decode;
 // The whole engine, from the plan to the text.
