@@ -12,8 +12,7 @@ use shared::{
     sampling::SamplingParameters,
     schedule::Choice,
     telemetry::{
-        Health, Lateness, LayerSync, NodeReport, NodeState, RequestReport, RequestStage, SyncKind,
-        health::ThrottleBits,
+        Health, Lateness, LayerSync, NodeReport, NodeState, RequestReport, RequestStage, SyncKind, health::ThrottleBits,
     },
     topology::{Exchange, Exclusions, KvFormat, Layout, Member, Topology},
     units::{Bytes, Celsius, Nanoseconds},

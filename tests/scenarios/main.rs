@@ -54,6 +54,8 @@ mod packed;
 mod planning;
 // n ranks against the oracle and against one.
 mod ranks;
+// Sessions that are written and played.
+mod recording;
 // Topologies that come back by themselves.
 mod recovery;
 // Logits against reference outputs.

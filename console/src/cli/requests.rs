@@ -148,7 +148,7 @@ fn lines(found: &[Told]) -> Vec<String> {
     let running = count(|stage| !stage.is_over()) - queued;
     let mut lines = vec![format!("{running} running, {queued} queued"), String::new()];
     lines.push(format!(
-        "{:<12}  {:<9}  {:>8}  {:>7}  {:>11}  {:>10}  {:>10}  BY",
+        "{:<12}  {:<9}  {:>10}  {:>7}  {:>11}  {:>10}  {:>10}  BY",
         "REQUEST", "STATE", "AGE", "PROMPT", "TOKENS", "TTFT", "TPOT"
     ));
     for is_over in [false, true] {
@@ -162,15 +162,15 @@ fn lines(found: &[Told]) -> Vec<String> {
 
 fn row(name: &str, one: &RequestReport) -> Vec<String> {
     let is_over = one.stage.is_over();
-    let sign = if is_over { "-" } else { "" };
+    let ago = if is_over { " ago" } else { "" };
     let tokens = if is_over { one.tokens.to_string() } else { format!("{} of {}", one.tokens, one.max_tokens) };
     let time =
         |of: fn(&RequestTimes) -> f64| times(&one.stage).map_or_else(String::new, |times| milliseconds(of(times)));
     let mut lines = vec![format!(
-        "{:<12}  {:<9}  {:>8}  {:>7}  {tokens:>11}  {:>10}  {:>10}  {}",
+        "{:<12}  {:<9}  {:>10}  {:>7}  {tokens:>11}  {:>10}  {:>10}  {}",
         format!("{name}/{}", one.number),
         one.stage.name(),
-        format!("{sign}{}", age(one.age_ms)),
+        format!("{}{ago}", age(one.age_ms)),
         one.prompt_tokens,
         time(RequestTimes::ttft_ms),
         time(RequestTimes::tpot_ms),

@@ -16,7 +16,7 @@ use crate::{
     keymap::{Key, KeyCode},
     recording::player::Player,
     state::{
-        State,
+        Focus, State,
         desk::{Desk, Replay},
     },
     terminal::{Screen, TerminalError},
@@ -170,6 +170,10 @@ impl Stage {
             (self.viewer.extent, self.is_own_view) = (extent, true);
         } else if self.is_own_view {
             self.viewer = self.shown();
+        }
+        // There is nobody to send a prompt to: keys mean pages and scrolling also where the recorded session typed.
+        if self.viewer.spot.focus == Focus::Prompt {
+            self.viewer.spot.focus = Focus::Text;
         }
         let before = self.viewer.clone();
         let effects = update(&mut self.viewer, event);
