@@ -408,6 +408,11 @@ pub fn spawn_console(arguments: &[&str]) -> Child {
     spawn_console_with(arguments, Some("10000"))
 }
 
+/// Where consoles look for clusters, keys and a keymap.
+pub const CONFIG_HOME: &str = "XDG_CONFIG_HOME";
+/// Nothing is there: what whoever runs the tests has saved is no part of them.
+pub const NO_FOLDER: &str = "/nonexistent";
+
 /// As [`spawn_console`]; a node that is silent for so many milliseconds is lost, as shipped for `None`.
 ///
 /// # Panics
@@ -415,7 +420,7 @@ pub fn spawn_console(arguments: &[&str]) -> Child {
 pub fn spawn_console_with(arguments: &[&str], silent_ms: Option<&str>) -> Child {
     let mut command = Command::new(programs().join("console"));
     command.args(arguments).env_remove("BRAMBLE_NODES").env_remove("BRAMBLE_LOG_DIR").env_remove("BRAMBLE_KEY_FILE");
-    command.envs(silent_ms.map(|silent| ("BRAMBLE_SILENT_MS", silent)));
+    command.envs(silent_ms.map(|silent| ("BRAMBLE_SILENT_MS", silent))).env(CONFIG_HOME, NO_FOLDER);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().expect("console starts")
 }

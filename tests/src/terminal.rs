@@ -17,7 +17,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::programs::{PATIENCE, wait_until};
+use crate::programs::{CONFIG_HOME, NO_FOLDER, PATIENCE, wait_until};
 
 /// A running program and its screen.
 pub struct Terminal {
@@ -39,6 +39,9 @@ impl Terminal {
         let before = tcgetattr(&pair.slave).expect("a terminal has settings");
         let line = || Stdio::from(pair.slave.try_clone().expect("a descriptor"));
         command.stdin(line()).stdout(line()).stderr(line()).env("TERM", "xterm-256color").env_remove("NO_COLOR");
+        if !command.get_envs().any(|(name, _)| name == CONFIG_HOME) {
+            command.env(CONFIG_HOME, NO_FOLDER);
+        }
         let child = command.spawn().expect("the program starts");
         let keys = File::from(pair.master.try_clone().expect("a descriptor"));
         let parser = Arc::new(Mutex::new(vt100::Parser::new(
