@@ -27,6 +27,13 @@ pub enum Effect {
     Plan(Box<PlanAsk>),
     /// Do what an operator ordered.
     Operate(Order),
+    /// Read a node's log.
+    Log {
+        /// Place of the node in the list.
+        node: usize,
+        /// Only lines after this number.
+        after: u64,
+    },
     /// Cancel the running generation.
     Cancel,
     /// End with this exit code.
@@ -53,6 +60,7 @@ impl Effect {
             Self::Assign { .. } | Self::Generate { .. } | Self::Operate(_) | Self::Cancel => true,
             Self::Draw
             | Self::Plan(_)
+            | Self::Log { .. }
             | Self::Quit(_)
             | Self::TakeMouse(_)
             | Self::Record(_)

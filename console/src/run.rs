@@ -67,6 +67,8 @@ pub trait Nodes {
     fn cancel(&self);
     /// Asks the planner.
     fn plan(&self, ask: PlanAsk);
+    /// Reads the lines of a node's log after this number.
+    fn log(&self, node: usize, after: u64);
     /// Does what an operator ordered.
     fn operate(&self, order: Order);
 }
@@ -165,6 +167,7 @@ impl<N: Nodes> Driver<N> {
                 Effect::Assign { wanted, members } => self.nodes.assign(wanted, members),
                 Effect::Generate { head, generate } => self.nodes.generate(head, *generate),
                 Effect::Plan(ask) => self.nodes.plan(*ask),
+                Effect::Log { node, after } => self.nodes.log(node, after),
                 Effect::Operate(order) => self.nodes.operate(order),
                 Effect::Cancel => self.nodes.cancel(),
                 Effect::Quit(code) => self.exit = Some(code),

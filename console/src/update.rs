@@ -45,6 +45,10 @@ fn update_live(state: &mut State, event: Event) -> Vec<Effect> {
         Event::Client(ClientEvent::Report { node, report }) if says_nothing_new(state, node, &report) => {
             return observed(state, ClientEvent::Report { node, report });
         }
+        Event::Client(ClientEvent::Log { node, answer }) => {
+            let now = state.now;
+            return if state.log.answer(node, now, answer) { vec![Effect::Draw] } else { Vec::new() };
+        }
         Event::Client(event) => observed(state, event),
         Event::Signal(signal) => quit(state, signal.exit_code()),
         Event::Mouse(mouse) => desk::on_mouse(state, mouse),
@@ -80,7 +84,16 @@ fn tick(state: &mut State, now: Duration) -> Vec<Effect> {
     let before = seen(state);
     state.now = now;
     watch::observe_silence(state);
-    if seen(state) == before { Vec::new() } else { vec![Effect::Draw] }
+    let draw = (seen(state) != before).then_some(Effect::Draw);
+    read_log(state).into_iter().chain(draw).collect()
+}
+
+/// The log of the node whose page is looked at is read on.
+fn read_log(state: &mut State) -> Option<Effect> {
+    let (node, now) = (state.selected, state.now);
+    let is_seen = state.spot.page == Page::Node && state.nodes.get(node).is_some_and(|node| node.is_open());
+    let after = is_seen.then(|| state.log.ask(node, now)).flatten()?;
+    Some(Effect::Log { node, after })
 }
 
 fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
@@ -332,6 +345,8 @@ fn observed(state: &mut State, event: ClientEvent) -> Vec<Effect> {
 fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
     let now = state.now;
     match event {
+        // Taken in before: it may change nothing that is seen.
+        ClientEvent::Log { .. } => Vec::new(),
         ClientEvent::Connected { node, identity } => {
             let Some(known) = state.nodes.get_mut(node) else { return Vec::new() };
             known.connected(now, &identity.name);

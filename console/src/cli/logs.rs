@@ -3,9 +3,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use serde_json::json;
-use shared::protocol::{
-    error::Fault,
-    inspect::{LogLevel, LogLine, LogLines},
+use shared::{
+    calendar,
+    protocol::{
+        error::Fault,
+        inspect::{LogLevel, LogLine, LogLines},
+    },
 };
 
 use super::{Failure, exclude::find, interrupts::Interrupts, options::Nodes, output};
@@ -61,18 +64,8 @@ pub(super) fn moment(since: Option<Duration>) -> u64 {
 /// A moment as UTC: `2026-11-22 08:30:01.250`.
 pub(super) fn time(unix_ms: u64) -> String {
     let (seconds, ms) = (unix_ms / 1000, unix_ms % 1000);
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Days since 1970 as a date of the Gregorian calendar (H. Hinnant, "chrono-compatible low-level date algorithms").
-    let era_day = days + 719_468;
-    let (era, day_of_era) = (era_day / 146_097, era_day % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{ms:03}")
+    let (year, month, day) = calendar::civil(seconds / calendar::DAY_SECONDS);
+    format!("{year:04}-{month:02}-{day:02} {}.{ms:03}", calendar::time_of_day(seconds))
 }
 
 /// Runs the command.

@@ -5,6 +5,7 @@ use shared::{
     protocol::{
         error::Fault,
         handshake::Identity,
+        inspect::LogLines,
         message::{Finished, TokenEvent},
     },
     telemetry::{LoadProgress, NodeReport},
@@ -43,6 +44,13 @@ pub enum ClientEvent {
     Generate(GenerateEvent),
     /// A restart or an exclusion moves on.
     Operate(OperateEvent),
+    /// Lines of a node's log.
+    Log {
+        /// Which node.
+        node: usize,
+        /// The lines, or why there are none.
+        answer: Result<LogLines, Fault>,
+    },
     /// The planner answered.
     // Not part of a recording: it is computed from what the nodes said.
     #[serde(skip)]

@@ -29,6 +29,7 @@ use shared::{
     protocol::{
         PORT,
         error::{Fault, FaultKind},
+        inspect::LogLevel,
         message::{Generate, RequestBody, ResponseBody},
     },
     units::Nanoseconds,
@@ -173,6 +174,17 @@ impl Nodes for Client {
                 None => return,
             };
             let _ = events.send(ClientEvent::Planned(planned)).await;
+        });
+    }
+
+    fn log(&self, node: usize, after: u64) {
+        let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
+        self.tasks.spawn(async move {
+            let answer = match nodes.get(node).map_or_else(|| Err(no_such(node)), session) {
+                Ok(session) => inspect::whole_log(&session, after, LogLevel::Info).await,
+                Err(fault) => Err(fault),
+            };
+            let _ = events.send(ClientEvent::Log { node, answer }).await;
         });
     }
 

@@ -8,6 +8,7 @@ pub mod events;
 pub mod filter;
 pub mod history;
 pub mod lateness;
+pub mod log;
 pub mod node;
 pub mod operation;
 pub mod outlook;
@@ -224,6 +225,8 @@ pub struct State {
     pub notice: Option<String>,
     /// The end was asked for.
     pub is_ending: bool,
+    /// The log of the node whose page was looked at last.
+    pub log: log::Log,
     /// How the screen is arranged.
     pub desk: desk::Desk,
     /// The picture that is shown instead, while it stands still.
@@ -271,6 +274,7 @@ impl State {
             clock_ms: 0,
             extent: Extent::default(),
             notice: None,
+            log: log::Log::default(),
             is_ending: false,
             desk: desk::Desk::default(),
             frozen: None,

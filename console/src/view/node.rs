@@ -5,7 +5,12 @@ use ratatui::{
     style::Style,
     text::{Line, Span},
 };
-use shared::{telemetry::Severity, units::Bytes};
+use shared::{
+    calendar,
+    protocol::inspect::{LogLevel, LogLine},
+    telemetry::Severity,
+    units::Bytes,
+};
 
 use crate::{
     state::{
@@ -40,7 +45,8 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
         return lines(frame, area, [Line::styled(" No node was named.", theme.dim)]);
     };
     let layer_lines = (state.layer_count() as u16 + 2).clamp(3, area.height / 3);
-    let [above, below] = Layout::vertical([Constraint::Fill(1), Constraint::Length(layer_lines)]).areas(area);
+    let parts = [Constraint::Fill(1), Constraint::Length(area.height / 5), Constraint::Length(layer_lines)];
+    let [above, middle, below] = Layout::vertical(parts).areas(area);
     let remark = format!("{} of {}, ← → others", state.selected + 1, state.nodes.len());
     let title = format!("{} ({})", node.name(), node.address);
     let inner = panel(frame, theme, above, focused, &title, Span::styled(remark, theme.dim));
@@ -48,7 +54,32 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
     (extent.details_lines, extent.details_height) = (all.len(), usize::from(inner.height));
     let first = state.details_scroll.min(all.len().saturating_sub(usize::from(inner.height)));
     lines(frame, inner, all.into_iter().skip(first));
+    log(state, theme, frame, middle);
     extent.layers_height = layers::draw(state, theme, frame, below);
+}
+
+/// The latest lines of its log, as many as there is room for.
+fn log(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
+    let log = Some(&state.log).filter(|log| log.node == Some(state.selected));
+    let kept = log.map_or(0, |log| log.lines.len());
+    let remark = Span::styled(if kept == 0 { String::new() } else { format!("the last {kept} lines, UTC") }, theme.dim);
+    let inner = panel(frame, theme, area, false, "Log", remark);
+    if let Some(fault) = log.and_then(|log| log.fault.as_ref()) {
+        return lines(frame, inner, [Line::styled(format!(" {}", clean_line(&fault.to_string())), theme.warn)]);
+    }
+    let line = |line: &LogLine| {
+        let style = match line.level {
+            LogLevel::Error => theme.bad,
+            LogLevel::Warn => theme.warn,
+            _ => theme.plain,
+        };
+        let time = calendar::time_of_day(line.unix_ms / 1000);
+        let text = fit(&clean_line(&line.text), usize::from(inner.width).saturating_sub(time.len() + 2));
+        Line::from_iter([Span::styled(format!(" {time} "), theme.dim), Span::styled(text, style)])
+    };
+    let room = usize::from(inner.height);
+    let shown = log.into_iter().flat_map(|log| log.lines.iter().skip(kept.saturating_sub(room)));
+    lines(frame, inner, shown.map(line));
 }
 
 fn details(state: &State, node: &Node, theme: &Theme, width: usize) -> Vec<Line<'static>> {
