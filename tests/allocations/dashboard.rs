@@ -89,7 +89,7 @@ fn report(topology: &Topology, node: usize, number: u64) -> NodeReport {
         unix_ms: 250 * number,
         build: "0.1.0".into(),
         kernels: "neon".into(),
-        state: if number / 100 % 2 == 0 { NodeState::Ready } else { NodeState::Serving },
+        state: if (number / 100).is_multiple_of(2) { NodeState::Ready } else { NodeState::Serving },
         epoch: Epoch(3),
         topology: Some((topology.clone(), topology.hash(), MemberIndex(node as u16))),
         fault: None,
@@ -127,7 +127,7 @@ fn a_dashboard_holds_no_more_after_an_hour_of_sixteen_nodes_than_after_ten_minut
         let identity = Identity { name, build, numeric: 1, machine, cores: Vec::new() };
         update(&mut state, Event::Client(ClientEvent::Connected { node, identity }));
     }
-    let mut play = |state: &mut State, minutes: std::ops::Range<u64>| {
+    let play = |state: &mut State, minutes: std::ops::Range<u64>| {
         for number in minutes.start * 60 * REPORTS_PER_SECOND..minutes.end * 60 * REPORTS_PER_SECOND {
             update(state, Event::Tick { now: Duration::from_millis(1000 / REPORTS_PER_SECOND * number) });
             for node in 0..NODES {

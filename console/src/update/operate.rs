@@ -333,6 +333,12 @@ pub(super) fn on_event(state: &mut State, event: OperateEvent) -> Vec<Effect> {
             say(state, Severity::Note, &node, what);
         }
         OperateEvent::Excluded { node, out, running } => {
+            if !out {
+                // The nodes keep it already; until they report a prompt would be refused for what is over.
+                let place = state.nodes.iter().find(|known| known.name() == node);
+                let address = place.map(|known| known.address.clone()).unwrap_or_default();
+                state.exclusions.say(&node, &address, None, "this console");
+            }
             let serves = running.as_ref().map(|(_, topology)| format!("; {} serves", topology.layout));
             let state_word = if out { "out" } else { "in again" };
             say(state, Severity::Note, &node, &format!("is {state_word}{}", serves.unwrap_or_default()));

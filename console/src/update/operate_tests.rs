@@ -213,7 +213,7 @@ fn a_node_that_is_out_is_taken_in_by_the_same_key_and_all_are_wanted_again() {
     story.key(KeyCode::Right).key(KeyCode::Right);
     press(press(&mut story, 'x'), 'y');
     assert_eq!(story.effects, [Effect::Operate(Order::In { node: 2 })]);
-    said(&mut story, None);
+    // No node has reported it yet.
     operate(&mut story, OperateEvent::Excluded { node: name(2), out: false, running: None });
     story.effects.clear();
     press(press(&mut story, 'r'), 'y');
