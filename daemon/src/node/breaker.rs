@@ -105,7 +105,7 @@ impl Breaker {
     }
 
     fn try_again(&mut self, base: &Committed, out: Option<&Standing>, now: Duration) -> Turn {
-        let (Some(opened), Some(_)) = (&self.opened, self.retry) else { return Turn::Rest };
+        let (Some(opened), Some(_)) = (&mut self.opened, self.retry) else { return Turn::Rest };
         let member = &opened.before.topology.members[opened.member.index()];
         // What is served now must be what followed: the others of before, the next epoch that they agreed on.
         let before = opened.before.topology.members.iter().filter(|one| one.name != member.name);
@@ -119,9 +119,9 @@ impl Breaker {
             Some(out) if !is_left_to_us(out) => self.opened = None,
             Some(out) if now >= opened.since + opened.wait && out.state == NodeState::Idle && out.trouble.is_none() => {
                 self.tried = Some((member.name.clone(), now, opened.wait));
-                let turn = Turn::TryAgain { before: opened.before.topology.clone(), joins: opened.member };
-                self.opened = None;
-                return turn;
+                // Forgotten when it serves again; a vote that fails is held anew after the same time.
+                opened.since = now;
+                return Turn::TryAgain { before: opened.before.topology.clone(), joins: opened.member };
             }
             _ => {}
         }

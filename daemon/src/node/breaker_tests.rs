@@ -117,6 +117,7 @@ fn it_is_tried_again_when_its_time_is_over_and_its_machine_is_well() {
     let again = Turn::TryAgain { before: base.topology.clone(), joins: MemberIndex(2) };
     assert_eq!(look(Some(&out(&base, &by)), 603), again);
     assert_eq!(look(Some(&out(&base, &by)), 604), Turn::Rest, "once");
+    assert_eq!(look(Some(&out(&base, &by)), 1203), again, "the vote failed: it is still out");
 }
 
 #[test]

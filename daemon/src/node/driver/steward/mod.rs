@@ -73,6 +73,8 @@ struct Memory {
     since: Option<Instant>,
     restarting: Restarting,
     breaker: Breaker,
+    /// Nothing is done about slow ranks before.
+    speed_next: Instant,
     started: Instant,
 }
 
@@ -102,6 +104,7 @@ impl Steward {
             since: None,
             restarting: Restarting::default(),
             breaker: Breaker::new(self.settings.retry_slow),
+            speed_next: Instant::now(),
             started: Instant::now(),
         };
         let mut peers = Peers::new(self.identity.clone(), self.listen.clone());
@@ -121,10 +124,10 @@ impl Steward {
         let now = memory.started.elapsed();
         let Some(base) = own.committed.clone().filter(|_| memory.breaker.is_due(&own, now)) else { return };
         let Some(place) = base.topology.members.iter().position(|member| member.name == own.name) else { return };
-        if Instant::now() < memory.next {
+        if Instant::now() < memory.speed_next {
             return;
         }
-        memory.next = Instant::now() + LOOK_SLOW;
+        memory.speed_next = Instant::now() + LOOK_SLOW;
         let views = self.views(peers, &base, &own, memory).await;
         let out = match memory.breaker.out().map(|(name, address)| (name.to_owned(), address.to_owned())) {
             Some((name, address)) => peers.standing(&address).await.ok().filter(|standing| standing.name == name),
@@ -145,8 +148,8 @@ impl Steward {
         let proposal = act::Proposal { base: &base, views: &views, own: place, change, granted: 0 };
         if let Err(fault) = act::propose(self, peers, proposal, &mut memory.round).await {
             tracing::warn!("it stays as it is: {fault}");
-            memory.next = Instant::now() + memory.pause;
-            memory.pause = (memory.pause * 2).min(PAUSE_MAX);
+            // What does not fit now, or finds no majority, does not in a second, either.
+            memory.speed_next = Instant::now() + self.settings.exclude_slow.unwrap_or(PAUSE_MAX);
         }
     }
 
