@@ -24,6 +24,7 @@ fn all_reduces(name: &str) -> Vec<Vec<SyncRecord>> {
         let record = SyncRecord {
             step,
             enter: Nanoseconds(0),
+            exit: Nanoseconds(0),
             layer: LayerIndex(0),
             kind: SyncKind::Attention,
             tokens: 1,
@@ -33,6 +34,7 @@ fn all_reduces(name: &str) -> Vec<Vec<SyncRecord>> {
             slowest: last,
             last,
             late: Nanoseconds(late / count),
+            arrivals: Vec::new(),
         };
         lists[rank as usize].extend(vec![record; count as usize]);
     }

@@ -12,8 +12,7 @@ impl Group {
     /// # Errors
     /// The peer is lost.
     pub fn hand_over(&mut self, to: Rank, hidden: &[f32], behind: &[u8]) -> Result<(), CollectiveError> {
-        let compute = self.accounting.compute_so_far();
-        let sent = Instant::now();
+        let (compute, sent) = self.accounting.enter();
         let (step, format) = (self.step, self.settings().exchange.hand_over());
         let links = self.links().expect("a stage that hands over has links");
         let bytes = links.send(to, (FrameKind::HandOver, step, 0, compute.0), |out| {
@@ -37,8 +36,7 @@ impl Group {
         hidden: &mut [f32],
         behind: impl FnOnce(&[u8]),
     ) -> Result<(), CollectiveError> {
-        let compute = self.accounting.compute_so_far();
-        let sent = Instant::now();
+        let (compute, sent) = self.accounting.enter();
         let (step, format) = (self.step, self.settings().exchange.hand_over());
         let links = self.links().expect("a stage that takes over has links");
         links.wait_for(std::iter::once(from))?;
@@ -76,8 +74,7 @@ impl Group {
     /// # Errors
     /// The peer is lost or out of step.
     pub fn take_tokens(&mut self, from: Rank, step: u64, take: impl FnOnce(&[u8])) -> Result<(), CollectiveError> {
-        let compute = self.accounting.compute_so_far();
-        let sent = Instant::now();
+        let (compute, sent) = self.accounting.enter();
         let links = self.links().expect("a replica of several stages has links");
         links.wait_for(std::iter::once(from))?;
         let arrived = Instant::now();

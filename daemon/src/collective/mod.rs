@@ -10,6 +10,7 @@ pub mod link;
 pub mod payload;
 mod peer;
 mod program;
+pub mod ring;
 #[cfg(test)]
 mod sealed_tests;
 #[cfg(test)]
@@ -24,11 +25,12 @@ use shared::{
 };
 
 pub use abort::Abort;
-pub use accounting::{Accounting, SyncRing};
+pub use accounting::Accounting;
 pub use across::{AcrossLinks, Taken};
 pub use group::{Group, Settings};
 pub use link::{Links, Mark, Seat};
 pub use peer::{Calls, Socket};
+pub use ring::SyncRing;
 
 /// Why a collective did not finish. The links are of no use after it.
 #[derive(Debug, thiserror::Error)]

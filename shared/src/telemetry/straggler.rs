@@ -140,6 +140,7 @@ mod tests {
         SyncRecord {
             step,
             enter: Nanoseconds(0),
+            exit: Nanoseconds(20),
             layer: LayerIndex(0),
             kind: SyncKind::Attention,
             tokens: 1,
@@ -149,6 +150,7 @@ mod tests {
             slowest: Rank(last),
             last: Rank(last),
             late: Nanoseconds(late),
+            arrivals: Vec::new(),
         }
     }
 

@@ -16,13 +16,33 @@ pub enum SyncKind {
     FeedForward,
 }
 
+/// When the part of one peer came in one all-reduce, by the reader's clock from its own enter on: 0 for what was there before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arrival {
+    /// The peer.
+    pub rank: Rank,
+    /// The first byte of its first message was read.
+    pub first: Nanoseconds,
+    /// Its last message was whole.
+    pub whole: Nanoseconds,
+}
+
+impl Arrival {
+    /// From the first byte to the last: how long its messages were on the way once they had begun to come.
+    pub fn way(&self) -> Nanoseconds {
+        Nanoseconds(self.whole.0.saturating_sub(self.first.0))
+    }
+}
+
 /// One all-reduce as one rank saw it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyncRecord {
     /// The step, as the head counts them.
     pub step: u64,
     /// When this rank began the exchange, since its engine's start, by its own clock: never compared with another's.
     pub enter: Nanoseconds,
+    /// When the exchange was over, by the same clock: enter, waiting and wire together. From here on computing counts.
+    pub exit: Nanoseconds,
     /// The layer.
     pub layer: LayerIndex,
     /// Which all-reduce of the layer.
@@ -41,10 +61,14 @@ pub struct SyncRecord {
     pub last: Rank,
     /// How long that part was the only one missing.
     pub late: Nanoseconds,
+    /// The peers that sent something, by rank.
+    pub arrivals: Vec<Arrival>,
 }
 
 /// Most records that a node sends at once.
 pub const RECORDS_MAX: usize = 8192;
+/// Most arrivals in all of them together: large stages have fewer records, so that they fit a message whatever the times are.
+pub const ARRIVALS_MAX: usize = 1 << 17;
 
 /// What one rank's lateness cost another since the last report, in all all-reduces together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

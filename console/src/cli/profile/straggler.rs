@@ -20,7 +20,7 @@ pub(in crate::cli) struct Straggler {
 pub(super) fn straggler(records: &RankRecords<'_>) -> Option<Straggler> {
     let is_decode = |record: &&SyncRecord| record.tokens == 1;
     let decode: Vec<Vec<SyncRecord>> =
-        records.records.iter().map(|list| list.iter().filter(is_decode).copied().collect()).collect();
+        records.records.iter().map(|list| list.iter().filter(is_decode).cloned().collect()).collect();
     let stages = decode.chunks(records.ranks.max(1)).enumerate();
     let of_stage = |(stage, ranks): (usize, &[Vec<SyncRecord>])| {
         let found = of_ranks(ranks)?;
@@ -89,7 +89,7 @@ mod tests {
         let said = found.sentence("pi4", &health(0.01));
         assert!(said.contains("no cause is known: its engine waited 1 %"), "{said}");
         let prompt: Vec<Vec<SyncRecord>> =
-            lists.iter().map(|list| list.iter().map(|one| SyncRecord { tokens: 9, ..*one }).collect()).collect();
+            lists.iter().map(|list| list.iter().map(|one| SyncRecord { tokens: 9, ..one.clone() }).collect()).collect();
         assert_eq!(straggler(&RankRecords { records: &prompt, ..records }), None, "a prompt is no decoding");
     }
 }

@@ -24,7 +24,7 @@ fn key(record: &SyncRecord) -> Key {
 
 /// The last arrival of a record by its rank's own clock, in nanoseconds.
 fn end(record: &SyncRecord) -> i64 {
-    (record.enter.0 + record.wait.0 + record.wire.0) as i64
+    record.exit.0 as i64
 }
 
 fn begin(record: &SyncRecord) -> i64 {
@@ -119,6 +119,7 @@ pub(super) fn folded(records: &RankRecords<'_>) -> String {
 pub(super) mod tests {
     use shared::{
         ids::{LayerIndex, Rank},
+        telemetry::Arrival,
         units::Nanoseconds,
     };
 
@@ -128,6 +129,7 @@ pub(super) mod tests {
         SyncRecord {
             step,
             enter: Nanoseconds(enter),
+            exit: Nanoseconds(enter + 500),
             layer: LayerIndex(layer),
             kind: SyncKind::Attention,
             tokens: 1,
@@ -137,6 +139,7 @@ pub(super) mod tests {
             slowest: Rank(1),
             last: Rank(1),
             late: Nanoseconds(0),
+            arrivals: vec![Arrival { rank: Rank(1), first: Nanoseconds(150), whole: Nanoseconds(450) }],
         }
     }
 

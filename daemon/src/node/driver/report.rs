@@ -87,7 +87,7 @@ struct Sums {
 fn exchanges(ring: &SyncRing, cursor: &mut u64) -> (Vec<LayerSync>, Vec<Lateness>) {
     let mut sums: BTreeMap<(LayerIndex, SyncKind), Sums> = BTreeMap::new();
     let mut lateness: BTreeMap<Rank, Lateness> = BTreeMap::new();
-    ring.read_since(cursor, |record: SyncRecord| {
+    ring.read_since(cursor, |record: &SyncRecord| {
         let sum = sums.entry((record.layer, record.kind)).or_default();
         sum.latency.record(Nanoseconds(record.wait.0 + record.wire.0));
         sum.compute += record.compute.0;
