@@ -73,12 +73,30 @@ impl Window {
         self.intervals.iter().map(|interval| interval.count).sum()
     }
 
-    /// How often and how long the rank was late, as this node saw it.
-    fn late(&self, rank: usize) -> (u64, u64) {
-        let of_rank =
-            self.intervals.iter().flat_map(|interval| &interval.late).filter(|late| late.rank.index() == rank);
-        of_rank.fold((0, 0), |(count, time), late| (count + u64::from(late.count), time + late.time.0))
+    /// What this node heard of a rank is added to `sums`.
+    fn add(&self, rank: usize, sums: &mut Heard) {
+        for late in self.intervals.iter().flat_map(|interval| &interval.late).filter(|late| late.rank.index() == rank) {
+            sums.last += u64::from(late.count);
+            sums.late += late.time.0;
+            sums.heard += u64::from(late.heard);
+            sums.first = sums.first.saturating_add(late.first.0);
+            sums.way = sums.way.saturating_add(late.way.0);
+        }
+        sums.count += self.count();
+        sums.time += self.times().iter().sum::<u64>();
     }
+}
+
+/// What others heard of a rank: their all-reduces and nanoseconds in all, those in which it was late, those in which it sent something.
+#[derive(Clone, Copy, Debug, Default)]
+struct Heard {
+    count: u64,
+    time: u64,
+    last: u64,
+    late: u64,
+    heard: u64,
+    first: u64,
+    way: u64,
 }
 
 /// A rank as it stands among the others.
@@ -96,6 +114,8 @@ pub struct RankRow {
     pub means: [Nanoseconds; 3],
     /// (wait + wire) / total of this rank.
     pub network: f64,
+    /// Means of the first byte of its parts after the others' enter, and from there to the last byte.
+    pub arrival: [Nanoseconds; 2],
 }
 
 /// All ranks of the topology, the latest first.
@@ -105,24 +125,19 @@ pub fn ranks(state: &State) -> Vec<RankRow> {
     let window = |member: usize| places[member].map(|place| &state.nodes[place].window);
     let row = |member: usize| {
         let observers = (0..places.len()).filter(|other| *other != member).filter_map(window);
-        let (mut last, mut late, mut count, mut time) = (0, 0, 0, 0);
-        for observer in observers {
-            let (times, lateness) = observer.late(member);
-            last += times;
-            late += lateness;
-            count += observer.count();
-            time += observer.times().iter().sum::<u64>();
-        }
+        let mut heard = Heard::default();
+        observers.for_each(|observer| observer.add(member, &mut heard));
         let own = window(member);
         let (times, all_reduces) = own.map_or(([0; 3], 0), |window| (window.times(), window.count()));
         let total: u64 = times.iter().sum();
         RankRow {
             member,
             node: places[member],
-            late: ratio(late as f64, time as f64),
-            last: ratio(last as f64, count as f64),
+            late: ratio(heard.late as f64, heard.time as f64),
+            last: ratio(heard.last as f64, heard.count as f64),
             means: times.map(|sum| Nanoseconds(sum / all_reduces.max(1))),
             network: ratio((times[1] + times[2]) as f64, total as f64),
+            arrival: [heard.first, heard.way].map(|sum| Nanoseconds(sum / heard.heard.max(1))),
         }
     };
     let mut rows: Vec<RankRow> = (0..places.len()).map(row).collect();

@@ -70,15 +70,24 @@ pub const RECORDS_MAX: usize = 8192;
 /// Most arrivals in all of them together: large stages have fewer records, so that they fit a message whatever the times are.
 pub const ARRIVALS_MAX: usize = 1 << 17;
 
-/// What one rank's lateness cost another since the last report, in all all-reduces together.
+/// What another rank heard of one rank since the last report, in all all-reduces together, and what its lateness cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lateness {
-    /// The rank that was late.
+    /// The rank that was heard of.
     pub rank: Rank,
     /// How often its part was the last.
     pub count: u32,
     /// How long its part was the only one missing, summed.
     pub time: Nanoseconds,
+    /// All-reduces in which it sent something.
+    #[serde(default)]
+    pub heard: u32,
+    /// The first byte of its parts after the other's enter, summed.
+    #[serde(default)]
+    pub first: Nanoseconds,
+    /// From that first byte to the last, summed.
+    #[serde(default)]
+    pub way: Nanoseconds,
 }
 
 /// Sums over the collectives of a phase (prefill or decode) on one rank.
