@@ -148,7 +148,8 @@ impl<'a> Picture<'a> {
         }
         for group in groups {
             let lists: Vec<Vec<SyncRecord>> = members[group.clone()].iter().map(|of| of.records.clone()).collect();
-            let mut sums = LatenessSums::new(lists.len());
+            let first = topology.place(MemberIndex(group.start as u16)).rank.index();
+            let mut sums = LatenessSums::new(first, lists.len());
             for (rank, list) in lists.iter().enumerate() {
                 list.iter().for_each(|record| sums.add(rank, record));
             }
@@ -160,7 +161,7 @@ impl<'a> Picture<'a> {
                 let (late, last) = (late[rank], last[rank]);
                 rows.push(Row { member, rank: rank_number, stage, late, last, means, arrival, count });
             }
-            let found = straggler::of_ranks(&lists);
+            let found = straggler::of_ranks(first, &lists);
             named.extend(found.map(|found| Straggler { member: group.start + found.member, ..found }));
         }
         let straggler = named.into_iter().max_by(|one, two| one.named.late.total_cmp(&two.named.late));

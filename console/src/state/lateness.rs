@@ -2,6 +2,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use shared::{
+    ids::MemberIndex,
     latency::ratio,
     telemetry::{self, Lateness, NodeReport, WINDOW_STEPS},
     units::Nanoseconds,
@@ -124,9 +125,13 @@ pub fn ranks(state: &State) -> Vec<RankRow> {
     let places: Vec<Option<usize>> = (0..topology.members.len()).map(|member| state.place_of(member)).collect();
     let window = |member: usize| places[member].map(|place| &state.nodes[place].window);
     let row = |member: usize| {
-        let observers = (0..places.len()).filter(|other| *other != member).filter_map(window);
+        // Only its own stage hears of it, by its rank in the replica.
+        let place = topology.place(MemberIndex(member as u16));
+        let first = topology.layout.members(place.replica).start;
+        let stage = place.group.clone().map(|rank| first + usize::from(rank));
+        let observers = stage.filter(|other| *other != member && *other < places.len()).filter_map(window);
         let mut heard = Heard::default();
-        observers.for_each(|observer| observer.add(member, &mut heard));
+        observers.for_each(|observer| observer.add(place.rank.index(), &mut heard));
         let own = window(member);
         let (times, all_reduces) = own.map_or(([0; 3], 0), |window| (window.times(), window.count()));
         let total: u64 = times.iter().sum();
@@ -155,7 +160,7 @@ pub fn straggler(rows: &[RankRow]) -> Option<&RankRow> {
 mod tests {
     use super::*;
     use crate::fixtures::{NODES, Story, running};
-    use shared::telemetry::NodeState;
+    use shared::{ids::Rank, telemetry::NodeState, topology::Layout};
 
     #[test]
     fn the_rank_that_the_others_wait_for_is_first_and_named() {
@@ -187,6 +192,26 @@ mod tests {
         (0..2).for_each(|_| steps(&mut story, true));
         let rows = ranks(&story.state);
         assert_eq!(straggler(&rows).map(|row| row.member), Some(2), "{rows:?}");
+    }
+
+    #[test]
+    fn a_rank_is_heard_of_in_its_own_stage_alone_by_its_number_in_the_replica() {
+        let mut story = Story::ready();
+        for node in 0..NODES {
+            let mut report = running(node, NodeState::Serving, true);
+            let (topology, hash, _) = report.topology.as_mut().expect("it runs");
+            topology.layout = Layout::alike(2, 1, 2);
+            *hash = topology.hash();
+            report.epoch = report.epoch.next();
+            let (first, way) = (Nanoseconds(3_000_000), Nanoseconds(1_000_000));
+            let late = Lateness { rank: Rank(1), count: 9, time: Nanoseconds(900_000_000), heard: 1000, first, way };
+            report.lateness = if node == 2 { vec![late] } else { Vec::new() };
+            story.report(node, report);
+        }
+        let rows = ranks(&story.state);
+        assert_eq!(straggler(&rows).map(|row| row.member), Some(3), "rank 1 of the second replica: {rows:?}");
+        assert_eq!(rows[0].arrival, [Nanoseconds(3000), Nanoseconds(1000)]);
+        assert!(rows[1..].iter().all(|row| row.late == 0.0 && row.arrival == [Nanoseconds(0); 2]), "{rows:?}");
     }
 
     #[test]
