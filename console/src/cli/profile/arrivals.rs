@@ -48,7 +48,7 @@ fn row(records: &RankRecords<'_>, is_decode: bool, rank: usize) -> Option<Row> {
             let found = record.arrivals.iter().find(|arrival| arrival.rank.index() == rank);
             if let Some(arrival) = found {
                 heard.push(*arrival);
-                totals.push(Nanoseconds(record.compute.0 + record.wait.0 + record.wire.0));
+                totals.push(Nanoseconds(record.compute.0.saturating_add(record.wait.0).saturating_add(record.wire.0)));
             }
         }
     }
