@@ -418,11 +418,18 @@ pub(crate) fn health() -> Health {
     }
 }
 
-/// Node 2 comes last, late by what the others wait for it.
+/// Node 2 comes last, late by what the others wait for it; the parts of the others are there when it enters.
 fn lateness(node: usize, layers: &[LayerSync]) -> Vec<Lateness> {
     let time = Nanoseconds(layers.iter().map(|sync| sync.wait.0 * u64::from(sync.count)).sum());
-    let count = layers.iter().map(|sync| sync.count).sum();
-    if node == 2 || layers.is_empty() { Vec::new() } else { vec![Lateness { rank: Rank(2), count, time }] }
+    let heard = layers.iter().map(|sync| sync.count).sum();
+    let of = |rank: u16| {
+        let (count, time) = if rank == 2 { (heard, time) } else { (0, Nanoseconds(0)) };
+        let wire = if node == 2 { 0 } else { 50_000 * u64::from(heard) };
+        let way = Nanoseconds(8_000 * u64::from(heard));
+        Lateness { rank: Rank(rank), count, time, heard, first: Nanoseconds(time.0 + wire), way }
+    };
+    let others = (0..NODES as u16).filter(|rank| usize::from(*rank) != node && !layers.is_empty());
+    others.map(of).collect()
 }
 
 /// Node 2 computes longest; the others wait for it.

@@ -69,7 +69,7 @@ fn decode(
                 let pool = Pool::new(PoolOptions { threads: THREADS, cores: Vec::new(), spin: false });
                 let mut model = Model::new(shard, cache.expect("there is memory"), Compute { kernels, pool });
                 let number = Rank(rank as u16);
-                let accounting = Accounting::new(number, Arc::new(SyncRing::default()));
+                let accounting = Accounting::new(number, Arc::new(SyncRing::new(number, 0..world as u16)));
                 let abort = Arc::new(Abort::new().expect("the system has descriptors"));
                 let seat = Seat { own: number, stage: 0..world as u16, epoch: Epoch(1), hash: TopologyHash(2) };
                 let links = (world > 1).then(|| {

@@ -15,7 +15,7 @@ use shared::{
     },
     sampling::SamplingParameters,
     schedule::Choice,
-    telemetry::{RankTotals, SyncKind, SyncRecord},
+    telemetry::{Arrival, RankTotals, SyncKind, SyncRecord},
     topology::{
         Exchange, Exclusions, KvFormat, Layout, Member, Topology,
         sizes::{ModelSizes, Quantisation},
@@ -111,6 +111,7 @@ fn requests_and_responses_survive_cuts_and_mutants() {
     let record = SyncRecord {
         step: 300,
         enter: Nanoseconds(1 << 40),
+        exit: Nanoseconds((1 << 40) + 600),
         layer: LayerIndex(3),
         kind: SyncKind::FeedForward,
         tokens: 64,
@@ -120,6 +121,7 @@ fn requests_and_responses_survive_cuts_and_mutants() {
         slowest: Rank(1),
         last: Rank(1),
         late: Nanoseconds(300),
+        arrivals: vec![Arrival { rank: Rank(1), first: Nanoseconds(200), whole: Nanoseconds(600) }; 3],
     };
     let card = ModelCard {
         model: "m.gguf".into(),

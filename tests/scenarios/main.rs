@@ -52,6 +52,7 @@ mod operator;
 mod packed;
 // What the planner expects of memory against what the daemon's preflight asks for.
 mod planning;
+mod profile;
 // n ranks against the oracle and against one.
 mod ranks;
 // Sessions that are written and played.

@@ -24,6 +24,7 @@ fn all_reduces(name: &str) -> Vec<Vec<SyncRecord>> {
         let record = SyncRecord {
             step,
             enter: Nanoseconds(0),
+            exit: Nanoseconds(0),
             layer: LayerIndex(0),
             kind: SyncKind::Attention,
             tokens: 1,
@@ -33,6 +34,7 @@ fn all_reduces(name: &str) -> Vec<Vec<SyncRecord>> {
             slowest: last,
             last,
             late: Nanoseconds(late / count),
+            arrivals: Vec::new(),
         };
         lists[rank as usize].extend(vec![record; count as usize]);
     }
@@ -44,7 +46,7 @@ fn a_rank_that_was_stopped_2_ms_in_every_10_is_named_within_64_tokens_with_its_s
     for rank in 0..2 {
         let lists = all_reduces(&format!("rank{rank}-stopped.txt"));
         assert_eq!(lists[0].len(), 64 * 44, "64 tokens, 22 layers");
-        let judged = judge(&lists);
+        let judged = judge(0, &lists);
         let [Some(named)] = judged[..] else { panic!("one window, one name: {judged:?}") };
         assert!(named.rank == rank && named.after <= WINDOW_STEPS / 2, "{named:?}");
         assert!((0.1..0.5).contains(&named.late) && named.last > 0.9, "{named:?}");
@@ -53,7 +55,7 @@ fn a_rank_that_was_stopped_2_ms_in_every_10_is_named_within_64_tokens_with_its_s
 
 #[test]
 fn nobody_is_named_in_a_run_in_which_nobody_was_stopped() {
-    assert_eq!(judge(&all_reduces("quiet.txt")), [None]);
+    assert_eq!(judge(0, &all_reduces("quiet.txt")), [None]);
 }
 
 /// Tokens of a replica of so many ranks whose times stray as recorded; whom the rule names.

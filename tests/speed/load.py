@@ -4,7 +4,8 @@ that of an unloaded server.
 
     cargo build --release --locked --workspace && tests/speed/load.py [--rounds 3] [--only replicas,saturation] [--json]
 
-Saturation is what sixteen requests at a time reach. Ratios beside the wanted ones; medians of the rounds. Nothing else should run
+Saturation is what sixteen requests at a time reach; at 80 % of it requests come at random, and more than sixteen are under way at times:
+there are twice as many slots, and memory for them. Ratios beside the wanted ones; medians of the rounds. Nothing else should run
 meanwhile. As root the script asks the kernel to prefer it.
 """
 import argparse
@@ -17,17 +18,20 @@ import bramble
 FOLDER = os.path.join(bramble.ROOT, "target", "peers")
 HTTP_PORT = 9980
 CONCURRENCY = 16
+SLOTS = 2 * CONCURRENCY
+KV_BLOCK = 32
 
 
 class Server:
     """A topology of daemons and the HTTP API of its first node."""
 
-    def __init__(self, daemons, model):
+    def __init__(self, daemons, model, arguments):
         host = daemons[0].address.rsplit(":", 1)[0]
         self.url = f"http://{host}:{HTTP_PORT}"
         file = os.path.join(daemons[0].state, "topology.toml")
+        slots, blocks = SLOTS // len(daemons), -(-(arguments.prompt_tokens + arguments.tokens) // KV_BLOCK)
         with open(file, "w") as out:
-            out.write(f'model = "{model}"\ncontext_length = 1024\nslots = {CONCURRENCY // len(daemons)}\n')
+            out.write(f'model = "{model}"\ncontext_length = {slots * blocks * KV_BLOCK}\nslots = {slots}\n')
             for index, daemon in enumerate(daemons):
                 out.write(f'[[stage]]\nreplica = {index}\nnodes = ["{daemon.address}"]\n')
         bramble.console("topology", "assign", file, "--yes")
@@ -71,8 +75,8 @@ def measure(cluster, arguments):
         enter = ["taskset", "-c", ",".join(map(str, cores))]
         return cluster.add(f"pi{index + 1}", addresses[index], enter=enter, settings=bramble.QUIET, more=["--threads", str(len(cores)), "--http", http])
 
-    one = Server([daemon(0, *cores[:2])], model)
-    two = Server([daemon(1, cores[0]), daemon(2, cores[1])], model)
+    one = Server([daemon(0, *cores[:2])], model, arguments)
+    two = Server([daemon(1, cores[0]), daemon(2, cores[1])], model, arguments)
     found = {}
     for number in range(arguments.rounds):
         for name, part in (("replicas", replicas), ("saturation", saturation)):
@@ -89,7 +93,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=64, help="of a saturated load")
     parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=32, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=128, help="of each answer")
     parser.add_argument("--only", default="replicas,saturation")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

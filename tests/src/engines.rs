@@ -149,7 +149,8 @@ impl Replica {
         let tokenizer = (number == 0).then(|| Tokenizer::from_metadata(file.metadata()).expect("the model has one"));
         let settings =
             Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto, kernels };
-        let group = Group::new(links, settings, Accounting::new(rank, Arc::new(SyncRing::default())));
+        let ring = Arc::new(SyncRing::new(rank, place.group.clone()));
+        let group = Group::new(links, settings, Accounting::new(rank, ring));
         let template = tokenizer.as_ref().map(|tokenizer| ChatTemplate::from_metadata(file.metadata(), tokenizer));
         let template = template.unwrap_or(Ok(None));
         let pieces = self.knows_pieces && place.is_last_stage();

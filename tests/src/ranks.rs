@@ -146,7 +146,7 @@ fn rank_of(
         .expect("there is memory");
     let pool = Pool::new(PoolOptions { threads: how.threads, cores: Vec::new(), spin: false });
     let mut model = Model::new(shard, cache, Compute { kernels, pool });
-    let ring = Arc::new(SyncRing::default());
+    let ring = Arc::new(SyncRing::new(place.rank, place.group.clone()));
     let accounting = Accounting::new(place.rank, Arc::clone(&ring));
     let seat = Seat { own: place.rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };
     let abort = Arc::new(Abort::new().expect("the system has descriptors"));
@@ -184,7 +184,7 @@ fn rank_of(
     }
     group.links().map_or(Ok(()), Links::flush).expect("the others are there");
     let mut records = Vec::new();
-    ring.read_since(&mut 0, |record| records.push(record));
+    ring.read_since(&mut 0, |record| records.push(record.clone()));
     (vocabulary, logits, group, records)
 }
 

@@ -183,10 +183,40 @@ impl Run {
         self.cells.iter().find(|measured| measured.cell == *cell)
     }
 
-    /// The cells that are still to be measured.
+    /// The cells of which a repeat is still to be measured.
     pub fn remaining(&self) -> Vec<Cell> {
-        let cells = self.configuration.plan.cells();
-        cells.into_iter().filter(|cell| self.of(cell).is_none()).collect()
+        let last = self.configuration.repeats.saturating_sub(1);
+        self.configuration.plan.cells().into_iter().filter(|cell| self.is_left(cell, last)).collect()
+    }
+
+    fn is_left(&self, cell: &Cell, repeat: u32) -> bool {
+        self.of(cell).is_none_or(|known| known.skipped.is_none() && known.repeats.len() <= repeat as usize)
+    }
+
+    /// What is to be measured one after the other: cells and which repeat of each. All cells of a layout take turns, so that what
+    /// disturbs the machine for a while shows as a spread of repeats, not as a slower cell.
+    pub fn turns(&self) -> Vec<(Cell, u32)> {
+        let mut turns = Vec::new();
+        for cells in self.configuration.plan.cells().chunk_by(|one, other| one.layout == other.layout) {
+            for round in 0..self.configuration.repeats {
+                let left = cells.iter().filter(|cell| self.is_left(cell, round));
+                turns.extend(left.map(|cell| (cell.clone(), round)));
+            }
+        }
+        turns
+    }
+
+    /// Adds what was measured of a cell; all that is known of it now.
+    pub fn add(&mut self, measured: Measured) -> &Measured {
+        let place = self.cells.iter().position(|known| known.cell == measured.cell).unwrap_or(self.cells.len());
+        match self.cells.get_mut(place) {
+            Some(known) => {
+                known.repeats.extend(measured.repeats);
+                known.skipped = measured.skipped;
+            }
+            None => self.cells.push(measured),
+        }
+        &self.cells[place]
     }
 
     /// Why another run's cells cannot be added to these: the first thing that differs.
@@ -263,12 +293,17 @@ pub(super) mod tests {
 
     /// A run of tp1 and tp2, whose figures are those of `figure` for each cell and repeat.
     pub(in crate::bench) fn run(figure: impl Fn(&Cell, u32) -> f64) -> Run {
+        run_of(vec![64], figure)
+    }
+
+    /// The same with prompts of these lengths.
+    pub(in crate::bench) fn run_of(inputs: Vec<u32>, figure: impl Fn(&Cell, u32) -> f64) -> Run {
         let plan = Plan {
             tp: vec![1, 2],
             replicas: vec![1, 2],
             replica_ranks: 1,
             layouts: Vec::new(),
-            inputs: vec![64],
+            inputs,
             outputs: vec![1, 16],
             concurrencies: vec![1, 4],
         };
@@ -324,6 +359,18 @@ pub(super) mod tests {
         let left: Vec<&Cell> = whole.cells[5..].iter().map(|measured| &measured.cell).collect();
         assert_eq!(again.remaining().iter().collect::<Vec<_>>(), left);
         assert_eq!(half.differs(&whole), None);
+        let (mut begun, cell) = (half.clone(), half.cells[4].cell.clone());
+        begun.cells[4].repeats.truncate(1);
+        assert_eq!(begun.remaining()[0], cell);
+        assert_eq!(
+            begun.turns().iter().filter(|(of, _)| *of == cell).map(|(_, round)| *round).collect::<Vec<_>>(),
+            [1, 2]
+        );
+        while let Some((cell, round)) = begun.turns().first().cloned() {
+            let repeat = whole.of(&cell).expect("all are in it").repeats[round as usize].clone();
+            begun.add(Measured { cell, skipped: None, repeats: vec![repeat] });
+        }
+        assert_eq!((begun.turns(), begun.cells), (Vec::new(), whole.cells.clone()));
         let other = Run { commit: Some("abc".into()), ..whole.clone() };
         assert_eq!(half.differs(&other), Some("the commit or build"));
         assert!(Run::parse("{}").is_err() && Run::parse("").is_err());

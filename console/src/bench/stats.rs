@@ -43,10 +43,20 @@ pub fn spread(values: &[f64]) -> f64 {
     if values.len() < 2 { 0.0 } else { ratio(high - low, median(values).unwrap_or(0.0)) }
 }
 
-/// The geometric mean of values above 0.
-pub fn geometric_mean(values: &[f64]) -> Option<f64> {
-    let sum: f64 = values.iter().map(|value| value.ln()).sum();
-    (!values.is_empty()).then(|| (sum / values.len() as f64).exp())
+/// The mean of values in any order without the outer fifths: a few that lie far off do not move it.
+pub fn middle_mean(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let outer = sorted.len() / 5;
+    let middle = sorted.get(outer..sorted.len() - outer).filter(|middle| !middle.is_empty())?;
+    Some(middle.iter().sum::<f64>() / middle.len() as f64)
+}
+
+/// What values deviate by from their median, by the median of that (normal ones: their standard deviation); 0 without any.
+pub fn deviation(values: &[f64]) -> f64 {
+    let middle = median(values).unwrap_or(0.0);
+    let away: Vec<f64> = values.iter().map(|value| (value - middle).abs()).collect();
+    1.4826 * median(&away).unwrap_or(0.0)
 }
 
 /// Random numbers from a seed (SplitMix64, Steele et al. 2014): the same load again, on any machine.
@@ -91,7 +101,8 @@ mod tests {
     fn medians_and_spreads_of_few_repeats() {
         assert_eq!((median(&[3.0, 1.0, 2.0]), median(&[4.0, 1.0]), median(&[])), (Some(2.0), Some(2.5), None));
         assert_eq!((spread(&[10.0, 11.0, 9.5]), spread(&[7.0]), spread(&[0.0, 0.0])), (0.15, 0.0, 0.0));
-        assert_eq!(geometric_mean(&[2.0, 8.0]).map(f64::round), Some(4.0));
+        assert_eq!((middle_mean(&[2.0, 900.0, 4.0, 3.0, -7.0]), middle_mean(&[])), (Some(3.0), None));
+        assert!((deviation(&[9.0, 10.0, 11.0, 10.0, 500.0]) - 1.4826).abs() < 1e-9 && deviation(&[]) == 0.0);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use clap::Args;
 use serde_json::{Value, json};
 use shared::{
-    ids::MemberIndex,
+    ids::{MemberIndex, Rank},
     latency::{Histogram, ratio},
     telemetry::{Health, LatenessSums, SyncKind, SyncRecord},
     topology::Topology,
@@ -114,6 +114,8 @@ struct Row {
     last: f64,
     /// Means of own computing, waiting, wire.
     means: [Nanoseconds; 3],
+    /// Means of the first byte of its parts after the others' enter, and from there to the last byte.
+    arrival: [Nanoseconds; 2],
     count: usize,
 }
 
@@ -146,7 +148,8 @@ impl<'a> Picture<'a> {
         }
         for group in groups {
             let lists: Vec<Vec<SyncRecord>> = members[group.clone()].iter().map(|of| of.records.clone()).collect();
-            let mut sums = LatenessSums::new(lists.len());
+            let first = topology.place(MemberIndex(group.start as u16)).rank.index();
+            let mut sums = LatenessSums::new(first, lists.len());
             for (rank, list) in lists.iter().enumerate() {
                 list.iter().for_each(|record| sums.add(rank, record));
             }
@@ -154,10 +157,11 @@ impl<'a> Picture<'a> {
             for (rank, list) in lists.iter().enumerate() {
                 let place = topology.place(MemberIndex((group.start + rank) as u16));
                 let (member, stage, rank_number) = (group.start + rank, place.stage, place.rank.0);
-                let (means, count) = (means(list), list.len());
-                rows.push(Row { member, rank: rank_number, stage, late: late[rank], last: last[rank], means, count });
+                let (means, arrival, count) = (means(list), arrival(&lists, place.rank), list.len());
+                let (late, last) = (late[rank], last[rank]);
+                rows.push(Row { member, rank: rank_number, stage, late, last, means, arrival, count });
             }
-            let found = straggler::of_ranks(&lists);
+            let found = straggler::of_ranks(first, &lists);
             named.extend(found.map(|found| Straggler { member: group.start + found.member, ..found }));
         }
         let straggler = named.into_iter().max_by(|one, two| one.named.late.total_cmp(&two.named.late));
@@ -214,8 +218,8 @@ impl<'a> Picture<'a> {
     fn rank_lines(&self) -> Vec<String> {
         let width = self.members.iter().map(|of| of.name.chars().count()).max().unwrap_or(0).max(4);
         let head = format!(
-            "{:<width$}  {:>5}  {:>4}  {:>5}  {:>5}  {:>7}  {:>7}  {:>7}  {:>5}  {:>5}  HEALTH",
-            "NODE", "STAGE", "RANK", "LATE", "LAST", "OWN", "WAIT", "WIRE", "NET", "TEMP"
+            "{:<width$}  {:>5}  {:>4}  {:>5}  {:>5}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>5}  {:>5}  HEALTH",
+            "NODE", "STAGE", "RANK", "LATE", "LAST", "OWN", "WAIT", "WIRE", "FIRST", "WAY", "NET", "TEMP"
         );
         let line = |row: &Row| {
             let of = &self.members[row.member];
@@ -226,7 +230,7 @@ impl<'a> Picture<'a> {
             let words: Vec<String> = of.health.warnings().iter().map(|warning| warning.short()).collect();
             let words = if words.is_empty() { "ok".into() } else { words.join(", ") };
             format!(
-                "{:<width$}  {:>5}  {:>4}  {:>5}  {:>5}  {:>7}  {:>7}  {:>7}  {:>5}  {temperature:>5}  {words}",
+                "{:<width$}  {:>5}  {:>4}  {:>5}  {:>5}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>5}  {temperature:>5}  {words}",
                 of.name,
                 row.stage,
                 row.rank,
@@ -235,6 +239,8 @@ impl<'a> Picture<'a> {
                 short_time(own),
                 short_time(wait),
                 short_time(wire),
+                short_time(row.arrival[0]),
+                short_time(row.arrival[1]),
                 percent(ratio((wait.0 + wire.0) as f64, total)),
             )
         };
@@ -246,7 +252,7 @@ impl<'a> Picture<'a> {
         let [own, wait, wire] = row.means.map(|time| time.0);
         json!({"node": of.name, "member": row.member, "rank": row.rank, "stage": row.stage, "late": row.late, "last": row.last,
             "count": row.count, "compute_ns": own, "wait_ns": wait, "wire_ns": wire,
-            "network_fraction": ratio((wait + wire) as f64, (own + wait + wire) as f64),
+            "first_ns": row.arrival[0].0, "way_ns": row.arrival[1].0, "network_fraction": ratio((wait + wire) as f64, (own + wait + wire) as f64),
             "cause": of.health.cause().map(|cause| cause.to_string())})
     }
 
@@ -301,6 +307,15 @@ fn means(list: &[SyncRecord]) -> [Nanoseconds; 3] {
         sums
     });
     sums.map(|sum| Nanoseconds(sum / (list.len() as u64).max(1)))
+}
+
+/// Means of what the ranks of a stage heard of one of them: its first byte after their enter, and from there to its last.
+fn arrival(lists: &[Vec<SyncRecord>], of: Rank) -> [Nanoseconds; 2] {
+    let heard = lists.iter().flatten().flat_map(|record| &record.arrivals).filter(|arrival| arrival.rank == of);
+    let (count, first, way) = heard.fold((0_u64, 0_u64, 0_u64), |(count, first, way), arrival| {
+        (count + 1, first.saturating_add(arrival.first.0), way.saturating_add(arrival.way().0))
+    });
+    [first, way].map(|sum| Nanoseconds(sum / count.max(1)))
 }
 
 fn steps(list: &[SyncRecord]) -> usize {

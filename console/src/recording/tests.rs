@@ -18,12 +18,12 @@ use crate::{
     event::{ClientEvent, Event},
     fixtures::{LAYERS, NODES, Story, address, defaults, idle, running, wanted},
     keymap::{Key, KeyCode},
-    state::State,
+    state::{State, lateness::ranks},
 };
 use shared::{
     protocol::error::{Fault, FaultKind},
     telemetry::NodeState,
-    units::Celsius,
+    units::{Celsius, Nanoseconds},
 };
 
 fn header() -> Header {
@@ -129,6 +129,41 @@ fn what_is_played_is_what_was_seen_at_every_event_in_every_order() {
         assert!(player.state() == &states[place], "event {place} is played otherwise than it was");
     }
     assert!(player.broken().is_none() && player.lost() == 0);
+}
+
+/// Takes from everything that says how late a rank was when its parts came.
+fn forget_arrivals(value: &mut serde_json::Value) -> usize {
+    match value {
+        serde_json::Value::Array(list) => list.iter_mut().map(forget_arrivals).sum(),
+        serde_json::Value::Object(object) if object.contains_key("heard") => {
+            ["heard", "first", "way"].iter().filter(|key| object.remove(**key).is_some()).count()
+        }
+        serde_json::Value::Object(object) => object.values_mut().map(forget_arrivals).sum(),
+        _ => 0,
+    }
+}
+
+#[test]
+fn recordings_from_before_reports_said_when_parts_came_are_played_without_that() {
+    let folder = folder();
+    let states = record(&file(&folder), &session());
+    let text = fs::read_to_string(file(&folder)).expect("it was written");
+    let mut gone = 0;
+    let mut lines = text.lines().map(|line| {
+        let mut value = serde_json::from_str(line).expect("JSON");
+        gone += forget_arrivals(&mut value);
+        format!("{value}\n")
+    });
+    fs::write(file(&folder), lines.by_ref().collect::<String>()).expect("the folder can be written");
+    drop(lines);
+    assert!(gone > 100, "only {gone} fields were there");
+    let mut player = Player::open(&file(&folder)).expect("a recording");
+    player.seek(player.span().1);
+    while !player.work(50) {}
+    assert!(player.broken().is_none(), "{:?}", player.broken());
+    let late = |state: &State| ranks(state).iter().map(|row| (row.member, row.late)).collect::<Vec<_>>();
+    assert_eq!(late(player.state()), late(&states[states.len() - 1]));
+    assert!(ranks(player.state()).iter().all(|row| row.arrival == [Nanoseconds(0); 2]));
 }
 
 #[test]

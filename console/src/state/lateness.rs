@@ -2,6 +2,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use shared::{
+    ids::MemberIndex,
     latency::ratio,
     telemetry::{self, Lateness, NodeReport, WINDOW_STEPS},
     units::Nanoseconds,
@@ -73,12 +74,30 @@ impl Window {
         self.intervals.iter().map(|interval| interval.count).sum()
     }
 
-    /// How often and how long the rank was late, as this node saw it.
-    fn late(&self, rank: usize) -> (u64, u64) {
-        let of_rank =
-            self.intervals.iter().flat_map(|interval| &interval.late).filter(|late| late.rank.index() == rank);
-        of_rank.fold((0, 0), |(count, time), late| (count + u64::from(late.count), time + late.time.0))
+    /// What this node heard of a rank is added to `sums`.
+    fn add(&self, rank: usize, sums: &mut Heard) {
+        for late in self.intervals.iter().flat_map(|interval| &interval.late).filter(|late| late.rank.index() == rank) {
+            sums.last += u64::from(late.count);
+            sums.late += late.time.0;
+            sums.heard += u64::from(late.heard);
+            sums.first = sums.first.saturating_add(late.first.0);
+            sums.way = sums.way.saturating_add(late.way.0);
+        }
+        sums.count += self.count();
+        sums.time += self.times().iter().sum::<u64>();
     }
+}
+
+/// What others heard of a rank: their all-reduces and nanoseconds in all, those in which it was late, those in which it sent something.
+#[derive(Clone, Copy, Debug, Default)]
+struct Heard {
+    count: u64,
+    time: u64,
+    last: u64,
+    late: u64,
+    heard: u64,
+    first: u64,
+    way: u64,
 }
 
 /// A rank as it stands among the others.
@@ -96,6 +115,8 @@ pub struct RankRow {
     pub means: [Nanoseconds; 3],
     /// (wait + wire) / total of this rank.
     pub network: f64,
+    /// Means of the first byte of its parts after the others' enter, and from there to the last byte.
+    pub arrival: [Nanoseconds; 2],
 }
 
 /// All ranks of the topology, the latest first.
@@ -104,25 +125,24 @@ pub fn ranks(state: &State) -> Vec<RankRow> {
     let places: Vec<Option<usize>> = (0..topology.members.len()).map(|member| state.place_of(member)).collect();
     let window = |member: usize| places[member].map(|place| &state.nodes[place].window);
     let row = |member: usize| {
-        let observers = (0..places.len()).filter(|other| *other != member).filter_map(window);
-        let (mut last, mut late, mut count, mut time) = (0, 0, 0, 0);
-        for observer in observers {
-            let (times, lateness) = observer.late(member);
-            last += times;
-            late += lateness;
-            count += observer.count();
-            time += observer.times().iter().sum::<u64>();
-        }
+        // Only its own stage hears of it, by its rank in the replica.
+        let place = topology.place(MemberIndex(member as u16));
+        let first = topology.layout.members(place.replica).start;
+        let stage = place.group.clone().map(|rank| first + usize::from(rank));
+        let observers = stage.filter(|other| *other != member && *other < places.len()).filter_map(window);
+        let mut heard = Heard::default();
+        observers.for_each(|observer| observer.add(place.rank.index(), &mut heard));
         let own = window(member);
         let (times, all_reduces) = own.map_or(([0; 3], 0), |window| (window.times(), window.count()));
         let total: u64 = times.iter().sum();
         RankRow {
             member,
             node: places[member],
-            late: ratio(late as f64, time as f64),
-            last: ratio(last as f64, count as f64),
+            late: ratio(heard.late as f64, heard.time as f64),
+            last: ratio(heard.last as f64, heard.count as f64),
             means: times.map(|sum| Nanoseconds(sum / all_reduces.max(1))),
             network: ratio((times[1] + times[2]) as f64, total as f64),
+            arrival: [heard.first, heard.way].map(|sum| Nanoseconds(sum / heard.heard.max(1))),
         }
     };
     let mut rows: Vec<RankRow> = (0..places.len()).map(row).collect();
@@ -140,7 +160,7 @@ pub fn straggler(rows: &[RankRow]) -> Option<&RankRow> {
 mod tests {
     use super::*;
     use crate::fixtures::{NODES, Story, running};
-    use shared::telemetry::NodeState;
+    use shared::{ids::Rank, telemetry::NodeState, topology::Layout};
 
     #[test]
     fn the_rank_that_the_others_wait_for_is_first_and_named() {
@@ -172,6 +192,26 @@ mod tests {
         (0..2).for_each(|_| steps(&mut story, true));
         let rows = ranks(&story.state);
         assert_eq!(straggler(&rows).map(|row| row.member), Some(2), "{rows:?}");
+    }
+
+    #[test]
+    fn a_rank_is_heard_of_in_its_own_stage_alone_by_its_number_in_the_replica() {
+        let mut story = Story::ready();
+        for node in 0..NODES {
+            let mut report = running(node, NodeState::Serving, true);
+            let (topology, hash, _) = report.topology.as_mut().expect("it runs");
+            topology.layout = Layout::alike(2, 1, 2);
+            *hash = topology.hash();
+            report.epoch = report.epoch.next();
+            let (first, way) = (Nanoseconds(3_000_000), Nanoseconds(1_000_000));
+            let late = Lateness { rank: Rank(1), count: 9, time: Nanoseconds(900_000_000), heard: 1000, first, way };
+            report.lateness = if node == 2 { vec![late] } else { Vec::new() };
+            story.report(node, report);
+        }
+        let rows = ranks(&story.state);
+        assert_eq!(straggler(&rows).map(|row| row.member), Some(3), "rank 1 of the second replica: {rows:?}");
+        assert_eq!(rows[0].arrival, [Nanoseconds(3000), Nanoseconds(1000)]);
+        assert!(rows[1..].iter().all(|row| row.late == 0.0 && row.arrival == [Nanoseconds(0); 2]), "{rows:?}");
     }
 
     #[test]

@@ -22,8 +22,8 @@ const NAME: usize = 10;
 const RANK: usize = 4;
 const SHARE: usize = 5;
 const TIME: usize = 6;
-/// From this width on the table says how often a rank was the last.
-const WIDTH_LAST: u16 = 100;
+/// From this width on the table says how often a rank was the last, when its parts begin to come and how long they are on the way.
+const WIDTH_WIDE: u16 = 100;
 /// Most lines that the words about the straggler take.
 const WORDS_MAX: usize = 2;
 
@@ -76,7 +76,7 @@ fn draw_ranks(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, pictu
         None if picture.lateness() > 0.0 => Span::styled("no straggler", theme.ok),
         None => Span::raw(""),
     };
-    let with_last = area.width >= WIDTH_LAST;
+    let is_wide = area.width >= WIDTH_WIDE;
     let area = panel(frame, theme, area, state.spot.focus == Focus::Nodes, "Ranks, the latest first", remark);
     if picture.ranks.is_empty() {
         return lines(frame, area, [Line::styled(" Ranks appear here when a topology runs.", theme.dim)]);
@@ -86,23 +86,25 @@ fn draw_ranks(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, pictu
     let selected = picture.ranks.iter().position(|(row, _)| row.node == Some(state.selected)).unwrap_or(0);
     let first = (selected + 1).saturating_sub(room);
     let mut cells = vec![fit("  node", NAME + 2), fit_right("rank", RANK), fit_right("late", SHARE)];
-    cells.extend(with_last.then(|| fit_right("last", SHARE)));
+    cells.extend(is_wide.then(|| fit_right("last", SHARE)));
     cells.extend(["own", "wait", "wire"].map(|title| fit_right(title, TIME)));
+    cells.extend(["first", "way"].map(|title| fit_right(title, TIME)).into_iter().filter(|_| is_wide));
     cells.extend([fit_right("net", SHARE), health::heading()]);
     let heading = Line::styled(cells.join(" "), theme.dim);
     let rows = picture.ranks.iter().enumerate().skip(first).map(|(place, (row, name))| {
         let style = if late == Some(place) { theme.warn } else { theme.plain };
-        rank(state, theme, row, name, style, with_last)
+        rank(state, theme, row, name, style, is_wide)
     });
     lines(frame, area, words.into_iter().chain([heading]).chain(rows));
 }
 
-fn rank(state: &State, theme: &Theme, row: &RankRow, name: &str, style: Style, with_last: bool) -> Line<'static> {
+fn rank(state: &State, theme: &Theme, row: &RankRow, name: &str, style: Style, is_wide: bool) -> Line<'static> {
     let is_selected = row.node == Some(state.selected);
     let share = |share: f64| fit_right(&format!("{:.0} %", share * 100.0), SHARE);
     let mut cells = vec![fit_right(&row.member.to_string(), RANK), share(row.late)];
-    cells.extend(with_last.then(|| share(row.last)));
+    cells.extend(is_wide.then(|| share(row.last)));
     cells.extend(row.means.map(|mean| fit_right(&tight_time(mean), TIME)));
+    cells.extend(row.arrival.map(|mean| fit_right(&tight_time(mean), TIME)).into_iter().filter(|_| is_wide));
     cells.push(share(row.network));
     let name_style = if is_selected { style.add_modifier(Modifier::BOLD) } else { style };
     let mut spans = vec![

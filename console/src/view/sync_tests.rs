@@ -64,13 +64,28 @@ fn report(known: &Topology, rank: u16, layers: u32, late: Option<u16>) -> NodeRe
     };
     let syncs: Vec<LayerSync> = (0..2 * layers).map(sync).collect();
     let time = Nanoseconds(syncs.iter().map(|sync| sync.wait.0 * 4).sum());
-    let lateness = late.filter(|late| *late != rank).map(|late| Lateness { rank: Rank(late), count: 8 * layers, time });
+    // Who is waited for starts late; parts are as long on the way as the wire of their rank takes.
+    let heard = 8 * layers;
+    let all = u64::from(heard);
+    let lateness = (0..known.members.len() as u16).filter(|peer| *peer != rank).map(|peer| {
+        let is_late = late == Some(peer);
+        let (count, time) = if is_late { (heard, time) } else { (0, Nanoseconds(0)) };
+        let first = Nanoseconds(time.0 + 60_000 * all);
+        Lateness {
+            rank: Rank(peer),
+            count,
+            time,
+            heard,
+            first,
+            way: Nanoseconds((5_000 + u64::from(peer) * 1_000) * all),
+        }
+    });
     let mut report = NodeReport {
         name: known.members[usize::from(rank)].name.clone(),
         epoch: Epoch(3),
         topology: Some((known.clone(), known.hash(), MemberIndex(rank))),
         layers: syncs,
-        lateness: lateness.into_iter().collect(),
+        lateness: lateness.collect(),
         ..running(0, NodeState::Serving, false)
     };
     if late == Some(rank) {

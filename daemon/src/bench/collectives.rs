@@ -202,7 +202,8 @@ fn rank_of(
     let seat = Seat { own, stage: 0..world as u16, epoch: Epoch(1), hash: TopologyHash(1) };
     let links = Links::sealed(seat, protected(arguments, rank, streams), Arc::new(Abort::new()?), arguments.spin)?;
     let settings = Settings { exchange: arguments.exchange, columns: size.columns, choice: Choice::Auto, kernels };
-    let mut group = Group::new(Some(links), settings, Accounting::new(own, Arc::new(SyncRing::default())));
+    let ring = Arc::new(SyncRing::new(own, 0..world as u16));
+    let mut group = Group::new(Some(links), settings, Accounting::new(own, ring));
     group.begin_step(1);
     let part = vec![rank as f32 + 0.5; size.tokens * size.columns];
     let mut hidden = vec![0.0; part.len()];
@@ -219,7 +220,7 @@ fn rank_of(
             let calls = group.links().map_or(0, |links| links.calls().total());
             group.accounting.take_totals();
             let began = Instant::now();
-            group.all_reduce_by(*algorithm, &part, &mut hidden, |_, _| ())?;
+            group.all_reduce_by(*algorithm, &part, &mut hidden, |_, _, _| ())?;
             let elapsed = began.elapsed().as_secs_f64() * 1e6;
             if round >= WARM_UP {
                 seen.times.push(elapsed);

@@ -148,7 +148,7 @@ impl Bench {
         cache.fill();
         let pool = Pool::new(options);
         pool.pin_caller();
-        let accounting = Accounting::new(Rank(0), Arc::new(SyncRing::default()));
+        let accounting = Accounting::new(Rank(0), Arc::new(SyncRing::alone()));
         let settings =
             Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto, kernels };
         Ok(Self {

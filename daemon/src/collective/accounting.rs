@@ -1,26 +1,18 @@
 //! Where the time of each collective went: own compute, waiting for a rank, wire (HOUSE "Where time goes").
-//! Records go into a ring of atomics that any thread may read; the engine's thread alone writes.
-use std::{
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering, fence},
-    },
-    time::Instant,
-};
+//! Records go into a ring that any thread may read; the engine's thread alone writes.
+use std::{sync::Arc, time::Instant};
 
+use super::ring::{Entry, SyncRing};
 use crate::kernels::PoolClock;
 use shared::{
     ids::{LayerIndex, Rank},
     schedule::Table,
-    telemetry::{PhaseTotals, RankTotals, SyncKind, SyncRecord, sync::RECORDS_MAX},
+    telemetry::{PhaseTotals, RankTotals, SyncKind},
     units::Nanoseconds,
 };
 
-/// Records that the ring holds: about three seconds of a fast small model.
-const RING_LENGTH: usize = RECORDS_MAX;
-
-/// Words of a record in the ring.
-const WORDS: usize = 8;
+/// When the first byte of what a peer sent in a collective was read, and when its last; `None`: it sent nothing.
+pub type Heard = Option<(Instant, Instant)>;
 
 /// One collective between its send and its last arrival.
 #[derive(Clone, Copy, Debug)]
@@ -102,8 +94,7 @@ impl Accounting {
 
     /// Shows which algorithm the all-reduces use to those who read the records; the first table stays.
     pub fn publish(&self, table: &Table) {
-        // It is decided once for an assignment.
-        let _ = self.ring.table.set(table.clone());
+        self.ring.publish(table);
     }
 
     /// Forgets the time since the last collective: nobody computed or waited for a peer in it.
@@ -114,6 +105,12 @@ impl Accounting {
     /// Computing since the last collective, so far.
     pub fn compute_so_far(&self) -> Nanoseconds {
         Nanoseconds(self.left.elapsed().as_nanos() as u64)
+    }
+
+    /// Computing since the last collective and the time now, by one reading of the clock: nothing is lost between the two.
+    pub fn enter(&self) -> (Nanoseconds, Instant) {
+        let now = Instant::now();
+        (Nanoseconds(now.saturating_duration_since(self.left).as_nanos() as u64), now)
     }
 
     /// Counts what was sent.
@@ -136,14 +133,17 @@ impl Accounting {
         (Nanoseconds(wait), Nanoseconds(wire))
     }
 
-    /// As [`Self::close`], and keeps a record of the layer for the dashboard.
-    pub fn close_layer(&mut self, layer: LayerIndex, kind: SyncKind, span: Span) {
+    /// As [`Self::close`], and keeps a record of the layer for the dashboard. `heard` says for each other rank of the stage when
+    /// the first byte of what it sent was read, and when the last was.
+    pub fn close_layer(&mut self, layer: LayerIndex, kind: SyncKind, span: Span, heard: impl Iterator<Item = Heard>) {
         let (wait, wire) = self.close(span);
         let slowest = if wait.0 > 0 { span.slowest.1 } else { self.own };
         let (compute, tokens, (last, late)) = (span.compute, self.tokens, span.last);
         let enter = Nanoseconds(span.sent.saturating_duration_since(self.begun).as_nanos() as u64);
-        let step = self.step;
-        self.ring.push(SyncRecord { step, enter, layer, kind, tokens, compute, wait, wire, slowest, last, late });
+        let (step, exit) = (self.step, Nanoseconds(enter.0 + wait.0 + wire.0));
+        let entry = Entry { step, enter, exit, layer, kind, tokens, compute, wait, slowest, last, late };
+        let since = |at: Instant| Nanoseconds(at.saturating_duration_since(span.sent).as_nanos() as u64);
+        self.ring.push(&entry, heard.map(|heard| heard.map(|(first, whole)| (since(first), since(whole)))));
     }
 
     /// Closes a wait for another stage: all of it is the pipeline's bubble.
@@ -155,8 +155,8 @@ impl Accounting {
 
     /// The end of a step's own computing that no collective closes (a lone rank, the last sampling).
     pub fn close_compute(&mut self) {
-        let compute = self.compute_so_far();
-        self.left = Instant::now();
+        let (compute, now) = self.enter();
+        self.left = now;
         self.add_compute(compute);
     }
 
@@ -170,126 +170,15 @@ impl Accounting {
     }
 }
 
-/// The latest records: one writer, any number of readers, no locks. A reader skips a record that is being overwritten.
-#[derive(Debug)]
-pub struct SyncRing {
-    slots: Box<[RingSlot]>,
-    written: AtomicU64,
-    table: OnceLock<Table>,
-}
-
-#[derive(Debug, Default)]
-struct RingSlot {
-    /// Twice the record's number plus two when whole, odd while being written.
-    stamp: AtomicU64,
-    words: [AtomicU64; WORDS],
-}
-
-impl Default for SyncRing {
-    fn default() -> Self {
-        let slots = (0..RING_LENGTH).map(|_| RingSlot::default()).collect();
-        Self { slots, written: AtomicU64::new(0), table: OnceLock::new() }
-    }
-}
-
-impl SyncRing {
-    fn push(&self, record: SyncRecord) {
-        let number = self.written.load(Ordering::Relaxed);
-        let slot = &self.slots[number as usize % RING_LENGTH];
-        slot.stamp.store(2 * number + 1, Ordering::Relaxed);
-        fence(Ordering::Release);
-        for (word, value) in slot.words.iter().zip(pack(&record)) {
-            word.store(value, Ordering::Relaxed);
-        }
-        slot.stamp.store(2 * number + 2, Ordering::Release);
-        self.written.store(number + 1, Ordering::Release);
-    }
-
-    /// Which algorithm the all-reduces use, once that is decided.
-    pub fn table(&self) -> Option<&Table> {
-        self.table.get()
-    }
-
-    /// Calls `visit` for each record since `cursor` that is still there, and moves the cursor to the end.
-    pub fn read_since(&self, cursor: &mut u64, mut visit: impl FnMut(SyncRecord)) {
-        let end = self.written.load(Ordering::Acquire);
-        let begin = (*cursor).max(end.saturating_sub(RING_LENGTH as u64));
-        for number in begin..end {
-            let slot = &self.slots[number as usize % RING_LENGTH];
-            let before = slot.stamp.load(Ordering::Acquire);
-            let words: [u64; WORDS] = std::array::from_fn(|index| slot.words[index].load(Ordering::Relaxed));
-            fence(Ordering::Acquire);
-            if before == 2 * number + 2 && slot.stamp.load(Ordering::Relaxed) == before {
-                visit(unpack(words));
-            }
-        }
-        *cursor = end;
-    }
-}
-
-fn pack(record: &SyncRecord) -> [u64; WORDS] {
-    let kind = u64::from(record.kind == SyncKind::FeedForward);
-    let place = u64::from(record.layer.0) << 32 | u64::from(record.slowest.0) << 8 | kind;
-    let tokens = u64::from(record.last.0) << 32 | u64::from(record.tokens);
-    [place, tokens, record.compute.0, record.wait.0, record.wire.0, record.late.0, record.step, record.enter.0]
-}
-
-fn unpack(words: [u64; WORDS]) -> SyncRecord {
-    SyncRecord {
-        step: words[6],
-        enter: Nanoseconds(words[7]),
-        layer: LayerIndex((words[0] >> 32) as u32),
-        kind: if words[0] & 1 == 1 { SyncKind::FeedForward } else { SyncKind::Attention },
-        tokens: words[1] as u32,
-        compute: Nanoseconds(words[2]),
-        wait: Nanoseconds(words[3]),
-        wire: Nanoseconds(words[4]),
-        slowest: Rank((words[0] >> 8) as u16),
-        last: Rank((words[1] >> 32) as u16),
-        late: Nanoseconds(words[5]),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
 
-    fn record(number: u32) -> SyncRecord {
-        SyncRecord {
-            step: 1 + u64::from(number),
-            enter: Nanoseconds(7),
-            layer: LayerIndex(number),
-            kind: if number.is_multiple_of(2) { SyncKind::Attention } else { SyncKind::FeedForward },
-            tokens: 1,
-            compute: Nanoseconds(u64::from(number)),
-            wait: Nanoseconds(2),
-            wire: Nanoseconds(3),
-            slowest: Rank(4),
-            last: Rank(5),
-            late: Nanoseconds(6),
-        }
-    }
-
-    #[test]
-    fn a_reader_gets_every_record_once_and_the_latest_when_it_was_late() {
-        let ring = SyncRing::default();
-        let mut cursor = 0;
-        let mut seen = Vec::new();
-        (0..10).for_each(|number| ring.push(record(number)));
-        ring.read_since(&mut cursor, |record| seen.push(record));
-        assert_eq!(seen, (0..10).map(record).collect::<Vec<_>>());
-        seen.clear();
-        (10..10 + 2 * RING_LENGTH as u32).for_each(|number| ring.push(record(number)));
-        ring.read_since(&mut cursor, |record| seen.push(record));
-        assert_eq!(seen.len(), RING_LENGTH);
-        assert_eq!(seen.last(), Some(&record(9 + 2 * RING_LENGTH as u32)));
-    }
-
     #[test]
     fn waiting_is_what_the_slowest_computed_longer_and_the_rest_is_wire() {
-        let mut accounting = Accounting::new(Rank(0), Arc::default());
+        let mut accounting = Accounting::new(Rank(0), Arc::new(SyncRing::alone()));
         accounting.begin_step(false, 1);
         let sent = Instant::now();
         let span = |compute, slowest, exchange| Span {

@@ -145,8 +145,7 @@ impl Group {
         mut take: impl FnMut(Rank, &[u8]),
     ) -> Result<(), CollectiveError> {
         let Some(links) = self.links.as_mut() else { return Ok(()) };
-        let compute = self.accounting.compute_so_far();
-        let sent = Instant::now();
+        let (compute, sent) = self.accounting.enter();
         links.wait_for(links.others())?;
         let (arrived, last) = (Instant::now(), links.last_arrival());
         let own = links.own();
@@ -163,7 +162,7 @@ impl Group {
         Ok(())
     }
 
-    /// An all-reduce by `algorithm`, whatever the table says, closed in the accounting by `close`.
+    /// An all-reduce by `algorithm`, whatever the table says, closed in the accounting by `close`, which sees the links.
     ///
     /// # Errors
     /// A peer is lost or out of step, or the wait was aborted.
@@ -172,13 +171,12 @@ impl Group {
         algorithm: Algorithm,
         partial: &[f32],
         hidden: &mut [f32],
-        close: impl FnOnce(&mut Accounting, Span),
+        close: impl FnOnce(&mut Accounting, Span, &Links),
     ) -> Result<(), CollectiveError> {
         let Settings { exchange, columns, kernels, .. } = self.settings;
         assert_eq!(partial.len(), hidden.len(), "both are [tokens, embedding_length]");
         assert!(columns > 0 && partial.len().is_multiple_of(columns), "a token has {columns} columns");
-        let compute = self.accounting.compute_so_far();
-        let sent = Instant::now();
+        let (compute, sent) = self.accounting.enter();
         let Some(links) = self.links.as_mut().filter(|links| !self.omits_exchange && links.stage().len() > 1) else {
             hidden.iter_mut().zip(partial).for_each(|(hidden, partial)| *hidden += partial);
             // What another stage sends or gets moves on while this one computes.
@@ -187,13 +185,14 @@ impl Group {
         let tensor = Tensor { exchange, columns, tokens: partial.len() / columns, payload: kernels.payload };
         let at = (self.step, self.sequence);
         let program = &self.programs[usize::from(algorithm.number()) - 1];
+        links.listen();
         let execution = Execution::new(links, &mut self.buffers, tensor, algorithm, at, (compute, sent));
         let found = execution.run(program, partial, hidden)?;
         self.sequence += 1;
         links.pump()?;
         self.accounting.sent(found.sent.0, found.sent.1);
         let (slowest, last, arrived) = (found.slowest, found.last, found.arrived);
-        close(&mut self.accounting, Span { compute, slowest, last, sent, arrived });
+        close(&mut self.accounting, Span { compute, slowest, last, sent, arrived }, links);
         Ok(())
     }
 }
@@ -207,6 +206,8 @@ impl Collective for Group {
         hidden: &mut [f32],
     ) -> Result<(), CollectiveError> {
         let algorithm = self.table.algorithm(partial.len() / self.settings.columns.max(1));
-        self.all_reduce_by(algorithm, partial, hidden, |accounting, span| accounting.close_layer(layer, kind, span))
+        self.all_reduce_by(algorithm, partial, hidden, |accounting, span, links| {
+            accounting.close_layer(layer, kind, span, links.heard());
+        })
     }
 }

@@ -12,8 +12,7 @@ impl Group {
     /// # Errors
     /// The peer is lost.
     pub fn hand_over(&mut self, to: Rank, hidden: &[f32], behind: &[u8]) -> Result<(), CollectiveError> {
-        let compute = self.accounting.compute_so_far();
-        let sent = Instant::now();
+        let (compute, sent) = self.accounting.enter();
         let (step, format) = (self.step, self.settings().exchange.hand_over());
         let encode = self.settings().kernels.payload.encode;
         let links = self.links().expect("a stage that hands over has links");
@@ -38,8 +37,7 @@ impl Group {
         hidden: &mut [f32],
         behind: impl FnOnce(&[u8]),
     ) -> Result<(), CollectiveError> {
-        let compute = self.accounting.compute_so_far();
-        let sent = Instant::now();
+        let (compute, sent) = self.accounting.enter();
         let (step, format) = (self.step, self.settings().exchange.hand_over());
         let load = self.settings().kernels.payload.load;
         let links = self.links().expect("a stage that takes over has links");
@@ -78,8 +76,7 @@ impl Group {
     /// # Errors
     /// The peer is lost or out of step.
     pub fn take_tokens(&mut self, from: Rank, step: u64, take: impl FnOnce(&[u8])) -> Result<(), CollectiveError> {
-        let compute = self.accounting.compute_so_far();
-        let sent = Instant::now();
+        let (compute, sent) = self.accounting.enter();
         let links = self.links().expect("a replica of several stages has links");
         links.wait_for(std::iter::once(from))?;
         let arrived = Instant::now();

@@ -19,6 +19,7 @@ use shared::{
 
 use super::{
     Abort, CollectiveError,
+    accounting::Heard,
     peer::{Calls, Patience, Peer, Socket},
 };
 
@@ -251,6 +252,19 @@ impl Links {
             }
         }
         (last, Nanoseconds(at.duration_since(before).as_nanos() as u64))
+    }
+
+    /// An all-reduce begins: from now on [`Self::heard`] counts.
+    pub fn listen(&mut self) {
+        let stage = usize::from(self.seat.stage.start)..usize::from(self.seat.stage.end);
+        self.peers[stage].iter_mut().flatten().for_each(Peer::listen);
+    }
+
+    /// For each other rank of the stage, in their order: the first byte and the last of what was consumed since
+    /// [`Self::listen`].
+    pub fn heard(&self) -> impl Iterator<Item = Heard> {
+        let stage = usize::from(self.seat.stage.start)..usize::from(self.seat.stage.end);
+        self.peers[stage].iter().flatten().map(Peer::heard)
     }
 
     /// Waits until all that was sent is with the system: nobody moves it on while this rank sleeps elsewhere.

@@ -9,6 +9,7 @@ pub mod hand_over;
 pub mod link;
 mod peer;
 mod program;
+pub mod ring;
 #[cfg(test)]
 mod sealed_tests;
 #[cfg(test)]
@@ -23,11 +24,12 @@ use shared::{
 };
 
 pub use abort::Abort;
-pub use accounting::{Accounting, SyncRing};
+pub use accounting::Accounting;
 pub use across::{AcrossLinks, Taken};
 pub use group::{Group, Settings};
 pub use link::{Links, Mark, Seat};
 pub use peer::{Calls, Socket};
+pub use ring::SyncRing;
 
 /// Why a collective did not finish. The links are of no use after it.
 #[derive(Debug, thiserror::Error)]

@@ -20,7 +20,7 @@ use shared::{
     },
 };
 
-use super::CollectiveError;
+use super::{CollectiveError, accounting::Heard};
 
 /// Least that one read asks for.
 const READ_BYTES_MIN: usize = 64 * 1024;
@@ -72,6 +72,10 @@ pub(super) struct Peer {
     front: Option<FrameHeader>,
     /// When bytes came last.
     read_at: Instant,
+    /// When the first bytes of the frame in front came, or of the one that comes next there.
+    begun_at: Instant,
+    /// The first byte and the last of the frames that were consumed since [`Self::listen`].
+    heard: Heard,
 }
 
 impl Peer {
@@ -82,8 +86,9 @@ impl Peer {
         stream.set_read_timeout(Some(READ_SLEEP))?;
         // Where the system allows neither, its default has to do.
         let _ = CONGESTION.iter().any(|name| setsockopt(&stream, TcpCongestion, &OsString::from(name)).is_ok());
-        let (input, read_at) = (vec![0; READ_BYTES_MIN], Instant::now());
-        Ok(Self { stream, seals, out: Vec::new(), sent: 0, input, filled: 0, front: None, read_at })
+        let (out, input, now) = (Vec::new(), vec![0; READ_BYTES_MIN], Instant::now());
+        let (front, read_at, begun_at, heard) = (None, now, now, None);
+        Ok(Self { stream, seals, out, sent: 0, input, filled: 0, front, read_at, begun_at, heard })
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -101,6 +106,16 @@ impl Peer {
     /// When the frame in front was whole, or a little later.
     pub(super) fn read_at(&self) -> Instant {
         self.read_at
+    }
+
+    /// A collective begins: what was heard before does not count.
+    pub(super) fn listen(&mut self) {
+        self.heard = None;
+    }
+
+    /// When the first byte of the first frame that was consumed since [`Self::listen`] was read, and the last byte of the last one.
+    pub(super) fn heard(&self) -> Heard {
+        self.heard
     }
 
     /// The frame in front and its payload; it must be there.
@@ -180,6 +195,7 @@ impl Peer {
     ) -> Result<(), CollectiveError> {
         while self.front.is_none() {
             calls.reads += 1;
+            let is_first = self.filled == 0;
             let flags = if patience == Patience::Now { MsgFlags::MSG_DONTWAIT } else { MsgFlags::empty() };
             match recv(self.stream.as_raw_fd(), &mut self.input[self.filled..], flags) {
                 Ok(0) => return Err(CollectiveError::Closed(rank)),
@@ -188,6 +204,9 @@ impl Peer {
             }
             patience = Patience::Now;
             self.read_at = Instant::now();
+            if is_first {
+                self.begun_at = self.read_at;
+            }
             self.find_front(rank)?;
         }
         Ok(())
@@ -199,6 +218,9 @@ impl Peer {
             let end = self.end_of(header);
             self.input.copy_within(end..self.filled, 0);
             self.filled -= end;
+            self.heard = Some((self.heard.map_or(self.begun_at, |(first, _)| first), self.read_at));
+            // What is behind it came with its last bytes: nothing is read while a frame is in front.
+            self.begun_at = self.read_at;
         }
         self.find_front(rank)
     }

@@ -1,4 +1,6 @@
 //! All-reduces over loopback sockets against a plain sum, and over links that close, stall, dribble or lie.
+mod arrivals;
+
 use std::{
     io::{Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
@@ -71,18 +73,25 @@ fn pair() -> (TcpStream, TcpStream) {
 }
 
 fn group(rank: usize, streams: Vec<Option<TcpStream>>, case: Case) -> (Group, Arc<Abort>) {
+    let (group, abort, _) = recorded(rank, streams, case);
+    (group, abort)
+}
+
+/// A rank of a group, and where its records go.
+fn recorded(rank: usize, streams: Vec<Option<TcpStream>>, case: Case) -> (Group, Arc<Abort>, Arc<SyncRing>) {
     let abort = Arc::new(Abort::new().expect("a descriptor"));
     let seat = Seat { own: Rank(rank as u16), stage: 0..streams.len() as u16, epoch: WHO.0, hash: WHO.1 };
     // Spinning ranks take the cores from the others: with more of them than two it is slow, and nothing else.
     let spins = case.world == 2 && rank == 0;
+    let ring = Arc::new(SyncRing::new(seat.own, seat.stage.clone()));
     let links = Links::new(seat, streams, Arc::clone(&abort), spins).expect("good sockets");
-    let accounting = Accounting::new(Rank(rank as u16), Arc::default());
-    let kernels = Kernels::choose(None).expect("a table");
+    let accounting = Accounting::new(Rank(rank as u16), Arc::clone(&ring));
     let choice = Choice::Forced(case.algorithm);
+    let kernels = Kernels::choose(None).expect("a table");
     let settings = Settings { exchange: case.exchange, columns: case.columns, choice, kernels };
     let mut group = Group::new(Some(links), settings, accounting);
     group.begin_step(1);
-    (group, abort)
+    (group, abort, ring)
 }
 
 /// Sockets between all pairs of ranks; `join` makes each of them.

@@ -205,7 +205,7 @@ impl Group {
         for _ in 0..repeats {
             for (algorithm, times) in &mut found {
                 let began = Instant::now();
-                self.all_reduce_by(*algorithm, part, hidden, |_, _| ())?;
+                self.all_reduce_by(*algorithm, part, hidden, |_, _, _| ())?;
                 times.push(began.elapsed().as_nanos() as u64);
             }
         }

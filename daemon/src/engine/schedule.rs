@@ -5,21 +5,21 @@ use shared::{
     ids::Slot,
     sampling::SamplingParameters,
     telemetry::KvUse,
-    topology::{
-        layout::STEP_TOKENS_MAX,
-        spec::{KV_BLOCK_LENGTH, SLOTS_MAX},
-    },
+    topology::{layout::STEP_TOKENS_MAX, spec::KV_BLOCK_LENGTH},
     units::Nanoseconds,
 };
 use smallvec::SmallVec;
 
 use super::{
     blocks::{Blocks, Table},
-    costs::{Costs, ROWS_MAX},
+    costs::{Costs, Open, ROWS_MAX},
     drafts::{Acceptance, Match, find},
     grammar::Constraint,
     plan::{Limits, Opened, Plan, PlanEntry},
 };
+use share::{Prefill, Prompts};
+
+mod share;
 
 /// Names a request inside an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -136,6 +136,8 @@ pub struct Scheduler {
     costs: Costs,
     /// Rows of answers in the latest plan.
     answers_entered: usize,
+    /// Who waited for it.
+    waited: Open,
     /// What requests begin with.
     acceptance: Acceptance,
     /// Requests that were opened so far.
@@ -162,6 +164,7 @@ impl Scheduler {
             was_busy: false,
             costs: Costs::default(),
             answers_entered: 0,
+            waited: Open::default(),
             acceptance: Acceptance::default(),
             opened: 0,
             turns: 1,
@@ -264,7 +267,7 @@ impl Scheduler {
         }
     }
 
-    /// Writes the next step into `plan`; false when nothing runs. Running answers come first, then prompts in chunks.
+    /// Writes the next step into `plan`; false when nothing runs.
     pub fn next_plan(&mut self, plan: &mut Plan) -> bool {
         plan.clear();
         plan.continues = self.was_busy;
@@ -274,8 +277,7 @@ impl Scheduler {
             // Slots that ended stay in `closed` until a step goes out; no rank needs to know before.
             return false;
         }
-        self.enter_answers(plan);
-        self.enter_prompts(plan);
+        self.enter_all(plan);
         if plan.entries.is_empty() {
             return false;
         }
@@ -313,37 +315,52 @@ impl Scheduler {
         }
     }
 
-    /// Enters prompts in chunks. Half of what the step can carry is for the prompt that came first, half for that which is nearest to
-    /// its end; what they leave goes by arrival.
-    fn enter_prompts(&mut self, plan: &mut Plan) {
-        self.answers_entered = plan.entries.len();
-        let most = self.step_tokens.saturating_sub(plan.entries.len());
-        let mut prompts: SmallVec<[Prefill; SLOTS_MAX as usize]> = SmallVec::new();
-        for (index, running) in self.slots.iter().enumerate() {
-            let Some(running) = running.as_ref().filter(|running| running.is_prompt()) else { continue };
-            let rest = running.prompt_length - running.fed;
-            let is_short = running.prompt_length - running.table.cached <= self.step_tokens;
-            prompts.push(Prefill { number: running.number, index, rest, is_short, share: 0 });
-        }
+    /// Prompts that go through the layers here, by arrival.
+    fn prompts(&self) -> Prompts {
+        let prompt = |(index, running): (usize, &Option<Running>)| {
+            let running = running.as_ref().filter(|running| running.is_prompt())?;
+            let (rest, all) = (running.prompt_length - running.fed, running.prompt_length - running.table.cached);
+            Some(Prefill::new(running.number, index, rest, all, self.step_tokens))
+        };
+        let mut prompts: Prompts = self.slots.iter().enumerate().filter_map(prompt).collect();
         prompts.sort_unstable_by_key(|prompt| prompt.number);
-        let is_alone = !self.slots.iter().flatten().any(Running::is_answering);
-        let beside = |spends| if is_alone { most } else { self.costs.beside(self.answers_entered, most, spends) };
-        let mut left = beside(false);
-        if !is_alone {
-            // A prompt of no more than a step is through at once while there is something saved; half of a step's own share is for the others.
-            let mut saved = beside(true);
-            let before = saved;
-            prompts.iter_mut().filter(|prompt| prompt.is_short).for_each(|prompt| prompt.take(saved, &mut saved));
-            left = left.saturating_sub(before - saved).max(left / 2).min(most - (before - saved));
+        prompts
+    }
+
+    /// Enters prompts and answers. While something is saved, short prompts go first, and answers wait unless they cost little beside
+    /// them. Long prompts go in chunks beside answers.
+    fn enter_all(&mut self, plan: &mut Plan) {
+        let mut prompts = self.prompts();
+        let answers = || self.slots.iter().flatten().filter(|running| running.is_answering());
+        let ready = answers().filter(|running| running.fed < running.tokens.len()).count();
+        let turn = answers().count().div_ceil(self.turns);
+        let is_alone = turn == 0;
+        self.waited = Open { answers: ready.min(turn), prompts: prompts.len() };
+        let has_short = prompts.iter().any(|prompt| prompt.is_short);
+        let first = if has_short && !is_alone {
+            share::first(&mut prompts, &self.costs, self.waited, self.step_tokens)
+        } else {
+            None
+        };
+        let count = first.unwrap_or(0);
+        let fits = count + self.waited.answers <= self.step_tokens;
+        if count == 0 || (fits && self.costs.is_cheap_beside(self.waited.answers, count)) {
+            self.enter_answers(plan);
+            self.waited.answers = plan.entries.len();
         }
-        let half = left.div_ceil(2);
-        if let Some(first) = prompts.iter_mut().find(|prompt| prompt.rest > 0) {
-            first.take(half, &mut left);
+        self.answers_entered = plan.entries.len();
+        if count == 0 {
+            let most = self.step_tokens.saturating_sub(plan.entries.len());
+            let beside = if is_alone { most } else { self.costs.beside(self.waited, most) };
+            // Short prompts wait until enough is saved: half of what others may take is left for that.
+            let waits = first.is_some();
+            share::beside(&mut prompts, if waits { beside / 2 } else { beside }, |prompt| !(waits && prompt.is_short));
         }
-        if let Some(nearest) = prompts.iter_mut().filter(|prompt| prompt.rest > 0).min_by_key(|prompt| prompt.rest) {
-            nearest.take(left, &mut left);
-        }
-        prompts.iter_mut().for_each(|prompt| prompt.take(left, &mut left));
+        self.enter_prompts(&prompts, plan);
+    }
+
+    /// Enters the shares of prompts.
+    fn enter_prompts(&mut self, prompts: &[Prefill], plan: &mut Plan) {
         for prompt in prompts.iter().filter(|prompt| prompt.share > 0) {
             let Some(running) = self.slots[prompt.index].as_mut() else { continue };
             plan.is_prefill = true;
@@ -354,7 +371,7 @@ impl Scheduler {
 
     /// The step of a plan took so long.
     pub fn took(&mut self, plan: &Plan, time: Nanoseconds) {
-        self.costs.settle(self.answers_entered, time);
+        self.costs.settle(self.waited, self.answers_entered, time);
         self.costs.observe(plan.entries.len(), plan.is_prefill, time);
     }
 
@@ -436,27 +453,6 @@ impl Scheduler {
     }
 }
 
-/// A prompt that goes through the layers.
-#[derive(Debug)]
-struct Prefill {
-    number: u64,
-    index: usize,
-    /// Tokens that have no share yet.
-    rest: usize,
-    /// It has no more tokens than a step can carry.
-    is_short: bool,
-    share: usize,
-}
-
-impl Prefill {
-    fn take(&mut self, most: usize, left: &mut usize) {
-        let share = self.rest.min(most).min(*left);
-        self.rest -= share;
-        self.share += share;
-        *left -= share;
-    }
-}
-
 /// Enters the next `count` tokens of a sequence.
 fn enter(slot: Slot, running: &mut Running, count: usize, entries: &mut Vec<PlanEntry>) {
     let last = running.tokens.len() - 1;
@@ -470,5 +466,7 @@ fn enter(slot: Slot, running: &mut Running, count: usize, entries: &mut Vec<Plan
     running.fed += count;
 }
 
+#[cfg(test)]
+mod load_tests;
 #[cfg(test)]
 mod tests;

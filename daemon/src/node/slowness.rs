@@ -108,6 +108,7 @@ mod tests {
         SyncRecord {
             step: 1,
             enter: Nanoseconds(0),
+            exit: Nanoseconds(late),
             layer: LayerIndex(0),
             kind: SyncKind::Attention,
             tokens: 1,
@@ -117,6 +118,7 @@ mod tests {
             slowest: Rank(rank),
             last: Rank(rank),
             late: Nanoseconds(late),
+            arrivals: Vec::new(),
         }
     }
 

@@ -9,7 +9,7 @@ use std::{
 use super::jitter::{Jitter, Noise};
 use crate::{
     ids::{LayerIndex, Rank},
-    telemetry::{PhaseTotals, RankTotals, SyncKind, SyncRecord},
+    telemetry::{Arrival, PhaseTotals, RankTotals, SyncKind, SyncRecord},
     topology::spec::NODES_MAX,
     units::Nanoseconds,
 };
@@ -124,6 +124,7 @@ impl Observer for () {}
 /// A message that waits to be read.
 #[derive(Clone, Copy, Debug)]
 struct Arrived {
+    first: u64,
     at: u64,
     compute: u64,
 }
@@ -151,6 +152,8 @@ struct Node {
     action: usize,
     missing: u64,
     span: Span,
+    /// First byte and last of each peer since the span began, in order of their first messages.
+    heard: Vec<Arrival>,
     is_prefill: bool,
     tokens: u32,
     totals: RankTotals,
@@ -196,6 +199,7 @@ impl Network {
             action: 0,
             missing: 0,
             span: Span::default(),
+            heard: Vec::new(),
             is_prefill: false,
             tokens: 0,
             totals: RankTotals::default(),
@@ -218,10 +222,14 @@ impl Network {
         while let Some(Reverse(reach)) = self.flying.pop() {
             let to = usize::from(reach.to);
             let node = &mut self.nodes[to];
-            let done = (reach.at.max(node.in_free) + self.link.busy_ns(reach.bytes)).max(reach.not_before);
+            let first = reach.at.max(node.in_free);
+            let done = (first + self.link.busy_ns(reach.bytes)).max(reach.not_before);
             node.in_free = done;
-            self.inbox[to * actions.len() + usize::from(reach.from)]
-                .push_back(Arrived { at: done, compute: reach.compute });
+            self.inbox[to * actions.len() + usize::from(reach.from)].push_back(Arrived {
+                first,
+                at: done,
+                compute: reach.compute,
+            });
             if node.missing & 1 << reach.from != 0 {
                 self.advance(to, &actions[to], observer);
             }
@@ -332,6 +340,7 @@ impl Node {
     fn enter(&mut self, index: usize) {
         let own = index as u16;
         let compute = self.clock - self.span.left;
+        self.heard.clear();
         self.span = Span {
             is_open: true,
             left: self.span.left,
@@ -347,6 +356,7 @@ impl Node {
     fn take(&mut self, arrived: Arrived, from: u16, (work_ns, is_sum): (u64, bool)) {
         self.missing &= !(1 << from);
         let seen = self.clock.max(arrived.at);
+        self.hear(Rank(from), self.clock.max(arrived.first), seen);
         if is_sum && self.missing == 0 && arrived.at > self.clock {
             let late = seen - self.span.last.0;
             self.span.late = self.span.late.max((late, from));
@@ -354,6 +364,16 @@ impl Node {
         self.clock = seen + self.speed.receive_ns + work_ns;
         self.span.last = (self.clock, from);
         self.span.slowest = self.span.slowest.max((arrived.compute, from));
+    }
+
+    /// Notes when a message's first byte and its last were read.
+    fn hear(&mut self, rank: Rank, first: u64, whole: u64) {
+        let since = |at: u64| Nanoseconds(at - self.span.entered.min(at));
+        let (first, whole) = (since(first), since(whole));
+        match self.heard.iter_mut().find(|heard| heard.rank == rank) {
+            Some(heard) => heard.whole = whole,
+            None => self.heard.push(Arrival { rank, first, whole }),
+        }
     }
 
     /// As the daemon's accounting: waiting is the slowest peer's computing beyond the own, wire is the rest.
@@ -374,9 +394,11 @@ impl Node {
         phase.wait.0 += wait;
         phase.wire.0 += wire;
         let Closing::AllReduce(layer, kind) = closing else { return };
+        self.heard.sort_unstable_by_key(|heard| heard.rank);
         let record = SyncRecord {
             step: 0,
-            enter: Nanoseconds(0),
+            enter: Nanoseconds(entered),
+            exit: Nanoseconds(self.clock),
             layer,
             kind,
             tokens: self.tokens,
@@ -386,7 +408,10 @@ impl Node {
             slowest: Rank(if wait > 0 { slowest.1 } else { index as u16 }),
             last: Rank(late.1),
             late: Nanoseconds(late.0),
+            arrivals: std::mem::take(&mut self.heard),
         };
         observer.sync(index, &record);
+        // The list goes on to the next record: a million tokens allocate it once.
+        self.heard = record.arrivals;
     }
 }

@@ -103,7 +103,7 @@ fn records(slow: u64, noise: &Noise) -> (Vec<(usize, SyncRecord)>, u64) {
     struct Records(Vec<(usize, SyncRecord)>);
     impl network::Observer for Records {
         fn sync(&mut self, node: usize, record: &SyncRecord) {
-            self.0.push((node, *record));
+            self.0.push((node, record.clone()));
         }
     }
     let close = Action::Close(network::Closing::AllReduce(crate::ids::LayerIndex(0), SyncKind::Attention));
@@ -128,6 +128,15 @@ fn a_slow_node_is_the_last_everywhere_and_its_lateness_is_waiting() {
     let (found, latest) = records(1_500_000, &Noise::None);
     assert_eq!(found.len(), 40);
     for (node, record) in found.iter().skip(4) {
+        assert_eq!(record.exit.0 - record.enter.0, record.wait.0 + record.wire.0);
+        let peers: Vec<u16> = record.arrivals.iter().map(|arrival| arrival.rank.0).collect();
+        assert_eq!(peers, (0..4).filter(|rank| usize::from(*rank) != *node).collect::<Vec<_>>());
+        for arrival in &record.arrivals {
+            // Who computes longer starts late; its bytes take no longer than those of the others.
+            let is_late = *node != 2 && arrival.rank.0 == 2;
+            assert_eq!(arrival.first.0 > 400_000, is_late, "{record:?}");
+            assert!(arrival.way().0 <= 3 * LINK.busy_ns(4352), "{record:?}");
+        }
         if *node == 2 {
             assert_eq!(record.wait.0, 0);
             assert_eq!(record.last.0, 2, "nobody was missing alone");

@@ -15,5 +15,5 @@ pub use health::Health;
 pub use node::{KvUse, LoadProgress, NodeReport, NodeState};
 pub use request::{RequestReport, RequestStage};
 pub use straggler::{LatenessSums, Named, WINDOW_STEPS, judge, straggler};
-pub use sync::{Lateness, LayerSync, PhaseTotals, RankTotals, SyncKind, SyncRecord};
+pub use sync::{Arrival, Lateness, LayerSync, PhaseTotals, RankTotals, SyncKind, SyncRecord};
 pub use warning::Warning;

@@ -118,7 +118,7 @@ pub struct NodeReport {
     pub kv: Option<KvUse>,
     /// All-reduces by layer since the last report.
     pub layers: Vec<LayerSync>,
-    /// Who was late in them, as this rank saw it.
+    /// Whom it heard of in them and who was late, as this rank saw it.
     pub lateness: Vec<Lateness>,
     /// Which algorithm the all-reduces of the running topology use, and what they took when it was decided.
     pub collectives: Option<Table>,

@@ -23,9 +23,11 @@ pub fn straggler(late: &[f64]) -> Option<usize> {
     is_late.then_some(latest)
 }
 
-/// Sums of the all-reduces of all ranks.
+/// Sums of the all-reduces of all ranks of a stage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LatenessSums {
+    /// The stage's first rank: records count ranks over the replica.
+    first: usize,
     /// Nanoseconds of each rank's all-reduces, computing included.
     times: Vec<u64>,
     /// Nanoseconds in which others missed only this rank's part.
@@ -37,19 +39,19 @@ pub struct LatenessSums {
 }
 
 impl LatenessSums {
-    /// Sums of so many ranks, all zero.
-    pub fn new(ranks: usize) -> Self {
-        Self { times: vec![0; ranks], late: vec![0; ranks], counts: vec![0; ranks], last: vec![0; ranks] }
+    /// Sums of so many ranks from the `first` of a stage on, all zero.
+    pub fn new(first: usize, ranks: usize) -> Self {
+        Self { first, times: vec![0; ranks], late: vec![0; ranks], counts: vec![0; ranks], last: vec![0; ranks] }
     }
 
-    /// Adds an all-reduce as `observer` saw it; ranks that are not counted are left out.
+    /// Adds an all-reduce as `observer`, counted within the stage, saw it; ranks that are not counted are left out.
     pub fn add(&mut self, observer: usize, record: &SyncRecord) {
         if observer < self.times.len() {
             self.times[observer] += record.compute.0 + record.wait.0 + record.wire.0;
             self.counts[observer] += 1;
         }
-        let last = record.last.index();
-        if last < self.late.len() && last != observer {
+        let last = record.last.index().checked_sub(self.first);
+        if let Some(last) = last.filter(|last| *last < self.late.len() && *last != observer) {
             self.late[last] += record.late.0;
             self.last[last] += 1;
         }
@@ -90,9 +92,9 @@ pub struct Named {
     pub after: u32,
 }
 
-/// Whom the rule names in each [`WINDOW_STEPS`] steps, from the all-reduces of the ranks of a stage. Steps that not all ranks
-/// recorded are left out, and so is a rest that is too short to say anything.
-pub fn judge(records: &[Vec<SyncRecord>]) -> Vec<Option<Named>> {
+/// Whom the rule names in each [`WINDOW_STEPS`] steps, from the all-reduces of the ranks of a stage, whose first rank in the
+/// replica is `first`. Steps that not all ranks recorded are left out, and so is a rest that is too short to say anything.
+pub fn judge(first: usize, records: &[Vec<SyncRecord>]) -> Vec<Option<Named>> {
     let mut steps: BTreeMap<u64, Vec<(usize, &SyncRecord)>> = BTreeMap::new();
     for (rank, list) in records.iter().enumerate() {
         list.iter().for_each(|record| steps.entry(record.step).or_default().push((rank, record)));
@@ -103,11 +105,11 @@ pub fn judge(records: &[Vec<SyncRecord>]) -> Vec<Option<Named>> {
     let whole: Vec<_> = steps.values().filter(is_whole).collect();
     let is_long = |window: &&[&Vec<(usize, &SyncRecord)>]| window.len() >= STEPS_MIN as usize;
     let windows = whole.chunks(WINDOW_STEPS as usize).filter(is_long);
-    windows.map(|window| judge_window(records.len(), window)).collect()
+    windows.map(|window| judge_window((first, records.len()), window)).collect()
 }
 
-fn judge_window(ranks: usize, steps: &[&Vec<(usize, &SyncRecord)>]) -> Option<Named> {
-    let mut sums = LatenessSums::new(ranks);
+fn judge_window((first, ranks): (usize, usize), steps: &[&Vec<(usize, &SyncRecord)>]) -> Option<Named> {
+    let mut sums = LatenessSums::new(first, ranks);
     let mut named: Option<(usize, u32)> = None;
     for (step, records) in (1..).zip(steps) {
         records.iter().for_each(|(rank, record)| sums.add(*rank, record));
@@ -140,6 +142,7 @@ mod tests {
         SyncRecord {
             step,
             enter: Nanoseconds(0),
+            exit: Nanoseconds(20),
             layer: LayerIndex(0),
             kind: SyncKind::Attention,
             tokens: 1,
@@ -149,12 +152,13 @@ mod tests {
             slowest: Rank(last),
             last: Rank(last),
             late: Nanoseconds(late),
+            arrivals: Vec::new(),
         }
     }
 
     #[test]
     fn shares_are_of_the_time_of_the_others() {
-        let mut sums = LatenessSums::new(3);
+        let mut sums = LatenessSums::new(0, 3);
         sums.add(0, &record(1, 2, 10));
         sums.add(1, &record(1, 2, 10));
         sums.add(2, &record(1, 2, 0));
@@ -171,15 +175,18 @@ mod tests {
         let of = |rank: u64, last: u16| -> Vec<SyncRecord> {
             (0..128).map(|step| record(step, last, if rank == 0 { late(step) } else { 0 })).collect()
         };
-        let judged = judge(&[of(0, 1), of(1, 1)]);
+        let judged = judge(0, &[of(0, 1), of(1, 1)]);
         assert_eq!((judged.len(), judged[1]), (2, None));
+        // The same in a later stage, whose ranks are counted over the replica.
+        assert_eq!(judge(4, &[of(0, 5), of(1, 5)]), judged);
+        assert_eq!(judge(4, &[of(0, 1), of(1, 1)]), [None, None], "a rank of another stage");
         let named = judged[0].expect("rank 1 is late");
         // 2 of 10 steps by half is a tenth.
         assert_eq!((named.rank, named.after, named.last), (1, 10, 1.0));
         assert!((named.late - 56.0 * 50.0 / 6400.0).abs() < 1e-9);
-        let short = |steps| judge(&[of(0, 1)[..steps].to_vec(), of(1, 1)[..steps].to_vec()]).len();
+        let short = |steps| judge(0, &[of(0, 1)[..steps].to_vec(), of(1, 1)[..steps].to_vec()]).len();
         assert_eq!((short(31), short(32), short(64 + 31)), (0, 1, 1));
-        assert_eq!(judge(&[of(0, 1), Vec::new()]), [], "steps that one rank does not tell of");
-        assert_eq!(judge(&[]), []);
+        assert_eq!(judge(0, &[of(0, 1), Vec::new()]), [], "steps that one rank does not tell of");
+        assert_eq!(judge(0, &[]), []);
     }
 }

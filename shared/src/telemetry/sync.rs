@@ -16,13 +16,33 @@ pub enum SyncKind {
     FeedForward,
 }
 
+/// When the part of one peer came in one all-reduce, by the reader's clock from its own enter on: 0 for what was there before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arrival {
+    /// The peer.
+    pub rank: Rank,
+    /// The first byte of its first message was read.
+    pub first: Nanoseconds,
+    /// Its last message was whole.
+    pub whole: Nanoseconds,
+}
+
+impl Arrival {
+    /// From the first byte to the last: how long its messages were on the way once they had begun to come.
+    pub fn way(&self) -> Nanoseconds {
+        Nanoseconds(self.whole.0.saturating_sub(self.first.0))
+    }
+}
+
 /// One all-reduce as one rank saw it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyncRecord {
     /// The step, as the head counts them.
     pub step: u64,
     /// When this rank began the exchange, since its engine's start, by its own clock: never compared with another's.
     pub enter: Nanoseconds,
+    /// When the exchange was over, by the same clock: enter, waiting and wire together. From here on computing counts.
+    pub exit: Nanoseconds,
     /// The layer.
     pub layer: LayerIndex,
     /// Which all-reduce of the layer.
@@ -41,20 +61,33 @@ pub struct SyncRecord {
     pub last: Rank,
     /// How long that part was the only one missing.
     pub late: Nanoseconds,
+    /// The peers that sent something, by rank.
+    pub arrivals: Vec<Arrival>,
 }
 
 /// Most records that a node sends at once.
 pub const RECORDS_MAX: usize = 8192;
+/// Most arrivals in all of them together: large stages have fewer records, so that they fit a message whatever the times are.
+pub const ARRIVALS_MAX: usize = 1 << 17;
 
-/// What one rank's lateness cost another since the last report, in all all-reduces together.
+/// What another rank heard of one rank since the last report, in all all-reduces together, and what its lateness cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lateness {
-    /// The rank that was late.
+    /// The rank that was heard of.
     pub rank: Rank,
     /// How often its part was the last.
     pub count: u32,
     /// How long its part was the only one missing, summed.
     pub time: Nanoseconds,
+    /// All-reduces in which it sent something.
+    #[serde(default)]
+    pub heard: u32,
+    /// The first byte of its parts after the other's enter, summed.
+    #[serde(default)]
+    pub first: Nanoseconds,
+    /// From that first byte to the last, summed.
+    #[serde(default)]
+    pub way: Nanoseconds,
 }
 
 /// Sums over the collectives of a phase (prefill or decode) on one rank.

@@ -15,7 +15,7 @@ pub const NODES_MAX: usize = 64;
 /// Longest name of a node or a model file.
 pub const NAME_LENGTH_MAX: usize = 255;
 /// Most sequences that run at the same time in one replica.
-pub const SLOTS_MAX: u16 = 16;
+pub const SLOTS_MAX: u16 = 32;
 /// Positions in a KV block.
 pub const KV_BLOCK_LENGTH: usize = 32;
 /// Longest context that can be asked for.

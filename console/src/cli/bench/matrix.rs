@@ -128,7 +128,7 @@ pub(in crate::cli) struct Ab {
 }
 
 impl On {
-    async fn rig(&self, concurrency: u16, repeats: u32, nodes: usize) -> Result<Rig, Failure> {
+    async fn rig(&self, concurrency: u16, nodes: usize) -> Result<Rig, Failure> {
         if self.assignment.topology.is_some() {
             let message = "--topology cannot be: layouts are what is measured".into();
             return Err(Failure::Usage { message, next: "leave it out" });
@@ -144,7 +144,7 @@ impl On {
         }
         let (model, assignment, endpoint) = (self.model.clone(), self.assignment.clone(), self.endpoint.clone());
         let (requests, warmup, seed) = (self.requests, self.warmup, self.seed);
-        Ok(Rig { sessions, model, assignment, endpoint, concurrency, repeats, requests, warmup, seed })
+        Ok(Rig { sessions, model, assignment, endpoint, concurrency, requests, warmup, seed })
     }
 }
 
@@ -220,28 +220,30 @@ pub(super) async fn run(options: Matrix) -> Result<u8, Failure> {
     let plan = options.plan();
     let concurrency = plan.concurrencies.iter().max().copied().unwrap_or(1);
     let mut interrupts = Interrupts::listen()?;
-    let rig = interrupts.end(options.on.rig(concurrency, options.repeats, plan.node_count())).await?;
+    let rig = interrupts.end(options.on.rig(concurrency, plan.node_count())).await?;
     let mut run = interrupts.end(options.begin(&rig, plan)).await?;
     let begun = Instant::now();
     let minutes = options.minutes.or(options.reduced.then_some(REDUCED_MINUTES));
-    let (cells, mut running) = (run.remaining(), None);
-    let all = run.cells.len() + cells.len();
-    for cell in cells {
+    let (turns, mut running) = (run.turns(), None);
+    let all = turns.len();
+    for (turn, (cell, round)) in turns.into_iter().enumerate() {
         if minutes.is_some_and(|minutes| begun.elapsed().as_secs() >= 60 * minutes) {
             break;
+        }
+        if run.of(&cell).is_some_and(|measured| measured.skipped.is_some()) {
+            continue;
         }
         let work = async {
             rig.assign(&cell, &mut running).await?;
             match &running {
-                Some(running) => rig.measure(&cell, running, rig.repeats, 0).await,
+                Some(running) => rig.measure(&cell, running, round).await,
                 None => Err(anyhow::anyhow!("nothing runs").into()),
             }
         };
-        let measured = interrupts.end(work).await?;
+        let measured = run.add(interrupts.end(work).await?);
         if !options.json {
-            output::line(&output::clean(&format!("{:>4}/{all}  {}", run.cells.len() + 1, told(&measured))));
+            output::line(&output::clean(&format!("{:>4}/{all}  {}", turn + 1, told(measured))));
         }
-        run.cells.push(measured);
         write(&options.out, &serde_json::to_string(&run).map_err(anyhow::Error::from)?)?;
         write(&options.out.with_extension("csv"), &run.csv())?;
     }
@@ -250,7 +252,7 @@ pub(super) async fn run(options: Matrix) -> Result<u8, Failure> {
     }
     let (left, failed) = (run.remaining().len(), run.cells.iter().map(Measured::failed).sum::<u64>());
     if left > 0 {
-        output::note(&format!("{left} of {all} cells are left: the same command goes on with them"));
+        output::note(&format!("{left} cells are left: the same command goes on with them"));
     }
     if failed > 0 {
         output::note(&format!("{failed} requests failed"));
@@ -286,7 +288,7 @@ pub(super) async fn ab(options: Ab) -> Result<u8, Failure> {
         concurrencies: vec![options.concurrency],
     };
     let mut interrupts = Interrupts::listen()?;
-    let rig = interrupts.end(options.on.rig(options.concurrency, 1, plan.node_count())).await?;
+    let rig = interrupts.end(options.on.rig(options.concurrency, plan.node_count())).await?;
     let cells = plan.cells();
     let mut found: Vec<Measured> =
         cells.iter().map(|cell| Measured { cell: cell.clone(), skipped: None, repeats: Vec::new() }).collect();
@@ -299,7 +301,7 @@ pub(super) async fn ab(options: Ab) -> Result<u8, Failure> {
                 let work = async {
                     rig.assign(&place.cell, &mut running).await?;
                     match &running {
-                        Some(running) => rig.measure(&place.cell, running, 1, u64::from(round)).await,
+                        Some(running) => rig.measure(&place.cell, running, round).await,
                         None => Err(anyhow::anyhow!("nothing runs").into()),
                     }
                 };

@@ -35,8 +35,7 @@ pub(super) struct Rig {
     pub(super) endpoint: Endpoint,
     /// The most requests at a time of any cell: layouts get as many slots as that.
     pub(super) concurrency: u16,
-    /// Repeats, requests of a prefill cell, requests before each, seed.
-    pub(super) repeats: u32,
+    /// Requests of a prefill cell, requests before each, seed.
     pub(super) requests: u32,
     pub(super) warmup: u32,
     pub(super) seed: u64,
@@ -85,26 +84,17 @@ impl Rig {
         Ok(())
     }
 
-    /// Runs a cell `repeats` times on what runs.
-    pub(super) async fn measure(
-        &self,
-        cell: &Cell,
-        running: &Running,
-        repeats: u32,
-        round: u64,
-    ) -> Result<Measured, Failure> {
+    /// Runs a cell once on what runs.
+    pub(super) async fn measure(&self, cell: &Cell, running: &Running, round: u32) -> Result<Measured, Failure> {
         let mut measured = Measured { cell: cell.clone(), skipped: None, repeats: Vec::new() };
         if cell.input + cell.output > running.context {
             let (needed, context) = (cell.input + cell.output, running.context);
             measured.skipped = Some(format!("{needed} tokens, the context holds {context}"));
             return Ok(measured);
         }
-        for repeat in 0..repeats {
-            let seed =
-                self.seed.wrapping_add(0x5851_f42d * (round + u64::from(repeat) + 1)).wrapping_add(of_cell(cell));
-            let load = Arc::new(Load::new(self.target(running).await?, PATIENCE, seed));
-            measured.repeats.push(self.once(cell, &load).await);
-        }
+        let seed = self.seed.wrapping_add(0x5851_f42d * (u64::from(round) + 1)).wrapping_add(of_cell(cell));
+        let load = Arc::new(Load::new(self.target(running).await?, PATIENCE, seed));
+        measured.repeats.push(self.once(cell, &load).await);
         Ok(measured)
     }
 

@@ -1,4 +1,5 @@
 //! `console profile`: runs a text and says where its time went: a table, the bottleneck in a sentence, a trace, folded stacks.
+mod arrivals;
 pub(super) mod straggler;
 pub(super) mod table;
 mod trace;
@@ -51,6 +52,8 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
     let causes: Vec<Option<String>> = healths.iter().map(|health| health.cause().map(|it| it.to_string())).collect();
     let verdict = verdict::verdict(&completion.finished.ranks, &records, &causes);
     let straggler = straggler::straggler(&records);
+    let arrivals = arrivals::rows(&records);
+    let say = arrivals::sentences(&arrivals, &names, ranks);
     if let Some(path) = &options.trace {
         write(path, &trace::events(&records).to_string())?;
     }
@@ -64,6 +67,8 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
         let mut object = object(&completion, (&assigned, head), seed, false);
         object["bottleneck"] = json!(verdict);
         let of = |found: &straggler::Straggler| found.object(&names[found.member], &healths[found.member]);
+        object["arrivals"] = arrivals::objects(&arrivals, &names);
+        object["arrivals_verdict"] = json!(say);
         object["straggler"] = json!(straggler.as_ref().map(of));
         output::line(&object.to_string());
     } else {
@@ -71,11 +76,15 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
         let embedding = u64::from(card.embedding_length);
         let lines = table::lines(&completion.finished, &assigned.topology, place.replica, embedding);
         lines.iter().for_each(|line| output::line(line));
+        let table = arrivals::lines(&arrivals, &names);
+        table.first().into_iter().for_each(|_| output::line(""));
+        table.iter().for_each(|line| output::line(line));
         output::line(&format!("\n{}", output::clean(&verdict)));
         if let Some(found) = &straggler {
             let sentence = found.sentence(&names[found.member], &healths[found.member]);
             output::line(&output::clean(&sentence));
         }
+        say.iter().for_each(|sentence| output::line(sentence));
     }
     Ok(completion.interrupted.unwrap_or(0))
 }

@@ -20,18 +20,20 @@ pub(in crate::cli) struct Straggler {
 pub(super) fn straggler(records: &RankRecords<'_>) -> Option<Straggler> {
     let is_decode = |record: &&SyncRecord| record.tokens == 1;
     let decode: Vec<Vec<SyncRecord>> =
-        records.records.iter().map(|list| list.iter().filter(is_decode).copied().collect()).collect();
+        records.records.iter().map(|list| list.iter().filter(is_decode).cloned().collect()).collect();
     let stages = decode.chunks(records.ranks.max(1)).enumerate();
     let of_stage = |(stage, ranks): (usize, &[Vec<SyncRecord>])| {
-        let found = of_ranks(ranks)?;
-        Some(Straggler { member: stage * records.ranks + found.member, ..found })
+        let first = stage * records.ranks;
+        let found = of_ranks(first, ranks)?;
+        Some(Straggler { member: first + found.member, ..found })
     };
     stages.filter_map(of_stage).max_by(|one, two| one.named.late.total_cmp(&two.named.late))
 }
 
-/// The rank of a stage that held the others up most in all-reduces of whatever steps, if the rule names one.
-pub(in crate::cli) fn of_ranks(ranks: &[Vec<SyncRecord>]) -> Option<Straggler> {
-    let windows = judge(ranks);
+/// The rank of a stage that held the others up most in all-reduces of whatever steps, if the rule names one. `first` is the
+/// stage's first rank in the replica.
+pub(in crate::cli) fn of_ranks(first: usize, ranks: &[Vec<SyncRecord>]) -> Option<Straggler> {
+    let windows = judge(first, ranks);
     let named = windows.iter().flatten().copied().max_by(|one, two| one.late.total_cmp(&two.late))?;
     let times = windows.iter().flatten().filter(|other| other.rank == named.rank).count();
     Some(Straggler { member: named.rank, named, windows: (times, windows.len()) })
@@ -72,14 +74,15 @@ mod tests {
 
     #[test]
     fn the_straggler_of_any_stage_is_named_with_its_shares_and_cause() {
-        // Two stages of two; in the second, rank 1 (member 3) costs the other a ninth of its time.
-        let late = |late: u64| -> Vec<SyncRecord> {
+        // Two stages of two; in the second, rank 3 costs the other a ninth of its time.
+        let late = |last: u16, late: u64| -> Vec<SyncRecord> {
             let times = |step| SyncRecord { tokens: 1, compute: Nanoseconds(90), ..record(step, 0, 0) };
-            let late = |record| SyncRecord { last: Rank(1), wait: Nanoseconds(60), late: Nanoseconds(late), ..record };
+            let late =
+                |record| SyncRecord { last: Rank(last), wait: Nanoseconds(60), late: Nanoseconds(late), ..record };
             (1..=64).map(times).map(late).collect()
         };
         let names = ["pi1", "pi2", "pi3", "pi4"].map(str::to_owned);
-        let lists = [late(0), late(0), late(50), late(0)];
+        let lists = [late(1, 0), late(1, 0), late(3, 50), late(3, 0)];
         let records = RankRecords { names: &names, ranks: 2, records: &lists };
         let found = straggler(&records).expect("one is late");
         assert_eq!((found.member, found.named.after, found.windows), (3, 1, (1, 1)));
@@ -89,7 +92,7 @@ mod tests {
         let said = found.sentence("pi4", &health(0.01));
         assert!(said.contains("no cause is known: its engine waited 1 %"), "{said}");
         let prompt: Vec<Vec<SyncRecord>> =
-            lists.iter().map(|list| list.iter().map(|one| SyncRecord { tokens: 9, ..*one }).collect()).collect();
+            lists.iter().map(|list| list.iter().map(|one| SyncRecord { tokens: 9, ..one.clone() }).collect()).collect();
         assert_eq!(straggler(&RankRecords { records: &prompt, ..records }), None, "a prompt is no decoding");
     }
 }

@@ -1,6 +1,9 @@
 //! The all-reduces of a run as events of a trace (Chrome, Perfetto) with a track a rank, and as folded stacks for flame graphs.
 //! No clocks of two machines are compared: the tracks are laid beside each other by what ends on all ranks together.
-use std::{collections::BTreeMap, fmt::Write};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write,
+};
 
 use serde_json::{Value, json};
 use shared::telemetry::{SyncKind, SyncRecord};
@@ -24,7 +27,7 @@ fn key(record: &SyncRecord) -> Key {
 
 /// The last arrival of a record by its rank's own clock, in nanoseconds.
 fn end(record: &SyncRecord) -> i64 {
-    (record.enter.0 + record.wait.0 + record.wire.0) as i64
+    record.exit.0 as i64
 }
 
 fn begin(record: &SyncRecord) -> i64 {
@@ -86,7 +89,38 @@ pub(super) fn events(records: &RankRecords<'_>) -> Value {
             }
         }
     }
+    for (rank, (list, offset)) in all().enumerate() {
+        arrivals(records, (rank, list), offset - origin, &mut events);
+    }
     json!({"traceEvents": events, "displayTimeUnit": "ms"})
+}
+
+/// A track for each peer that a rank heard of: until its first byte came, and until its last. Their numbers follow those of the
+/// ranks, so that they lie below.
+fn arrivals(records: &RankRecords<'_>, (rank, list): (usize, &[SyncRecord]), offset: i64, events: &mut Vec<Value>) {
+    let world = records.records.len();
+    let tid = |peer: usize| (rank + 1) * world + peer;
+    let heard = list.iter().flat_map(|record| &record.arrivals).map(|arrival| arrival.rank.index());
+    let peers: BTreeSet<usize> = heard.filter(|peer| *peer < world).collect();
+    for peer in &peers {
+        let name = format!("rank {rank} {} hears {}", records.names[rank], records.names[*peer]);
+        events.push(json!({"name": "thread_name", "ph": "M", "pid": 0, "tid": tid(*peer), "args": {"name": name}}));
+    }
+    for record in list {
+        for arrival in record.arrivals.iter().filter(|arrival| peers.contains(&arrival.rank.index())) {
+            let place = format!("layer {} {}", record.layer, kind(record.kind));
+            let enter = record.enter.0 as i64 + offset;
+            let parts =
+                [("until its first byte", 0, arrival.first.0), ("on the way", arrival.first.0, arrival.whole.0)];
+            for (name, from, to) in parts.into_iter().filter(|(.., to)| *to > 0) {
+                let (ts, dur) = ((enter + from as i64) as f64 / 1e3, to.saturating_sub(from) as f64 / 1e3);
+                events.push(
+                    json!({"name": name, "ph": "X", "pid": 0, "tid": tid(arrival.rank.index()), "ts": ts, "dur": dur,
+                    "args": {"step": record.step, "tokens": record.tokens, "place": place}}),
+                );
+            }
+        }
+    }
 }
 
 fn kind(kind: SyncKind) -> &'static str {
@@ -119,6 +153,7 @@ pub(super) fn folded(records: &RankRecords<'_>) -> String {
 pub(super) mod tests {
     use shared::{
         ids::{LayerIndex, Rank},
+        telemetry::Arrival,
         units::Nanoseconds,
     };
 
@@ -128,6 +163,7 @@ pub(super) mod tests {
         SyncRecord {
             step,
             enter: Nanoseconds(enter),
+            exit: Nanoseconds(enter + 500),
             layer: LayerIndex(layer),
             kind: SyncKind::Attention,
             tokens: 1,
@@ -137,6 +173,7 @@ pub(super) mod tests {
             slowest: Rank(1),
             last: Rank(1),
             late: Nanoseconds(0),
+            arrivals: vec![Arrival { rank: Rank(1), first: Nanoseconds(150), whole: Nanoseconds(450) }],
         }
     }
 
@@ -154,7 +191,16 @@ pub(super) mod tests {
         assert_eq!(end(&all[0][0]) + found[0], begin(&all[2][0]) + found[2]);
         let trace = events(&records);
         let list = trace["traceEvents"].as_array().expect("events");
-        assert_eq!(list.iter().filter(|event| event["ph"] == "M").count(), 4);
+        // Every rank hears of rank 1 alone; those tracks are numbered behind the ranks' own.
+        let tracks: Vec<_> = list.iter().filter(|event| event["ph"] == "M").map(|event| &event["tid"]).collect();
+        assert_eq!(tracks, [0, 1, 2, 3, 5, 9, 13, 17]);
+        let of = |name: &'static str| list.iter().filter(move |event| event["name"] == name && event["tid"] == 5);
+        let (first, way) = (of("until its first byte").next(), of("on the way").next());
+        let (first, way) = (first.expect("a first byte"), way.expect("the rest"));
+        let enter = list.iter().find(|event| event["name"] == "wait for pi2" && event["tid"] == 0).expect("a wait");
+        assert_eq!((&first["ts"], &first["dur"], &way["dur"]), (&enter["ts"], &json!(0.15), &json!(0.3)));
+        let apart = way["ts"].as_f64().expect("a time") - first["ts"].as_f64().expect("a time");
+        assert!((apart - 0.15).abs() < 1e-6, "{apart}");
         assert_eq!(list.iter().filter(|event| event["name"] == "wait for pi2").count(), 12);
         assert!(list.iter().filter(|event| event["ph"] == "X").all(|event| event["ts"].as_f64() >= Some(0.0)));
     }

@@ -20,7 +20,7 @@ impl Driver {
     pub(super) async fn records(&mut self, session: SessionId, id: RequestId) {
         let mut records = Vec::new();
         if let Some(running) = &self.running {
-            running.ring.read_since(&mut 0, |record| records.push(record));
+            running.ring.read_since(&mut 0, |record| records.push(record.clone()));
         }
         self.respond(session, id, ResponseBody::Records(records)).await;
     }

@@ -68,7 +68,7 @@ impl Driver {
     fn slow(&mut self) -> Option<Slow> {
         let Some(running) = &self.running else { return None };
         let (cursor, part) = self.slowness.part(running.run, self.started.elapsed())?;
-        running.ring.read_since(cursor, |record| part.add(&record));
+        running.ring.read_since(cursor, |record| part.add(record));
         let (topology, _, member) = self.node.topology()?;
         self.slowness.slow(topology.layout.place(member).group.len() as u16)
     }

@@ -83,22 +83,32 @@ struct Sums {
     slowest: BTreeMap<Rank, u32>,
 }
 
-/// The all-reduces since the cursor, by layer and by the rank that was late in them.
+/// The all-reduces since the cursor, by layer and by the rank that was heard of in them.
 fn exchanges(ring: &SyncRing, cursor: &mut u64) -> (Vec<LayerSync>, Vec<Lateness>) {
     let mut sums: BTreeMap<(LayerIndex, SyncKind), Sums> = BTreeMap::new();
     let mut lateness: BTreeMap<Rank, Lateness> = BTreeMap::new();
-    ring.read_since(cursor, |record: SyncRecord| {
+    ring.read_since(cursor, |record: &SyncRecord| {
         let sum = sums.entry((record.layer, record.kind)).or_default();
         sum.latency.record(Nanoseconds(record.wait.0 + record.wire.0));
         sum.compute += record.compute.0;
         sum.wait += record.wait.0;
         sum.wire += record.wire.0;
         *sum.slowest.entry(record.slowest).or_default() += 1;
+        let mut of = |rank, add: &dyn Fn(&mut Lateness)| {
+            add(lateness.entry(rank).or_insert(Lateness { rank, ..Lateness::default() }));
+        };
         if record.late.0 > 0 {
-            let rank = record.last;
-            let late = lateness.entry(rank).or_insert(Lateness { rank, ..Lateness::default() });
-            late.count += 1;
-            late.time.0 += record.late.0;
+            of(record.last, &|late| {
+                late.count += 1;
+                late.time.0 += record.late.0;
+            });
+        }
+        for arrival in &record.arrivals {
+            of(arrival.rank, &|late| {
+                late.heard += 1;
+                late.first.0 += arrival.first.0;
+                late.way.0 += arrival.way().0;
+            });
         }
     });
     let layer = |((layer, kind), sum): ((LayerIndex, SyncKind), Sums)| {

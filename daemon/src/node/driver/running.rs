@@ -107,7 +107,8 @@ impl Running {
     ) -> Result<Self, FaultKind> {
         let failed = |error: io::Error| FaultKind::Internal { reason: error.to_string() };
         let abort = Arc::new(Abort::new().map_err(|error| failed(error.into()))?);
-        let ring = Arc::new(SyncRing::default());
+        let seat = place.seat();
+        let ring = Arc::new(SyncRing::new(seat.rank, seat.group));
         let draining = Arc::new(AtomicBool::new(false));
         let (stop, leave) = (CancellationToken::new(), CancellationToken::new());
         let (commands, orders) = mpsc::channel();
