@@ -76,7 +76,7 @@ fn decode(
                     let sockets = protected(rank, streams, protection);
                     Links::sealed(seat, sockets, abort, false).expect("sockets are good")
                 });
-                let settings = Settings { exchange, columns: shape.embedding_length, choice };
+                let settings = Settings { exchange, columns: shape.embedding_length, choice, kernels };
                 let mut group = Group::new(links, settings, accounting);
                 let tables = vec![(0..BLOCKS as u32).collect::<Vec<u32>>()];
                 let mut before = 0;

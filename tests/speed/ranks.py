@@ -2,7 +2,7 @@
 """Ranks as one-core processes on this machine, a shape of 1.1B: one process, two ranks of a tensor-parallel group and the same two with
 the exchange left out, four ranks on two cores, two stages of a pipeline. All in turns; medians of the rounds, and ratios beside the wanted ones.
 
-    cargo build --release --locked --workspace && tests/speed/ranks.py [--rounds 5] [--formats q4_0,q4_k_m] [--json]
+    cargo build --release --locked --workspace && tests/speed/ranks.py [--rounds 5] [--formats q4_0,q4_k_m] [--exchange f16] [--json]
 
 What this build does not know (a topology, brambled's --omit-exchange) is said to be SKIPPED. Nothing else should run meanwhile. As root
 the script asks the kernel to prefer it.
@@ -63,7 +63,8 @@ class SetUp:
         """One round: rates in tokens per second."""
 
         def run(prompt, tokens):
-            answer = bramble.generate(self.daemons, os.path.basename(model), "a" * prompt, tokens, *self.more, context=context)
+            more = [*self.more, "--exchange", arguments.exchange]
+            answer = bramble.generate(self.daemons, os.path.basename(model), "a" * prompt, tokens, *more, context=context)
             if len(answer["token_ids"]) < tokens // 2:
                 sys.exit(f"{self.name}: the text ended after {len(answer['token_ids'])} of {tokens} tokens")
             return answer["timings"]
@@ -161,6 +162,7 @@ def measure(form, arguments):
     medians = {name: {what: bramble.median([one[what] for one in each]) for what in each[0]} for name, each in found.items()}
     return {
         "model": os.path.basename(model),
+        "exchange": arguments.exchange,
         "rounds": arguments.rounds,
         "prompt_tokens": arguments.prompt_tokens,
         "long_tokens": arguments.long_tokens,
@@ -172,7 +174,7 @@ def measure(form, arguments):
 
 def show(report):
     bandwidth = report["bandwidth"]
-    print(f"{report['model']}: medians of {report['rounds']} rounds, prompts of {report['prompt_tokens']} and {report['long_tokens']} tokens")
+    print(f"{report['model']}: {report['exchange']}, medians of {report['rounds']} rounds, prompts of {report['prompt_tokens']} and {report['long_tokens']} tokens")
     print(f"  read bandwidth of one one-core process {bandwidth['one']:.1f} GB/s, of two {bandwidth['two']:.1f}")
     for name, rates in report["tokens_per_second"].items():
         of_long = f"  long {rates['long prefill']:8.1f}" if "long prefill" in rates else ""
@@ -186,6 +188,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="tinyllama-1.1b", help="as make_model takes it")
     parser.add_argument("--formats", default="q4_0,q4_k_m")
+    parser.add_argument("--exchange", default="f32", help="how partial sums travel: f32, f16 or q80")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--long-tokens", type=int, default=1536, help="of the prompt that two stages are compared with; 0: none")

@@ -147,7 +147,8 @@ impl Replica {
             vocabulary_length: shape.vocabulary_length,
         };
         let tokenizer = (number == 0).then(|| Tokenizer::from_metadata(file.metadata()).expect("the model has one"));
-        let settings = Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto };
+        let settings =
+            Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto, kernels };
         let ring = Arc::new(SyncRing::new(rank, place.group.clone()));
         let group = Group::new(links, settings, Accounting::new(rank, ring));
         let template = tokenizer.as_ref().map(|tokenizer| ChatTemplate::from_metadata(file.metadata(), tokenizer));

@@ -151,7 +151,8 @@ fn rank_of(
     let seat = Seat { own: place.rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };
     let abort = Arc::new(Abort::new().expect("the system has descriptors"));
     let links = (streams.len() > 1).then(|| Links::new(seat, streams, abort, false).expect("sockets are good"));
-    let settings = Settings { exchange: how.exchange, columns: shape.embedding_length, choice: how.collective };
+    let settings =
+        Settings { exchange: how.exchange, columns: shape.embedding_length, choice: how.collective, kernels };
     let mut group = Group::new(links, settings, accounting);
     // Blocks in reverse: a sequence is never assumed to be contiguous.
     let tables = vec![(0..blocks as u32).rev().collect::<Vec<u32>>()];

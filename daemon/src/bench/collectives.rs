@@ -28,7 +28,10 @@ use shared::{
 };
 
 use super::bare::Bare;
-use crate::collective::{Abort, Accounting, Group, Links, Seat, Settings, Socket, SyncRing};
+use crate::{
+    collective::{Abort, Accounting, Group, Links, Seat, Settings, Socket, SyncRing},
+    kernels::Kernels,
+};
 
 /// All-reduces of each kind before any counts.
 const WARM_UP: u32 = 5;
@@ -107,7 +110,7 @@ struct Seen {
 }
 
 /// Measures all sizes and algorithms.
-pub(super) fn run(arguments: &Arguments) -> anyhow::Result<CollectiveBench> {
+pub(super) fn run(arguments: &Arguments, kernels: &'static Kernels) -> anyhow::Result<CollectiveBench> {
     let algorithms =
         if arguments.algorithms.is_empty() { Algorithm::ALL.to_vec() } else { arguments.algorithms.clone() };
     let world = usize::from(arguments.ranks);
@@ -120,7 +123,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<CollectiveBench> {
             let (arguments, algorithms, barrier, size) =
                 (arguments.clone(), algorithms.clone(), Arc::clone(&barrier), *size);
             thread::spawn(move || {
-                rank_of(&arguments, &algorithms, size, rank, streams, &barrier).unwrap_or_else(|error| {
+                rank_of((&arguments, kernels), &algorithms, size, rank, streams, &barrier).unwrap_or_else(|error| {
                     // The others wait for this one: nothing is left to measure.
                     eprintln!("brambled: rank {rank}: {error:#}");
                     std::process::exit(1)
@@ -185,7 +188,7 @@ fn protected(arguments: &Arguments, rank: usize, streams: Vec<Option<TcpStream>>
 /// One rank: in each round every algorithm and its bare exchange in turn. The group is given back so that no link closes before
 /// all ranks are through.
 fn rank_of(
-    arguments: &Arguments,
+    (arguments, kernels): (&Arguments, &'static Kernels),
     algorithms: &[Algorithm],
     size: Size,
     rank: usize,
@@ -198,7 +201,7 @@ fn rank_of(
     let mut bare = Bare::new(clones.collect::<std::io::Result<Vec<_>>>()?);
     let seat = Seat { own, stage: 0..world as u16, epoch: Epoch(1), hash: TopologyHash(1) };
     let links = Links::sealed(seat, protected(arguments, rank, streams), Arc::new(Abort::new()?), arguments.spin)?;
-    let settings = Settings { exchange: arguments.exchange, columns: size.columns, choice: Choice::Auto };
+    let settings = Settings { exchange: arguments.exchange, columns: size.columns, choice: Choice::Auto, kernels };
     let ring = Arc::new(SyncRing::new(own, 0..world as u16));
     let mut group = Group::new(Some(links), settings, Accounting::new(own, ring));
     group.begin_step(1);

@@ -133,7 +133,7 @@ pub fn run(bench: Bench, kernels: &'static crate::kernels::Kernels) -> anyhow::R
             show(&found, kernels_table, arguments.json)
         }
         Bench::Collectives(arguments) => {
-            let found = collectives::run(&arguments)?;
+            let found = collectives::run(&arguments, kernels)?;
             show(&found, collectives_table, arguments.json)
         }
     }

@@ -149,7 +149,8 @@ impl Bench {
         let pool = Pool::new(options);
         pool.pin_caller();
         let accounting = Accounting::new(Rank(0), Arc::new(SyncRing::alone()));
-        let settings = Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto };
+        let settings =
+            Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto, kernels };
         Ok(Self {
             model: Model::new(shard, cache, Compute { kernels, pool }),
             group: Group::new(None, settings, accounting),

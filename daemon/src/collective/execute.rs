@@ -12,9 +12,9 @@ use shared::{
 use super::{
     CollectiveError, Links,
     link::Mark,
-    payload,
     program::{Operation, Source},
 };
+use crate::kernels::Payload;
 
 /// Values that are summed at a time: they stay in registers and the nearest cache while all ranks' are added.
 const CHUNK: usize = 128;
@@ -36,6 +36,7 @@ pub(super) struct Tensor {
     pub(super) exchange: Exchange,
     pub(super) tokens: usize,
     pub(super) columns: usize,
+    pub(super) payload: Payload,
 }
 
 impl Tensor {
@@ -127,9 +128,11 @@ impl<'a> Execution<'a> {
                 }
                 Operation::SendResult { to, columns } => self.send_result(*to, columns)?,
                 Operation::Sum { from, columns, own, encodes } => {
-                    // A sum that is neither rounded nor sent goes to `hidden` at once: one pass less over memory.
-                    let end = Operation::Finish { columns: columns.clone(), keeps: false };
-                    let is_result = is_exact && operations.get(index) == Some(&end);
+                    // A sum that is the result goes to `hidden` at once: one pass less over memory, two where it is rounded.
+                    let is_result = match operations.get(index) {
+                        Some(Operation::Finish { columns: end, keeps }) => end == columns && !(is_exact && *keeps),
+                        _ => false,
+                    };
                     let result = is_result.then_some(&mut *hidden);
                     self.sum(*from, columns, (*own, *encodes), part, result)?;
                     index += usize::from(is_result);
@@ -185,7 +188,7 @@ impl<'a> Execution<'a> {
         Ok(())
     }
 
-    /// Sums what the ranks send; into `result` where the sum is the result as it is.
+    /// Sums what the ranks send; adds the sum as it would travel to `result` where there is one.
     fn sum(
         &mut self,
         from: RankSet,
@@ -204,24 +207,32 @@ impl<'a> Execution<'a> {
         if last.1 > self.found.last.1 {
             self.found.last = last;
         }
-        let own_rank = Rank(self.links.own().0 - self.links.first());
+        let first = self.links.first();
+        let own_rank = Rank(self.links.own().0 - first);
+        let Buffers { sum, own: own_bytes, result: rounded } = &mut *self.buffers;
         let mut terms = [Term::Own; NODES_MAX];
         let mut count = 0;
         for rank in from.with(own_rank).iter() {
             terms[count] = match rank == own_rank {
-                false => Term::Bytes(self.links.front_any(self.global(rank)).1),
-                true if is_rounded => Term::Bytes(&self.buffers.own[tensor.bytes(columns)]),
+                false => Term::Bytes(self.links.front_any(Rank(first + rank.0)).1),
+                true if is_rounded => Term::Bytes(&own_bytes[tensor.bytes(columns)]),
                 true => Term::Own,
             };
             count += 1;
         }
         let part = (own == Source::Part).then_some(part);
-        let sum = &mut self.buffers.sum;
         match result {
-            Some(hidden) => add_terms(tensor, columns, &terms[..count], part, sum, |_, chunk, total| {
+            Some(hidden) if is_rounded => {
+                let (rounded, Payload { encode, add, .. }) = (&mut rounded[tensor.bytes(columns)], tensor.payload);
+                add_terms(tensor, columns, &terms[..count], part, sum, |_, chunk, total, place| {
+                    encode(tensor.exchange, total, &mut rounded[place.clone()]);
+                    add(tensor.exchange, &rounded[place], &mut hidden[chunk]);
+                });
+            }
+            Some(hidden) => add_terms(tensor, columns, &terms[..count], part, sum, |_, chunk, total, _| {
                 hidden[chunk].iter_mut().zip(total).for_each(|(hidden, total)| *hidden += total);
             }),
-            None => add_terms(tensor, columns, &terms[..count], part, sum, |sum, chunk, total| {
+            None => add_terms(tensor, columns, &terms[..count], part, sum, |sum, chunk, total, _| {
                 sum[chunk].copy_from_slice(total);
             }),
         }
@@ -324,17 +335,17 @@ enum Term<'a> {
     Bytes(&'a [u8]),
 }
 
-/// The total of the terms in their order, a chunk of a token at a time: gives each chunk's place and its total to `put`. The own
-/// values are those of `part`, or what the sum held.
+/// The total of the terms in their order, a chunk of a token at a time: gives each chunk's place in the sum, its total and its place in
+/// what travels to `put`. The own values are those of `part`, or what the sum held.
 fn add_terms(
     tensor: Tensor,
     columns: &Range<usize>,
     terms: &[Term<'_>],
     part: Option<&[f32]>,
     sum: &mut [f32],
-    mut put: impl FnMut(&mut [f32], Range<usize>, &[f32]),
+    mut put: impl FnMut(&mut [f32], Range<usize>, &[f32], Range<usize>),
 ) {
-    let (exchange, width) = (tensor.exchange, tensor.row_bytes(columns.len()));
+    let (exchange, payload, width) = (tensor.exchange, tensor.payload, tensor.row_bytes(columns.len()));
     let mut space = [0.0; CHUNK];
     for (token, row) in tensor.rows(columns).enumerate() {
         for begin in row.clone().step_by(CHUNK) {
@@ -344,8 +355,8 @@ fn add_terms(
             let total = &mut space[..chunk.len()];
             for (index, term) in terms.iter().enumerate() {
                 match (term, index) {
-                    (Term::Bytes(all), 0) => payload::load(exchange, &all[bytes.clone()], total),
-                    (Term::Bytes(all), _) => payload::add(exchange, &all[bytes.clone()], total),
+                    (Term::Bytes(all), 0) => (payload.load)(exchange, &all[bytes.clone()], total),
+                    (Term::Bytes(all), _) => (payload.add)(exchange, &all[bytes.clone()], total),
                     (Term::Own, 0) => total.copy_from_slice(&part.unwrap_or(sum)[chunk.clone()]),
                     (Term::Own, _) => {
                         let own = &part.unwrap_or(sum)[chunk.clone()];
@@ -353,7 +364,7 @@ fn add_terms(
                     }
                 }
             }
-            put(sum, chunk, total);
+            put(sum, chunk, total, bytes);
         }
     }
 }
@@ -362,13 +373,13 @@ fn add_terms(
 fn encode_rows(tensor: Tensor, columns: &Range<usize>, values: &[f32], out: &mut [u8]) {
     let out = &mut out[tensor.bytes(columns)];
     for (row, out) in tensor.rows(columns).zip(out.chunks_exact_mut(tensor.row_bytes(columns.len()))) {
-        payload::encode(tensor.exchange, &values[row], out);
+        (tensor.payload.encode)(tensor.exchange, &values[row], out);
     }
 }
 
 /// Adds the bytes of columns to `hidden`.
 fn add_rows(tensor: Tensor, columns: &Range<usize>, bytes: &[u8], hidden: &mut [f32]) {
     for (row, bytes) in tensor.rows(columns).zip(bytes.chunks_exact(tensor.row_bytes(columns.len()))) {
-        payload::add(tensor.exchange, bytes, &mut hidden[row]);
+        (tensor.payload.add)(tensor.exchange, bytes, &mut hidden[row]);
     }
 }

@@ -16,9 +16,10 @@ use super::{
     execute::{Buffers, Execution, Tensor},
     program::{Operation, compile},
 };
+use crate::kernels::Kernels;
 
 /// How the all-reduces of an assignment go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// How partial sums travel.
     pub exchange: Exchange,
@@ -26,6 +27,8 @@ pub struct Settings {
     pub columns: usize,
     /// The algorithm, or that the links decide.
     pub choice: Choice,
+    /// What converts values to what travels, and back.
+    pub kernels: &'static Kernels,
 }
 
 /// Links (none for a replica of one rank), the programs of each algorithm, accounting, and the place in the step.
@@ -47,7 +50,7 @@ pub struct Group {
 impl Group {
     /// The group of a rank's stage; no links for a replica of one rank. All that does not depend on tokens is made here.
     pub fn new(links: Option<Links>, settings: Settings, accounting: Accounting) -> Self {
-        let Settings { exchange, columns, choice } = settings;
+        let Settings { exchange, columns, choice, .. } = settings;
         let (own, world) = links.as_ref().map_or((0, 1), |links| (links.own().0 - links.first(), links.stage().len()));
         let table = Table::new(choice, exchange, world, columns);
         let programs = Algorithm::ALL.map(|algorithm| compile(algorithm, Rank(own), world, columns)).into();
@@ -170,7 +173,7 @@ impl Group {
         hidden: &mut [f32],
         close: impl FnOnce(&mut Accounting, Span, &Links),
     ) -> Result<(), CollectiveError> {
-        let Settings { exchange, columns, .. } = self.settings;
+        let Settings { exchange, columns, kernels, .. } = self.settings;
         assert_eq!(partial.len(), hidden.len(), "both are [tokens, embedding_length]");
         assert!(columns > 0 && partial.len().is_multiple_of(columns), "a token has {columns} columns");
         let (compute, sent) = self.accounting.enter();
@@ -179,7 +182,7 @@ impl Group {
             // What another stage sends or gets moves on while this one computes.
             return self.links.as_mut().map_or(Ok(()), Links::pump);
         };
-        let tensor = Tensor { exchange, columns, tokens: partial.len() / columns };
+        let tensor = Tensor { exchange, columns, tokens: partial.len() / columns, payload: kernels.payload };
         let at = (self.step, self.sequence);
         let program = &self.programs[usize::from(algorithm.number()) - 1];
         links.listen();

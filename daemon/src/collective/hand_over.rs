@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use shared::{ids::Rank, protocol::frame::FrameKind, schedule::payload_bytes};
 
-use super::{CollectiveError, Group, payload};
+use super::{CollectiveError, Group};
 
 impl Group {
     /// Sends `hidden` `[token, embedding_length]` and some bytes behind it to a rank of the next stage. Returns once the message
@@ -14,11 +14,12 @@ impl Group {
     pub fn hand_over(&mut self, to: Rank, hidden: &[f32], behind: &[u8]) -> Result<(), CollectiveError> {
         let (compute, sent) = self.accounting.enter();
         let (step, format) = (self.step, self.settings().exchange.hand_over());
+        let encode = self.settings().kernels.payload.encode;
         let links = self.links().expect("a stage that hands over has links");
         let bytes = links.send(to, (FrameKind::HandOver, step, 0, compute.0), |out| {
             let begin = out.len();
             out.resize(begin + payload_bytes(format, 1, hidden.len()), 0);
-            payload::encode(format, hidden, &mut out[begin..]);
+            encode(format, hidden, &mut out[begin..]);
             out.extend_from_slice(behind);
         })?;
         self.accounting.sent(bytes, 1);
@@ -38,6 +39,7 @@ impl Group {
     ) -> Result<(), CollectiveError> {
         let (compute, sent) = self.accounting.enter();
         let (step, format) = (self.step, self.settings().exchange.hand_over());
+        let load = self.settings().kernels.payload.load;
         let links = self.links().expect("a stage that takes over has links");
         links.wait_for(std::iter::once(from))?;
         let arrived = Instant::now();
@@ -47,7 +49,7 @@ impl Group {
             let (got, expected) = (format!("{} bytes", bytes.len()), format!("at least {length}"));
             return Err(CollectiveError::OutOfStep { rank: from, got, expected });
         };
-        payload::load(format, values, hidden);
+        load(format, values, hidden);
         behind(rest);
         links.consume(from)?;
         self.accounting.close_bubble(compute, sent, arrived);

@@ -7,7 +7,6 @@ mod execute;
 pub mod group;
 pub mod hand_over;
 pub mod link;
-pub mod payload;
 mod peer;
 mod program;
 pub mod ring;

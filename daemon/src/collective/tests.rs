@@ -21,6 +21,7 @@ use shared::{
 };
 
 use super::*;
+use crate::kernels::Kernels;
 
 const WHO: (Epoch, TopologyHash) = (Epoch(7), TopologyHash(9));
 const AT: (LayerIndex, SyncKind) = (LayerIndex(0), SyncKind::Attention);
@@ -53,8 +54,8 @@ impl Case {
         let mut rounded = vec![f32::NAN; values.len()];
         for (row, rounded) in values.chunks(self.columns).zip(rounded.chunks_mut(self.columns)) {
             let mut bytes = vec![0; payload_bytes(self.exchange, 1, row.len())];
-            payload::encode(self.exchange, row, &mut bytes);
-            payload::load(self.exchange, &bytes, rounded);
+            (Kernels::SCALAR.payload.encode)(self.exchange, row, &mut bytes);
+            (Kernels::SCALAR.payload.load)(self.exchange, &bytes, rounded);
         }
         rounded
     }
@@ -86,8 +87,9 @@ fn recorded(rank: usize, streams: Vec<Option<TcpStream>>, case: Case) -> (Group,
     let links = Links::new(seat, streams, Arc::clone(&abort), spins).expect("good sockets");
     let accounting = Accounting::new(Rank(rank as u16), Arc::clone(&ring));
     let choice = Choice::Forced(case.algorithm);
-    let mut group =
-        Group::new(Some(links), Settings { exchange: case.exchange, columns: case.columns, choice }, accounting);
+    let kernels = Kernels::choose(None).expect("a table");
+    let settings = Settings { exchange: case.exchange, columns: case.columns, choice, kernels };
+    let mut group = Group::new(Some(links), settings, accounting);
     group.begin_step(1);
     (group, abort, ring)
 }

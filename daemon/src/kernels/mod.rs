@@ -15,6 +15,7 @@ mod matmul;
 mod neon;
 mod pack;
 mod panel;
+mod payload;
 mod pool;
 mod scalar;
 
@@ -26,6 +27,7 @@ pub use clock::PoolClock;
 pub use grouped::{Choice, GroupedActivations, Groups, MatrixStack, RowsOf, gated, weighted_sums};
 pub use matmul::{Compute, MatrixPanels, matmul, matmuls};
 pub use pack::{pack_panel, packed_bytes, unpack_row};
+pub use payload::Payload;
 pub use pool::{Pool, PoolOptions};
 
 /// Products of a panel with a tile of tokens: weights, tokens of the tile, `[block or column, token]`, `[token, row]`.
@@ -65,6 +67,8 @@ pub struct Kernels {
     pub peak: fn(rounds: usize) -> (usize, f32),
     /// `out += x`
     pub add: fn(out: &mut [f32], x: &[f32]),
+    /// Partial sums as they travel.
+    pub payload: Payload,
 }
 
 /// A table that cannot be used.

@@ -30,7 +30,10 @@ macro_rules! entry {
 /// The table of kernels of some lanes.
 macro_rules! table {
     ($name:literal, $features:literal, $lanes:expr, $kind:ty) => {{
-        use $crate::kernels::{Attention, Block, Kernels, KvBlock, Panel, panel, panel::entry, scalar};
+        use shared::topology::Exchange;
+        use $crate::kernels::{
+            Attention, Block, Kernels, KvBlock, Panel, Payload, panel, panel::entry, payload, scalar,
+        };
 
         macro_rules! quantised {
             ($format:ident) => {
@@ -82,6 +85,17 @@ macro_rules! table {
             }),
             peak: entry!($features, |rounds: usize| -> (usize, f32) { panel::peak($lanes, rounds) }),
             add: entry!($features, |out: &mut [f32], x: &[f32]| { scalar::add(out, x) }),
+            payload: Payload {
+                encode: entry!($features, |exchange: Exchange, values: &[f32], out: &mut [u8]| {
+                    payload::encode(exchange, values, out)
+                }),
+                add: entry!($features, |exchange: Exchange, bytes: &[u8], out: &mut [f32]| {
+                    payload::add(exchange, bytes, out)
+                }),
+                load: entry!($features, |exchange: Exchange, bytes: &[u8], out: &mut [f32]| {
+                    payload::load(exchange, bytes, out)
+                }),
+            },
         }
     }};
 }

@@ -6,7 +6,7 @@ use shared::gguf::BlockFormat;
 
 use unpack::{Unpack, iq4_nl, iq4_xs, mxfp4, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0};
 
-use super::{Attention, BLOCK, Block, Kernels, KvBlock, KvValues, LEVELS, Panel, panel::CHAINS};
+use super::{Attention, BLOCK, Block, Kernels, KvBlock, KvValues, LEVELS, Panel, Payload, panel::CHAINS, payload};
 
 macro_rules! quantised {
     ($format:ident, $unpack:ident) => {
@@ -44,6 +44,7 @@ pub(super) const TABLE: Kernels = Kernels {
     read,
     peak: |_| (0, 0.0),
     add,
+    payload: Payload { encode: payload::encode, add: payload::add, load: payload::load },
 };
 
 /// The product of a quantised row: integer sums of 16 columns, weighted in f32, in the order of columns.

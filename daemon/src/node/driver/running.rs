@@ -113,7 +113,7 @@ impl Running {
         let (stop, leave) = (CancellationToken::new(), CancellationToken::new());
         let (commands, orders) = mpsc::channel();
         let columns = loaded.shard.shape.embedding_length;
-        let mut group = group(&place, links.data, (&abort, &ring), columns).map_err(failed)?;
+        let mut group = group(&place, links.data, (&abort, &ring), (columns, around.kernels)).map_err(failed)?;
         if around.omit_exchange {
             tracing::warn!("all-reduces are left out: what this node computes is worth nothing");
             group.omit_exchange();
@@ -228,12 +228,12 @@ fn group(
     place: &Place,
     data: Vec<Option<Connection>>,
     (abort, ring): (&Arc<Abort>, &Arc<SyncRing>),
-    columns: usize,
+    (columns, kernels): (usize, &'static Kernels),
 ) -> io::Result<Group> {
     let seat = place.seat();
     let accounting = Accounting::new(seat.rank, Arc::clone(ring));
     let (exchange, choice) = (place.topology.exchange, place.topology.collective);
-    let settings = Settings { exchange, columns, choice };
+    let settings = Settings { exchange, columns, choice, kernels };
     if place.topology.replica(seat.replica).len() == 1 {
         return Ok(Group::new(None, settings, accounting));
     }

@@ -1,5 +1,5 @@
 //! How partial sums look on the wire, and the one definition of their rounding: f32 as it is, f16 to nearest even, q80 in
-//! blocks of 32. Plain loops over chunks that compilers turn into vector instructions; the same bytes on every machine.
+//! blocks of 32. Plain loops over chunks, compiled for each table's instructions; the same bytes on every machine.
 use half::f16;
 use shared::{
     schedule::{EXCHANGE_BLOCK, Q80_BLOCK_BYTES, payload_bytes},
@@ -13,8 +13,19 @@ const INFINITY_BITS: u32 = 0x7f80_0000;
 /// Adding it to a value below 2^22 rounds to an integer, ties to even, in the low bits.
 const TO_INTEGER: f32 = 12_582_912.0;
 
-/// Writes `values` (one token's columns) in the exchange format; `out` has exactly their bytes.
-pub fn encode(exchange: Exchange, values: &[f32], out: &mut [u8]) {
+/// Conversions between values and how they travel, all of one token's columns.
+#[derive(Clone, Copy, Debug)]
+pub struct Payload {
+    /// Writes values in the exchange format; the bytes have exactly their length.
+    pub encode: fn(Exchange, &[f32], &mut [u8]),
+    /// Adds the values of a payload of exactly `payload_bytes(exchange, 1, out.len())` bytes to `out`.
+    pub add: fn(Exchange, &[u8], &mut [f32]),
+    /// Writes the values of such a payload.
+    pub load: fn(Exchange, &[u8], &mut [f32]),
+}
+
+#[inline(always)]
+pub(super) fn encode(exchange: Exchange, values: &[f32], out: &mut [u8]) {
     assert_eq!(out.len(), payload_bytes(exchange, 1, values.len()), "the buffer is made for the values");
     match exchange {
         Exchange::F32 => out.copy_from_slice(bytemuck::must_cast_slice(values)),
@@ -36,16 +47,17 @@ pub fn encode(exchange: Exchange, values: &[f32], out: &mut [u8]) {
     }
 }
 
-/// Adds the values of a payload of exactly `payload_bytes(exchange, 1, out.len())` bytes to `out`.
-pub fn add(exchange: Exchange, payload: &[u8], out: &mut [f32]) {
+#[inline(always)]
+pub(super) fn add(exchange: Exchange, payload: &[u8], out: &mut [f32]) {
     decode(exchange, payload, out, |out, value| *out += value);
 }
 
-/// Writes the values of such a payload to `out`.
-pub fn load(exchange: Exchange, payload: &[u8], out: &mut [f32]) {
+#[inline(always)]
+pub(super) fn load(exchange: Exchange, payload: &[u8], out: &mut [f32]) {
     decode(exchange, payload, out, |out, value| *out = value);
 }
 
+#[inline(always)]
 fn decode(exchange: Exchange, payload: &[u8], out: &mut [f32], take: impl Fn(&mut f32, f32) + Copy) {
     assert_eq!(payload.len(), payload_bytes(exchange, 1, out.len()), "the receiver checked the length");
     match exchange {
@@ -69,6 +81,7 @@ fn decode(exchange: Exchange, payload: &[u8], out: &mut [f32], take: impl Fn(&mu
 }
 
 /// To nearest, ties to even. Finite values stay finite: beyond the range of f16 they saturate.
+#[inline(always)]
 fn to_half(value: f32) -> u16 {
     let bits = value.to_bits();
     let (sign, magnitude) = (bits >> 16 & 0x8000, bits & 0x7fff_ffff);
@@ -82,6 +95,7 @@ fn to_half(value: f32) -> u16 {
     (sign | if magnitude >= INFINITY_BITS { special } else { finite }) as u16
 }
 
+#[inline(always)]
 fn from_half(half: u16) -> f32 {
     let bits = u32::from(half);
     let magnitude = (bits & 0x7fff) << 13;
@@ -92,6 +106,7 @@ fn from_half(half: u16) -> f32 {
 }
 
 /// A block with an infinity or a NaN gets scale NaN: what is read of it is no plausible number.
+#[inline(always)]
 fn encode_q80(block: &[f32; EXCHANGE_BLOCK], out: &mut [u8; Q80_BLOCK_BYTES]) {
     // As integers, magnitudes are in the order of their floats and no comparison is unordered.
     let magnitude = |value: &f32| (value.to_bits() & 0x7fff_ffff).cast_signed();
@@ -188,5 +203,42 @@ mod tests {
         let mut sum = [1.0, 1.0];
         add(Exchange::F16, &[0, 0x3c, 0, 0xc0], &mut sum);
         assert_eq!(sum, [2.0, -1.0]);
+    }
+
+    #[test]
+    fn every_table_gives_the_bytes_and_the_values_of_the_plain_one() {
+        use crate::kernels::Kernels;
+
+        let special = [0.0, -0.0, 1e-40, -3e-8, 6.1e-5, 65504.0, 65519.9, -7e4, f32::MAX, f32::MIN_POSITIVE, 0.5, 1.5];
+        let value = |index: usize| match index % 7 {
+            0 => special[index / 7 % special.len()],
+            _ => ((index * 7919 % 1009) as f32 - 500.0) * 0.0137,
+        };
+        let mut compared = 0;
+        for kernels in Kernels::available() {
+            for exchange in [Exchange::F32, Exchange::F16, Exchange::Q80] {
+                for (length, broken) in
+                    [(1, None), (77, None), (2048, None), (160, Some(f32::NAN)), (64, Some(f32::INFINITY))]
+                {
+                    let mut values: Vec<f32> = (0..length).map(value).collect();
+                    values[length / 2] = broken.unwrap_or(values[length / 2]);
+                    let mut plain = vec![0; payload_bytes(exchange, 1, length)];
+                    let mut bytes = plain.clone();
+                    encode(exchange, &values, &mut plain);
+                    (kernels.payload.encode)(exchange, &values, &mut bytes);
+                    assert_eq!(bytes, plain, "{} {exchange}, {length} values", kernels.name);
+                    let (mut expected, mut sum) = (values.clone(), values.clone());
+                    add(exchange, &plain, &mut expected);
+                    (kernels.payload.add)(exchange, &plain, &mut sum);
+                    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+                    assert_eq!(bits(&sum), bits(&expected), "{} {exchange}, {length} values", kernels.name);
+                    load(exchange, &plain, &mut expected);
+                    (kernels.payload.load)(exchange, &plain, &mut sum);
+                    assert_eq!(bits(&sum), bits(&expected), "{} {exchange}, {length} values", kernels.name);
+                    compared += 1;
+                }
+            }
+        }
+        assert!(compared >= 15);
     }
 }
