@@ -13,8 +13,11 @@ const WEIGHT: f32 = 1.0 / 8.0;
 const WEIGHT_OF_ALL: f32 = 1.0 / 64.0;
 /// A draft must promise this much more than it costs: a step's time is never known exactly.
 const MARGIN: f32 = 1.03;
-/// Where drafts do not pay, every so many tokens one is tried.
+/// Where drafts do not pay, every so many tokens one is tried; after each that is refused half as often, down to the latter.
 const TRIED_EVERY: u32 = 32;
+const TRIED_AT_LEAST_EVERY: u32 = 256;
+/// What is less likely than this to be accepted is not weighed: a step may take no longer than weighing drafts does.
+const LIKELY: f32 = 0.02;
 
 /// Acceptance by length of the match.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,11 +25,13 @@ pub struct Acceptance {
     shares: [f32; MATCH_MAX],
     /// Tokens since the last draft.
     idle: u32,
+    /// Tokens after which one is tried.
+    every: u32,
 }
 
 impl Default for Acceptance {
     fn default() -> Self {
-        Self { shares: ACCEPTED_FIRST, idle: 0 }
+        Self { shares: ACCEPTED_FIRST, idle: 0, every: TRIED_EVERY }
     }
 }
 
@@ -71,6 +76,9 @@ impl Acceptance {
         let (mut expected, mut all_accepted) = (1.0, 1.0);
         for count in 1..=most {
             all_accepted *= share;
+            if all_accepted < LIKELY {
+                break;
+            }
             expected += all_accepted;
             let found = (others + expected) / costs.relative(rows + count, rows);
             if found > rate {
@@ -78,7 +86,7 @@ impl Acceptance {
             }
         }
         self.idle += 1;
-        if best == 0 && self.idle >= TRIED_EVERY {
+        if best == 0 && self.idle >= self.every {
             best = most.min(1);
         }
         if best > 0 {
@@ -89,6 +97,7 @@ impl Acceptance {
 
     /// Of so many drafts after a match of `length` tokens, so many were accepted.
     pub fn observe(&mut self, length: usize, drafted: usize, accepted: usize) {
+        self.every = if accepted > 0 { TRIED_EVERY } else { (2 * self.every).min(TRIED_AT_LEAST_EVERY) };
         self.learn(length, drafted, accepted, WEIGHT);
     }
 
@@ -141,7 +150,10 @@ mod tests {
         assert_eq!(acceptance.count(found, 2, 1, &costs), 2);
         (0..40).for_each(|_| acceptance.observe(3, 4, 0));
         let tried = (0..320).filter(|_| acceptance.count(found, 15, 1, &costs) > 0).count();
-        assert_eq!(tried, 10, "none is accepted");
+        assert_eq!(tried, 1, "none is accepted");
+        acceptance.observe(3, 1, 1);
+        let tried = (0..320).filter(|_| acceptance.count(found, 15, 1, &costs) > 0).count();
+        assert_eq!(tried, 10, "one is");
     }
 
     #[test]
