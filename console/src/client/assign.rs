@@ -32,8 +32,9 @@ const COMMIT: Duration = Duration::from_secs(30);
 const ABORT: Duration = Duration::from_secs(2);
 /// The context that is asked for where nothing is said.
 const CONTEXT_DEFAULT: u32 = 4096;
-/// Sequences at the same time where nothing is said.
-pub const SLOTS_DEFAULT: u16 = 4;
+/// Sequences at the same time where nothing is said. All share the memory of the context: a slot more takes 32 positions of it, and
+/// requests beyond the slots wait although there is memory for them.
+pub const SLOTS_DEFAULT: u16 = 16;
 
 /// A topology that runs.
 #[derive(Clone, Debug, PartialEq)]
