@@ -171,6 +171,7 @@ fn plans_survive_cuts_and_mutants_and_what_is_applied_is_within_the_limits() {
     let plan = Plan {
         continues: false,
         is_prefill: true,
+        prepares: false,
         opened: vec![opened],
         closed: Vec::new(),
         blocks: vec![(Slot(1), 0)],

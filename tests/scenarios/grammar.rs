@@ -347,7 +347,8 @@ fn tokens_that_were_proposed_and_not_taken_leave_no_trace() {
     let file = tiny(Architecture::Llama);
     let tokenizer = Tokenizer::from_metadata(file.metadata()).expect("the model has one");
     let opened = || {
-        let mut grammars = Grammars::new(Some(PieceSource { file: Arc::clone(&file), vocabulary_length: 300 }));
+        let mut grammars =
+            Grammars::new(Some(PieceSource { aside: |_| false, file: Arc::clone(&file), vocabulary_length: 300 }));
         let grammar = Some(Constraint { grammar: Grammar::JsonSchema(SCHEMA.into()), begin: 2 });
         let (slot, sampling) = (Slot(3), SamplingParameters::default());
         let opened = Opened { slot, sampling, cached: 0, prompt: vec![1, 5], grammar };

@@ -154,7 +154,11 @@ impl Replica {
         let template = tokenizer.as_ref().map(|tokenizer| ChatTemplate::from_metadata(file.metadata(), tokenizer));
         let template = template.unwrap_or(Ok(None));
         let pieces = self.knows_pieces && place.is_last_stage();
-        let pieces = pieces.then(|| PieceSource { file: Arc::clone(file), vocabulary_length: shape.vocabulary_length });
+        let pieces = pieces.then(|| PieceSource {
+            aside: |job| thread::Builder::new().spawn(job).is_ok(),
+            file: Arc::clone(file),
+            vocabulary_length: shape.vocabulary_length,
+        });
         let (node, plain, transfers) = (format!("pi{number}"), self.is_plain, None);
         Setup { node, place, limits, model, group, transfers, plain, tokenizer, template, pieces, abort }
     }

@@ -1,7 +1,11 @@
 //! What answers must look like: which tokens may follow, for each constrained sequence, on every rank of the last stage. Ranks come to
 //! the same mask each for itself, from the sequence's own tokens; each applies it to its slice of the vocabulary.
-//! The vocabulary is read when the first constrained request comes. Without one, nothing here costs anything.
-use std::{fmt, sync::Arc};
+//! The vocabulary is read when the first constrained request comes, on a thread of the driver while there are answers to go on with.
+//! Without one, nothing here costs anything.
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 use llguidance::{
     Matcher, ParserFactory,
@@ -33,9 +37,14 @@ pub struct Constraint {
     pub begin: u32,
 }
 
+/// Something that takes long.
+pub type Job = Box<dyn FnOnce() + Send>;
+
 /// Where the vocabulary is, until it is needed: most engines never need it.
 #[derive(Clone, Debug)]
 pub struct PieceSource {
+    /// Has a job done beside the engine; false where it cannot.
+    pub aside: fn(Job) -> bool,
     /// The model.
     pub file: Arc<GgufFile>,
     /// Its rows of logits.
@@ -52,7 +61,7 @@ struct Pieces {
 
 impl Pieces {
     /// The pieces of a file's tokenizer.
-    fn read(PieceSource { file, vocabulary_length }: &PieceSource) -> Result<Self, String> {
+    fn read(PieceSource { file, vocabulary_length, .. }: &PieceSource) -> Result<Self, String> {
         let tokenizer = Tokenizer::from_metadata(file.metadata()).map_err(|error| error.to_string())?;
         let word = |id: u32| match tokenizer.piece(id, false) {
             piece if piece.is_empty() => [&[SPECIAL], tokenizer.piece(id, true).as_slice()].concat(),
@@ -150,7 +159,10 @@ pub fn check(grammar: &Grammar) -> Result<(), String> {
 #[derive(Default)]
 pub struct Grammars {
     source: Option<PieceSource>,
-    factory: Option<ParserFactory>,
+    /// What knows the vocabulary as soon as somebody read it, or why it cannot be.
+    factory: Arc<OnceLock<Result<ParserFactory, String>>>,
+    /// Whether somebody does; false: nobody can.
+    is_prepared: Option<bool>,
     /// By slot; no longer than needed.
     slots: Vec<Option<Followed>>,
 }
@@ -168,7 +180,7 @@ struct Followed {
 
 impl fmt::Debug for Grammars {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grammars").field("is_read", &self.factory.is_some()).finish_non_exhaustive()
+        f.debug_struct("Grammars").field("is_read", &self.factory.get().is_some()).finish_non_exhaustive()
     }
 }
 
@@ -176,6 +188,21 @@ impl Grammars {
     /// No constrained sequences; `source` is read when the first one comes.
     pub fn new(source: Option<PieceSource>) -> Self {
         Self { source, ..Self::default() }
+    }
+
+    /// Has the vocabulary read beside the engine, if nobody did.
+    pub fn prepare(&mut self) {
+        let Some(source) = self.source.as_ref().filter(|_| self.is_prepared.is_none()) else { return };
+        let (own, place) = (source.clone(), Arc::clone(&self.factory));
+        let job = Box::new(move || {
+            place.get_or_init(|| vocabulary(&own).and_then(|vocabulary| factory(&vocabulary)));
+        });
+        self.is_prepared = Some((source.aside)(job));
+    }
+
+    /// Whether there is nothing to wait for before a constrained sequence begins: the vocabulary is read, or nobody but the engine will.
+    pub fn is_ready(&self) -> bool {
+        self.source.is_none() || self.is_prepared == Some(false) || self.factory.get().is_some()
     }
 
     /// Takes over the sequences that a plan closes and opens; the plan must have been found good.
@@ -212,27 +239,24 @@ impl Grammars {
         Some(followed.mask.as_slice())
     }
 
-    fn matcher(&mut self, grammar: &Grammar) -> Result<Matcher, String> {
+    fn matcher(&self, grammar: &Grammar) -> Result<Matcher, String> {
         let compiled = compile(grammar)?;
-        let factory = match &mut self.factory {
-            Some(factory) => factory,
-            place => {
-                let source = self.source.as_ref().ok_or("this rank does not know the vocabulary")?;
-                place.insert(factory(&vocabulary(Pieces::read(source)?))?)
-            }
-        };
+        let source = self.source.as_ref().ok_or("this rank does not know the vocabulary")?;
+        // Waits for whoever reads it; without one it is read here.
+        let read = || vocabulary(source).and_then(|vocabulary| factory(&vocabulary));
+        let factory = self.factory.get_or_init(read).as_ref()?;
         let matcher = Matcher::new(factory.create_parser(compiled));
         matcher.get_error().map_or(Ok(matcher), |error| Err(first_line(&error)))
     }
 }
 
-fn vocabulary(pieces: Pieces) -> TokEnv {
-    let Pieces { words, ends } = pieces;
+fn vocabulary(source: &PieceSource) -> Result<TokEnv, String> {
+    let Pieces { words, ends } = Pieces::read(source)?;
     let length = words.len() as u32;
     let info = TokRxInfo::new(length, ends.first().copied().unwrap_or(u32::MAX));
     let trie = TokTrie::from(&info, &words);
     let trie = if ends.len() > 1 { trie.with_eos_tokens(&ends) } else { trie };
-    Arc::new(ApproximateTokEnv::new(trie))
+    Ok(Arc::new(ApproximateTokEnv::new(trie)))
 }
 
 impl Followed {
@@ -254,5 +278,45 @@ impl Followed {
             return None;
         }
         matcher.compute_mask_or_eos().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::RefCell, path::Path};
+
+    use super::*;
+
+    thread_local! {
+        /// What was to be done beside the engine.
+        static ASIDE: RefCell<Vec<Job>> = const { RefCell::new(Vec::new()) };
+    }
+
+    fn aside(job: Job) -> bool {
+        ASIDE.with_borrow_mut(|jobs| jobs.push(job));
+        true
+    }
+
+    #[test]
+    fn the_vocabulary_is_read_once_where_the_driver_wants_it_or_at_the_latest_when_it_is_needed() {
+        let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/demo/bard-q8_0.gguf"));
+        let file = Arc::new(GgufFile::open(path).expect("the demo model is there"));
+        let tokenizer = Tokenizer::from_metadata(file.metadata()).expect("it has a vocabulary");
+        let source = PieceSource { aside, file, vocabulary_length: tokenizer.vocabulary_length() };
+        let mut grammars = Grammars::new(Some(source.clone()));
+        assert!(!grammars.is_ready());
+        (0..2).for_each(|_| grammars.prepare());
+        let mut jobs: Vec<Job> = ASIDE.take();
+        assert!(jobs.len() == 1 && !grammars.is_ready(), "it is not read here");
+        jobs.pop().expect("there is one")();
+        assert!(grammars.is_ready());
+        let read = grammars.factory.get().map(std::ptr::from_ref);
+        grammars.matcher(&Grammar::Json).expect("it is good");
+        assert_eq!(grammars.factory.get().map(std::ptr::from_ref), read);
+        let mut alone = Grammars::new(Some(PieceSource { aside: |_| false, ..source }));
+        alone.prepare();
+        assert!(alone.is_ready(), "nobody else reads it");
+        alone.matcher(&Grammar::Json).expect("whom nobody prepared reads it");
+        assert!(alone.factory.get().is_some() && Grammars::new(None).is_ready());
     }
 }

@@ -201,6 +201,7 @@ impl<'a> Head<'a> {
         while !self.flights.is_empty() && self.tokens_are_there() {
             self.land()?;
         }
+        self.scheduler.take_grammars(self.stepper.grammars.is_ready());
         let mut plan = std::mem::take(&mut self.plan);
         let is_planned = self.scheduler.next_plan(&mut plan);
         self.depart()?;

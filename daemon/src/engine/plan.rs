@@ -16,6 +16,8 @@ pub struct Plan {
     pub continues: bool,
     /// Whether prompt tokens are in it.
     pub is_prefill: bool,
+    /// A sequence with a grammar is to come: ranks of the last stage read the vocabulary beside their steps.
+    pub prepares: bool,
     /// Sequences that begin.
     pub opened: Vec<Opened>,
     /// Sequences that ended before this step.
@@ -109,8 +111,8 @@ pub struct Sequences {
 impl Plan {
     /// Empties it; the room of its lists stays.
     pub fn clear(&mut self) {
-        let Self { continues, is_prefill, opened, closed, blocks, copies, entries } = self;
-        (*continues, *is_prefill) = (false, false);
+        let Self { continues, is_prefill, prepares, opened, closed, blocks, copies, entries } = self;
+        (*continues, *is_prefill, *prepares) = (false, false, false);
         opened.clear();
         closed.clear();
         blocks.clear();
@@ -138,8 +140,8 @@ impl Plan {
     fn read<'a>(&mut self, bytes: &'a [u8]) -> postcard::Result<&'a [u8]> {
         let rest;
         (self.continues, rest) = postcard::take_from_bytes(bytes)?;
-        let (is_prefill, rest) = postcard::take_from_bytes(rest)?;
-        self.is_prefill = is_prefill;
+        let ((is_prefill, prepares), rest) = postcard::take_from_bytes(rest)?;
+        (self.is_prefill, self.prepares) = (is_prefill, prepares);
         let rest = read_list(rest, &mut self.opened)?;
         let rest = read_list(rest, &mut self.closed)?;
         let rest = read_list(rest, &mut self.blocks)?;

@@ -146,6 +146,8 @@ pub struct Scheduler {
     turns: usize,
     /// Most tokens of a step.
     step_tokens: usize,
+    /// Whether sequences with a grammar can begin without holding up others.
+    takes_grammars: bool,
 }
 
 impl Scheduler {
@@ -169,6 +171,7 @@ impl Scheduler {
             opened: 0,
             turns: 1,
             step_tokens: STEP_TOKENS_MAX,
+            takes_grammars: true,
         }
     }
 
@@ -192,6 +195,11 @@ impl Scheduler {
     pub fn submit_elsewhere(&mut self, request: Admitted) {
         self.elsewhere.push(request.key);
         self.submit(request);
+    }
+
+    /// Sequences with a grammar may begin from now on, or only where no other runs: the vocabulary is not read.
+    pub fn take_grammars(&mut self, takes: bool) {
+        self.takes_grammars = takes;
     }
 
     /// A request that got its slot and waits for its prompt to be computed elsewhere; each is told once.
@@ -382,7 +390,9 @@ impl Scheduler {
         while next < self.waiting.len() {
             let Some(index) = self.slots.iter().position(Option::is_none) else { return };
             let request = &self.waiting[next];
-            if self.is_computed_beside(&request.prompt) {
+            let is_early = request.grammar.is_some() && !self.takes_grammars && self.slots.iter().any(Option::is_some);
+            plan.prepares |= is_early;
+            if is_early || self.is_computed_beside(&request.prompt) {
                 next += 1;
                 continue;
             }

@@ -110,6 +110,9 @@ impl Stepper {
             let wants_logits = tokens.iter().any(|token| token.wants_logits);
             return self.hand_over(next, tokens.len(), wants_logits);
         }
+        if plan.prepares {
+            self.grammars.prepare();
+        }
         self.grammars.apply(plan);
         let wanted = tokens.iter().filter(|token| token.wants_logits);
         for (index, BatchToken { slot, position, .. }) in wanted.enumerate() {

@@ -195,6 +195,29 @@ fn equal_beginnings_are_computed_once_and_blocks_are_waited_for_not_prompts_that
 }
 
 #[test]
+fn a_request_with_a_grammar_waits_for_the_vocabulary_only_while_others_run_and_holds_up_nobody() {
+    let (mut scheduler, mut follower) = (Scheduler::new(LONG), Sequences::new(LONG));
+    let constrained = |key: u64| {
+        let grammar = Some(Constraint { grammar: shared::protocol::message::Grammar::Json, begin: 20 });
+        Admitted { grammar, ..request(key, 20, 5) }
+    };
+    scheduler.take_grammars(false);
+    scheduler.submit(constrained(1));
+    let (plan, _) = run(&mut scheduler, &mut follower);
+    assert_eq!((plan.opened.len(), plan.prepares), (1, false), "nobody would wait");
+    scheduler.submit(constrained(2));
+    scheduler.submit(request(3, 20, 5));
+    for _ in 0..3 {
+        let (plan, _) = run(&mut scheduler, &mut follower);
+        assert!(plan.prepares && plan.opened.iter().all(|opened| opened.grammar.is_none()), "{plan:?}");
+    }
+    assert_eq!(scheduler.key(Slot(1)), Some(RequestKey(3)), "who came later went by");
+    scheduler.take_grammars(true);
+    let (plan, _) = run(&mut scheduler, &mut follower);
+    assert_eq!((plan.opened.len(), plan.prepares, scheduler.key(Slot(2))), (1, false, Some(RequestKey(2))));
+}
+
+#[test]
 fn drafts_change_nothing_but_how_many_steps_a_text_takes() {
     let limits = Limits { slots: 3, blocks: 60, context_length: 400, vocabulary_length: 100 };
     // A text that repeats itself every 23 tokens but for a few, and goes beyond the context.

@@ -24,7 +24,11 @@ use shared::{
 
 use crate::{
     config::Config,
-    engine::{grammar::PieceSource, prompt::Template, transfer::Partners},
+    engine::{
+        grammar::{self, PieceSource},
+        prompt::Template,
+        transfer::Partners,
+    },
     health::memory,
     kernels::Kernels,
     model::{KvCache, LoadError, PackedCache, Shard, Source, weights::shard_bytes},
@@ -161,10 +165,18 @@ pub(super) fn load(
         .map_err(|_| FaultKind::MemoryShort { needed: Bytes(kv), available: memory::available() })?;
     let template = tokenizer.as_ref().map(|tokenizer| ChatTemplate::from_metadata(file.metadata(), tokenizer));
     let template = template.unwrap_or(Ok(None));
-    let pieces = place
-        .is_last_stage()
-        .then(|| PieceSource { file: Arc::clone(&file), vocabulary_length: shape.vocabulary_length });
+    let pieces = place.is_last_stage().then(|| PieceSource {
+        aside,
+        file: Arc::clone(&file),
+        vocabulary_length: shape.vocabulary_length,
+    });
     Ok(Loaded { shard, cache, partners, tokenizer, template, pieces, bytes: Bytes(weight_bytes + kv) })
+}
+
+/// Does a job of the engine on a thread of its own; where there is none, the engine does it when it cannot wait any longer.
+fn aside(job: grammar::Job) -> bool {
+    let spawned = std::thread::Builder::new().name("vocabulary".into()).spawn(job);
+    spawned.map_err(|error| tracing::warn!("no thread for the vocabulary: {error}")).is_ok()
 }
 
 /// What a member of a group with a role sends to the others.
