@@ -41,7 +41,7 @@ fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Syn
     let ends: Vec<(u32, f32)> = [0, 1, 2].map(|id| (id, -1e9)).to_vec();
     let sampling = SamplingParameters { logit_bias: ends, ..sampling };
     // As long as a step with drafts, and more: buffers by row have grown.
-    let prompt = "abcdefghijklmnopqrst".to_owned();
+    let prompt = "abcdefghijklmnopqrstuvwxyzabcdefgh".to_owned();
     let generate = Generate::new(prompt, TOKENS as u32 + 1, sampling, vec!["\u{1}".into()]);
     let (orders, of_head) = mpsc::channel();
     orders.send(EngineCommand::Submit(RequestKey(1), Arc::new(generate))).expect("the engine listens");
