@@ -60,7 +60,7 @@ class SetUp:
         self.name, self.daemons, self.more = name, daemons, list(more)
 
     def measure(self, model, arguments):
-        """One round: rates in tokens per second."""
+        """One round: rates in tokens per second, medians of its repeats."""
 
         def run(prompt, tokens):
             more = [*self.more, "--exchange", arguments.exchange]
@@ -72,11 +72,13 @@ class SetUp:
         context = max(arguments.prompt_tokens, arguments.long_tokens, arguments.decode_tokens) + 64
         # Assigned, and every page touched.
         run(32, 8)
-        rates = {"prefill": run(arguments.prompt_tokens, 1)["prefill_tokens_per_second"]}
+        each = range(arguments.repeats)
+        rates = {"prefill": bramble.median([run(arguments.prompt_tokens, 1)["prefill_tokens_per_second"] for _ in each])}
         if arguments.long_tokens and self.name in ("one", "pp2"):
             rates["long prefill"] = run(arguments.long_tokens, 1)["prefill_tokens_per_second"]
-        decode = run(8, arguments.decode_tokens)
-        rates["decode"], rates["network"] = decode["decode_tokens_per_second"], decode["network_fraction"]
+        decodes = [run(8, arguments.decode_tokens) for _ in each]
+        for name, of in (("decode", "decode_tokens_per_second"), ("network", "network_fraction")):
+            rates[name] = bramble.median([decode[of] for decode in decodes])
         return rates
 
 
@@ -190,6 +192,7 @@ def main():
     parser.add_argument("--formats", default="q4_0,q4_k_m")
     parser.add_argument("--exchange", default="f32", help="how partial sums travel: f32, f16 or q80")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3, help="of each prompt and each answer in a round")
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--long-tokens", type=int, default=1536, help="of the prompt that two stages are compared with; 0: none")
     parser.add_argument("--decode-tokens", type=int, default=64)
