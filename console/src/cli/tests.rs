@@ -10,7 +10,7 @@ use shared::{
         message::{FinishReason, TokenLogprob},
     },
     sampling::SamplingParameters,
-    schedule::Choice,
+    schedule::{Algorithm, Choice, Table, TableRow},
     topology::{Exchange, KvFormat, Layout, Member, Topology},
 };
 use tokio::sync::mpsc::channel;
@@ -255,7 +255,7 @@ fn the_object_of_a_generation_has_exactly_the_fields_of_the_contract() {
 
 #[test]
 fn the_profile_shows_each_rank_against_the_formula() {
-    let lines = profile::table::lines(&finished(FinishReason::Length), &assigned().topology, 0, 256);
+    let lines = profile::table::lines(&finished(FinishReason::Length), &assigned().topology, 0, 256, &[]);
     let rows: Vec<&String> = lines.iter().filter(|line| line.starts_with("decode")).collect();
     assert_eq!(rows.len(), 2);
     for (row, node) in rows.iter().zip(["pi1", "pi2"]) {
@@ -265,6 +265,12 @@ fn the_profile_shows_each_rank_against_the_formula() {
         assert!(row.contains("40.0%") && row.contains("12.0 KiB") && row.contains("12.6 KiB"), "{row}");
         assert_eq!(&words[words.len() - 2..], ["12.0", "12"], "{row}");
     }
+    // By what the ranks say they use: two messages of half the values each.
+    let row = TableRow { tokens: 1, algorithm: Algorithm::ReduceScatter, timed: Vec::new() };
+    let tables = vec![Some(Table { rows: vec![row] }); 2];
+    let lines = profile::table::lines(&finished(FinishReason::Length), &assigned().topology, 0, 256, &tables);
+    let row = lines.iter().find(|line| line.starts_with("decode")).expect("it decoded");
+    assert!(row.contains("13.1 KiB") && row.ends_with(" 24"), "{row}");
 }
 
 #[tokio::test]

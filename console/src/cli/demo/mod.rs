@@ -117,7 +117,9 @@ async fn once(
         let shape = Shape::read(&file).map_err(anyhow::Error::from)?;
         let (replica, embedding) = (assigned.topology.place(head).replica, shape.embedding_length as u64);
         output::line("\n");
-        let lines = profile::table::lines(&completion.finished, &assigned.topology, replica, embedding);
+        let members = assigned.topology.layout.members(replica);
+        let (_, tables) = interrupts.end(profile::reports(&sessions[members])).await?;
+        let lines = profile::table::lines(&completion.finished, &assigned.topology, replica, embedding, &tables);
         lines.iter().for_each(|line| output::line(line));
     }
     Ok(completion.interrupted.unwrap_or(0))

@@ -11,6 +11,7 @@ use anyhow::Context;
 use serde_json::json;
 use shared::{
     ids::MemberIndex,
+    schedule::Table,
     telemetry::{Health, SyncRecord},
     topology::Topology,
 };
@@ -48,7 +49,7 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
     let names: Vec<String> = members.iter().map(|member| output::clean(&member.name)).collect();
     let ranks = assigned.topology.place(head).group.len();
     let records = RankRecords { names: &names, ranks, records: &records };
-    let healths = interrupts.end(healths(&sessions[replica])).await?;
+    let (healths, tables) = interrupts.end(reports(&sessions[replica])).await?;
     let causes: Vec<Option<String>> = healths.iter().map(|health| health.cause().map(|it| it.to_string())).collect();
     let verdict = verdict::verdict(&completion.finished.ranks, &records, &causes);
     let straggler = straggler::straggler(&records);
@@ -74,7 +75,7 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
     } else {
         let place = assigned.topology.place(head);
         let embedding = u64::from(card.embedding_length);
-        let lines = table::lines(&completion.finished, &assigned.topology, place.replica, embedding);
+        let lines = table::lines(&completion.finished, &assigned.topology, place.replica, embedding, &tables);
         lines.iter().for_each(|line| output::line(line));
         let table = arrivals::lines(&arrivals, &names);
         table.first().into_iter().for_each(|_| output::line(""));
@@ -105,13 +106,15 @@ async fn later(sessions: &[Arc<Session>], seen: u64) -> Result<Vec<Vec<SyncRecor
     Ok(all)
 }
 
-/// What each node's machine says of itself, read within the last second of the run.
-async fn healths(sessions: &[Arc<Session>]) -> Result<Vec<Health>, Failure> {
-    let mut healths = Vec::with_capacity(sessions.len());
+/// What each node says of its machine and of its all-reduces, read within the last second of the run.
+pub(super) async fn reports(sessions: &[Arc<Session>]) -> Result<(Vec<Health>, Vec<Option<Table>>), Failure> {
+    let mut found = (Vec::with_capacity(sessions.len()), Vec::with_capacity(sessions.len()));
     for session in sessions {
-        healths.push(report(session).await?.health);
+        let report = report(session).await?;
+        found.0.push(report.health);
+        found.1.push(report.collectives);
     }
-    Ok(healths)
+    Ok(found)
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {

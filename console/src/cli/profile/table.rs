@@ -8,12 +8,14 @@ use shared::{
     units::Bytes,
 };
 
-/// The lines of the profile of a request on a replica. `embedding_length` is the model's.
+/// The lines of the profile of a request on a replica. `embedding_length` is the model's; `tables` are what its ranks say of their
+/// all-reduces, by place in the replica.
 pub(in crate::cli) fn lines(
     finished: &Finished,
     topology: &Topology,
     replica: u16,
     embedding_length: u64,
+    tables: &[Option<Table>],
 ) -> Vec<String> {
     let times = &finished.times;
     let mut lines = vec![
@@ -49,7 +51,10 @@ pub(in crate::cli) fn lines(
         for (rank, member) in finished.ranks.iter().zip(topology.replica(replica).iter().enumerate()) {
             let totals = part(rank);
             if totals.steps > 0 {
-                lines.push(row(name, &member.1.name, totals, &formula(topology, replica, member, embedding_length)));
+                let table = tables.get(member.0).and_then(Option::as_ref);
+                let tokens = (totals.tokens / totals.steps).max(1);
+                let formula = formula(topology, (replica, table), member, (tokens, embedding_length));
+                lines.push(row(name, &member.1.name, totals, &formula));
             }
         }
     }
@@ -63,17 +68,24 @@ pub(in crate::cli) fn lines(
     lines
 }
 
-/// Bytes and messages of one token's all-reduces on one rank, by the formula of the algorithm that is forced or that `auto`
-/// begins with, and of the hand-over to the next stage.
-fn formula(topology: &Topology, replica: u16, (index, member): (usize, &Member), embedding_length: u64) -> Cost {
+/// Bytes a token and messages of one rank in a step of so many tokens, all-reduces and the hand-over to the next stage, by the
+/// formula of the algorithm that its table names; without one of that which is forced or which `auto` begins with.
+fn formula(
+    topology: &Topology,
+    (replica, used): (u16, Option<&Table>),
+    (index, member): (usize, &Member),
+    (tokens, embedding_length): (u64, u64),
+) -> Cost {
     let (world, columns) = (usize::from(topology.layout.ranks_of(replica)), embedding_length as usize);
-    let algorithm = Table::new(topology.collective, topology.exchange, world, columns).algorithm(1);
-    let one = cost(algorithm, topology.exchange, Rank((index % world) as u16), world, (1, columns));
+    let count = tokens as usize;
+    let begins = || Table::new(topology.collective, topology.exchange, world, columns);
+    let algorithm = used.map_or_else(|| begins().algorithm(count), |table| table.algorithm(count));
+    let one = cost(algorithm, topology.exchange, Rank((index % world) as u16), world, (count, columns));
     let all_reduces = 2 * u64::from(member.layers.end - member.layers.start);
     let hand_overs = u64::from(member.layers.end < topology.block_count());
     let bytes = all_reduces * (one.bytes + one.messages * HEADER_BYTES as u64)
-        + hand_overs * (payload_bytes(topology.exchange.hand_over(), 1, columns) + HEADER_BYTES) as u64;
-    Cost { bytes, messages: all_reduces * one.messages + hand_overs }
+        + hand_overs * (payload_bytes(topology.exchange.hand_over(), count, columns) + HEADER_BYTES) as u64;
+    Cost { bytes: bytes / tokens, messages: all_reduces * one.messages + hand_overs }
 }
 
 fn row(phase: &str, node: &str, totals: &PhaseTotals, formula: &Cost) -> String {
