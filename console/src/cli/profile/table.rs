@@ -50,12 +50,10 @@ pub(in crate::cli) fn lines(
     for (name, part) in phases {
         for (rank, member) in finished.ranks.iter().zip(topology.replica(replica).iter().enumerate()) {
             let totals = part(rank);
-            if totals.steps > 0 {
-                let table = tables.get(member.0).and_then(Option::as_ref);
-                let tokens = (totals.tokens / totals.steps).max(1);
-                let formula = formula(topology, (replica, table), member, (tokens, embedding_length));
-                lines.push(row(name, &member.1.name, totals, &formula));
-            }
+            let Some(tokens) = totals.tokens.checked_div(totals.steps) else { continue };
+            let table = tables.get(member.0).and_then(Option::as_ref);
+            let formula = formula(topology, (replica, table), member, (tokens.max(1), embedding_length));
+            lines.push(row(name, &member.1.name, totals, &formula));
         }
     }
     lines.push(String::new());
