@@ -10,6 +10,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use crate::client::with_port;
+
 /// Most bytes of the file.
 const FILE_BYTES_MAX: u64 = 256 << 10;
 /// Most clusters.
@@ -34,8 +36,11 @@ pub struct Kept {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Clusters {
-    /// The one that is used where none is named.
+    /// The one that is used where none is named: an operator said so.
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub default: Option<String>,
+    /// Release 0.1 wrote this whenever a cluster was named. It was not a choice of the operator, so it is ignored.
+    #[serde(default, skip_serializing)]
     pub last: Option<String>,
     /// By name.
     #[serde(default, rename = "cluster")]
@@ -124,11 +129,11 @@ impl Clusters {
             check_name(name).map_err(|reason| format!("line {line}, cluster {name:?}: {reason}"))?;
             check_nodes(&kept.nodes).map_err(|reason| format!("line {line}, cluster.{name}.nodes: {reason}"))?;
         }
-        match &found.last {
-            Some(last) if !found.all.contains_key(last) => {
-                Err(format!("line {}, last: no cluster {last:?} is here", line_of(text, "last")))
+        match &found.default {
+            Some(default) if !found.all.contains_key(default) => {
+                Err(format!("line {}, default: no cluster {default:?} is here", line_of(text, "default")))
             }
-            _ => Ok(found),
+            _ => Ok(Self { last: None, ..found }),
         }
     }
 
@@ -151,6 +156,29 @@ impl Clusters {
         written().map_err(|error| ClustersError::Io { path: path.into(), error })
     }
 
+    /// Changes the nodes of a cluster: `add` stands behind the others, `remove` is gone. A cluster keeps at least one node. Returns
+    /// whether that changed anything.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn follow(&mut self, name: &str, add: &[String], remove: &[String]) -> Result<bool, ClustersError> {
+        let known = || self.all.keys().cloned().collect();
+        let unknown = ClustersError::Unknown { name: name.into(), known: known() };
+        let kept = self.all.get_mut(name).ok_or(unknown)?;
+        let before = kept.nodes.clone();
+        let is_same = |one: &String, other: &String| with_port(one) == with_port(other);
+        for node in add {
+            if !kept.nodes.iter().any(|known| is_same(known, node)) && kept.nodes.len() < NODES_MAX {
+                kept.nodes.push(node.clone());
+            }
+        }
+        let stays = |node: &String| !remove.iter().any(|gone| is_same(gone, node));
+        if kept.nodes.iter().any(stays) {
+            kept.nodes.retain(stays);
+        }
+        Ok(kept.nodes != before)
+    }
+
     /// A cluster by its name.
     ///
     /// # Errors
@@ -160,10 +188,10 @@ impl Clusters {
         self.all.get(name).ok_or_else(|| ClustersError::Unknown { name: name.into(), known: known() })
     }
 
-    /// The one that is used where none is named: the last one, or the only one.
+    /// The one that is used where none is named: the one that was chosen, or the only one.
     pub fn default_cluster(&self) -> Option<(&str, &Kept)> {
         let only = || self.all.keys().next().filter(|_| self.all.len() == 1);
-        let name = self.last.as_ref().or_else(only)?;
+        let name = self.default.as_ref().or_else(only)?;
         self.all.get_key_value(name).map(|(name, kept)| (name.as_str(), kept))
     }
 }
@@ -193,7 +221,7 @@ mod tests {
         let kept = |node: &str| Kept { nodes: vec![node.into(), "pi2:1".into()], key: None };
         let all =
             [("home".to_owned(), kept("pi1")), ("lab".to_owned(), Kept { key: Some("/k".into()), ..kept("[::1]:9") })];
-        Clusters { last: Some("lab".into()), all: all.into() }
+        Clusters { default: Some("lab".into()), last: None, all: all.into() }
     }
 
     #[test]
@@ -210,9 +238,11 @@ mod tests {
     }
 
     #[test]
-    fn the_last_or_the_only_one_is_used_where_none_is_named() {
+    fn the_chosen_or_the_only_one_is_used_where_none_is_named() {
         assert_eq!(home().default_cluster().map(|(name, _)| name), Some("lab"));
-        let none = Clusters { last: None, ..home() };
+        let none = Clusters { default: None, ..home() };
+        let of_0_1 = "last = \"lab\"\n[cluster.home]\nnodes = [\"a\"]\n[cluster.lab]\nnodes = [\"b\"]\n";
+        assert_eq!(Clusters::parse(of_0_1).map(|read| read.default_cluster().is_none()), Ok(true), "nobody chose it");
         assert_eq!(none.default_cluster(), None, "of two, none is meant");
         let mut one = none.clone();
         one.all.remove("lab");
@@ -222,13 +252,24 @@ mod tests {
     }
 
     #[test]
+    fn nodes_of_a_cluster_follow_what_joins_and_leaves() {
+        let mut kept = home();
+        let (new, gone) = (["pi3".to_owned()], ["pi1:9999".to_owned()]);
+        assert!(kept.follow("home", &new, &[]).expect("it is kept"));
+        assert!(!kept.follow("home", &["pi3:9999".to_owned()], &[]).expect("it is kept"), "it is there already");
+        assert!(kept.follow("home", &[], &gone).expect("it is kept"));
+        assert_eq!(kept.all["home"].nodes, ["pi2:1", "pi3"]);
+        assert!(kept.follow("office", &new, &[]).is_err());
+    }
+
+    #[test]
     fn a_file_that_is_wrong_is_refused_by_line_and_key() {
         for (text, parts) in [
             ("[cluster.a]\nnodes = [\"x\"]\nnode = 1\n", ["line 3", "node"]),
             ("[cluster.a]\nnodes = 1\n", ["line 2", "nodes"]),
             ("\n[cluster.a]\nnodes = []\n", ["line 2", "cluster.a.nodes"]),
             ("[cluster.a]\nnodes = [\"a b\"]\n", ["line 1", "a b"]),
-            ("last = \"b\"\n[cluster.a]\nnodes = [\"x\"]\n", ["line 1", "last"]),
+            ("default = \"b\"\n[cluster.a]\nnodes = [\"x\"]\n", ["line 1", "default"]),
             ("[cluster.\"a b\"]\nnodes = [\"x\"]\n", ["line 1", "letters"]),
             ("[cluster", ["line 1", "cluster"]),
         ] {

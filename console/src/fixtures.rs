@@ -339,6 +339,7 @@ pub(crate) fn topology() -> Topology {
         members: (0..NODES).map(member).collect(),
         model: "bard-q8_0.gguf".to_owned(),
         identity: ModelIdentity::default(),
+        content: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: Choice::Auto,

@@ -1,5 +1,6 @@
-//! Relays connections to the HTTP API of the first node that answers: bytes as they are and as they come, so that streams are not
-//! held up. What answers is asked for all the time; a client hears of nodes that are all away as an error of the OpenAI API.
+//! Relays connections to the HTTP API of the first node that answers: bytes as they come, so that streams are not held up. Heads of requests
+//! are read, and those that a web page may have caused are refused. What answers is asked for all the time; a client hears of nodes that are
+//! all away as an error of the OpenAI API.
 use std::{
     convert::Infallible,
     io,
@@ -11,8 +12,9 @@ use std::{
 };
 
 use serde_json::json;
+use shared::browser::{self, BrowserPolicy};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     net::{
         TcpListener, TcpStream,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
@@ -22,7 +24,7 @@ use tokio::{
     time::{Instant, sleep, timeout, timeout_at},
 };
 
-use crate::http::{Api, Request, Url};
+use crate::http::{Api, BodyReader, Request, RequestLines, Url};
 
 /// A node must take a connection within this.
 const CONNECT: Duration = Duration::from_secs(2);
@@ -30,6 +32,8 @@ const CONNECT: Duration = Duration::from_secs(2);
 const PROBE: Duration = Duration::from_secs(1);
 /// Between two questions of how nodes are.
 const PROBE_PAUSE: Duration = Duration::from_secs(2);
+/// The first request's head must be there within this.
+const HEAD: Duration = Duration::from_secs(20);
 /// A client that is refused may send its request for so long.
 const REFUSAL: Duration = Duration::from_secs(2);
 /// What of such a request is read and thrown away.
@@ -44,6 +48,27 @@ pub struct Limits {
     pub connections: usize,
     /// A connection on which nothing moves for so long is closed.
     pub idle: Duration,
+}
+
+/// An answer of the proxy itself.
+#[derive(Debug)]
+struct Refused {
+    status: u16,
+    code: &'static str,
+    message: String,
+}
+
+/// Why there is no further request.
+#[derive(Debug)]
+enum NoRequest {
+    Broken(io::Error),
+    Refused(Refused),
+}
+
+impl From<io::Error> for NoRequest {
+    fn from(error: io::Error) -> Self {
+        Self::Broken(error)
+    }
 }
 
 /// The nodes, `HOST:PORT`, with whether each answered when it was asked last.
@@ -74,15 +99,16 @@ impl Nodes {
     }
 }
 
-/// Relays until it is dropped. `nodes` are `HOST:PORT`; `tell` hears when a node begins or ceases to answer.
+/// Relays until it is dropped. `nodes` are `HOST:PORT`; `policy` tells which requests pass; `tell` hears when a node begins or ceases to answer.
 pub async fn run(
     listener: TcpListener,
     nodes: Vec<String>,
     limits: Limits,
+    policy: BrowserPolicy,
     tell: impl Fn(String) + Send + 'static,
 ) -> Infallible {
     let nodes = Arc::new(Nodes(nodes.into_iter().map(|node| (node, AtomicBool::new(true))).collect()));
-    let places = Arc::new(Semaphore::new(limits.connections));
+    let (places, policy) = (Arc::new(Semaphore::new(limits.connections)), Arc::new(policy));
     // What is dropped ends with this function.
     let mut tasks = JoinSet::new();
     let probed = Arc::clone(&nodes);
@@ -102,13 +128,13 @@ pub async fn run(
         if tasks.len() > 2 * limits.connections + 64 {
             continue;
         }
-        let (nodes, place) = (Arc::clone(&nodes), Arc::clone(&places).try_acquire_owned());
+        let (nodes, policy, place) = (Arc::clone(&nodes), Arc::clone(&policy), Arc::clone(&places).try_acquire_owned());
         tasks.spawn(async move {
             let result = match place {
-                Ok(_place) => serve(client, &nodes, limits.idle).await,
+                Ok(_place) => serve(client, &nodes, &policy, limits.idle).await,
                 Err(_) => {
                     let message = format!("the proxy has {} connections already", limits.connections);
-                    refuse(client, 503, "proxy_full", &message).await
+                    refuse(client, Refused { status: 503, code: "proxy_full", message }, 0).await
                 }
             };
             if let Err(error) = result {
@@ -118,17 +144,27 @@ pub async fn run(
     }
 }
 
-async fn serve(client: TcpStream, nodes: &Nodes, idle: Duration) -> io::Result<()> {
+async fn serve(mut client: TcpStream, nodes: &Nodes, policy: &BrowserPolicy, idle: Duration) -> io::Result<()> {
+    let mut buffer = Vec::new();
+    let first = timeout(HEAD, next_request(&mut client, &mut buffer, policy));
+    let first = match first.await.map_err(|_| io::ErrorKind::TimedOut)? {
+        Ok(Some(first)) => first,
+        Ok(None) => return Ok(()),
+        Err(NoRequest::Broken(error)) => return Err(error),
+        Err(NoRequest::Refused(refused)) => return refuse(client, refused, buffer.len()).await,
+    };
     let node = match nodes.dial().await {
         Ok(node) => node,
-        Err(message) => return refuse(client, 502, "no_node", &message).await,
+        Err(message) => return refuse(client, Refused { status: 502, code: "no_node", message }, 1).await,
     };
     client.set_nodelay(true)?;
     node.set_nodelay(true)?;
+    // A node is asked by its address: what name this proxy goes by is checked here.
+    let address = node.peer_addr()?.to_string();
     let (client_reader, client_writer) = client.into_split();
     let (node_reader, node_writer) = node.into_split();
     let (moved, last) = watch::channel(Instant::now());
-    let up = pump(client_reader, node_writer, &moved, idle);
+    let up = requests(client_reader, node_writer, (first, buffer), (policy, &address), (&moved, idle));
     let down = pump(node_reader, client_writer, &moved, idle);
     let both = async {
         tokio::pin!(up, down);
@@ -159,6 +195,70 @@ async fn stillness(last: watch::Receiver<Instant>, idle: Duration) {
     }
 }
 
+/// Reads the head of the next request into `buffer` and takes it out; `None`: the client said all.
+async fn next_request(
+    reader: &mut (impl AsyncRead + Unpin),
+    buffer: &mut Vec<u8>,
+    policy: &BrowserPolicy,
+) -> Result<Option<RequestLines>, NoRequest> {
+    let refused = |status, code, message| Err(NoRequest::Refused(Refused { status, code, message }));
+    loop {
+        match RequestLines::parse(buffer) {
+            Ok(Some((head, end))) => {
+                let page = policy.check(&head.asking()).map(drop);
+                let json = if head.is_post() { browser::check_json(head.content_type()) } else { Ok(()) };
+                if let Err(refusal) = page.and(json) {
+                    return refused(refusal.status(), refusal.code(), refusal.to_string());
+                }
+                buffer.drain(..end);
+                return Ok(Some(head));
+            }
+            Ok(None) => {}
+            Err(why) => return refused(400, "malformed_request", format!("{why}; send a request of HTTP/1.1")),
+        }
+        if reader.read_buf(buffer).await? == 0 {
+            return Ok(None);
+        }
+    }
+}
+
+/// Passes requests on one after the other, each for the node's own address.
+async fn requests(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    (mut head, mut buffer): (RequestLines, Vec<u8>),
+    (policy, address): (&BrowserPolicy, &str),
+    (moved, idle): (&watch::Sender<Instant>, Duration),
+) -> io::Result<()> {
+    let wrong = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
+    loop {
+        let mut body = BodyReader::new(head.length);
+        let mut part = head.for_node(address);
+        loop {
+            let taken = body.feed(&buffer, &mut Vec::new()).map_err(wrong)?;
+            part.extend(buffer.drain(..taken));
+            // A node that takes nothing is as still as a client that says nothing.
+            timeout(idle, to.write_all(&part)).await.map_err(|_| io::ErrorKind::TimedOut)??;
+            moved.send_replace(Instant::now());
+            part.clear();
+            if body.is_done() {
+                break;
+            }
+            buffer.reserve(PART_BYTES);
+            if from.read_buf(&mut buffer).await? == 0 {
+                return to.shutdown().await;
+            }
+        }
+        head = match next_request(&mut from, &mut buffer, policy).await {
+            Ok(Some(head)) => head,
+            Ok(None) => return to.shutdown().await,
+            Err(NoRequest::Broken(error)) => return Err(error),
+            // An answer may be under way: the connection ends instead.
+            Err(NoRequest::Refused(refused)) => return Err(wrong(refused.message)),
+        };
+    }
+}
+
 async fn pump(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
@@ -178,17 +278,26 @@ async fn pump(
     }
 }
 
-/// Answers with an error, whatever is asked. What the client sends meanwhile is read: a connection closed over unread bytes is reset,
-/// and the client would not see the answer.
-async fn refuse(mut client: TcpStream, status: u16, code: &str, message: &str) -> io::Result<()> {
+/// Answers with an error, of whatever was asked `read` bytes were read. What the client sends meanwhile is read: a connection closed over
+/// unread bytes is reset, and the client would not see the answer.
+async fn refuse(mut client: TcpStream, refused: Refused, mut read: usize) -> io::Result<()> {
     let deadline = Instant::now() + REFUSAL;
     let mut part = vec![0; PART_BYTES];
-    // Clients read an answer once they have sent something.
-    let mut read = timeout_at(deadline, client.read(&mut part)).await.map_err(|_| io::ErrorKind::TimedOut)??;
-    let body = json!({"error": {"message": message, "type": "server_error", "param": null, "code": code}}).to_string();
-    let reason = if status == 502 { "Bad Gateway" } else { "Service Unavailable" };
+    if read == 0 {
+        // Clients read an answer once they have sent something.
+        read = timeout_at(deadline, client.read(&mut part)).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    }
+    let Refused { status, code, message } = refused;
+    let (reason, kind, retry) = match status {
+        502 => ("Bad Gateway", "server_error", "Retry-After: 1\r\n"),
+        503 => ("Service Unavailable", "server_error", "Retry-After: 1\r\n"),
+        403 => ("Forbidden", "invalid_request_error", ""),
+        415 => ("Unsupported Media Type", "invalid_request_error", ""),
+        _ => ("Bad Request", "invalid_request_error", ""),
+    };
+    let body = json!({"error": {"message": message, "type": kind, "param": null, "code": code}}).to_string();
     let head = format!(
-        "HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        "HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\n{retry}Connection: close\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
     let writing = async {

@@ -13,7 +13,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 async fn proxy(nodes: &[String], limits: Limits) -> Api {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
     let url = format!("http://{}", listener.local_addr().expect("it is bound"));
-    tokio::spawn(run(listener, nodes.to_vec(), limits, drop));
+    let policy = BrowserPolicy::new(&["laptop".into()], &[], &["https://chat.example".into()]).expect("it is good");
+    tokio::spawn(run(listener, nodes.to_vec(), limits, policy, drop));
     Api::new(url.parse().expect("a URL"), None)
 }
 
@@ -83,4 +84,53 @@ async fn a_node_that_takes_connections_and_says_nothing_comes_after_those_that_a
             Err(error) => assert!(Clock::now() < deadline, "{error}"),
         }
     }
+}
+
+/// Sends requests over one connection and reads until the proxy closes it or falls silent.
+async fn raw(address: &str, text: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.expect("the proxy listens");
+    stream.write_all(text.as_bytes()).await.expect("it is sent");
+    let mut answer = Vec::new();
+    // One that is kept open says no more.
+    let _ = timeout(Duration::from_millis(700), stream.read_to_end(&mut answer)).await;
+    String::from_utf8(answer).expect("it is text")
+}
+
+#[tokio::test]
+async fn what_a_web_page_may_have_caused_never_reaches_a_node() {
+    let (told, heard) = std::sync::mpsc::channel();
+    let told = std::sync::Mutex::new(told);
+    let server = FakeServer::start(move |_, request| {
+        if !request.line.contains("/health") {
+            let seen = (request.line.clone(), request.header("host").map(str::to_owned), request.body.clone());
+            told.lock().expect("no test panics").send(seen).expect("the test listens");
+        }
+        vec![Step::Bytes(answer(200, "", "{}"))]
+    });
+    let api = proxy(&[server.address()], LIMITS).await;
+    let address = api.at().to_owned();
+    let post = |headers: &str| format!("POST /v1/x HTTP/1.1\r\n{headers}Content-Length: 2\r\n\r\n{{}}");
+    let json = "Content-Type: application/json\r\n";
+    for (headers, status) in [
+        (format!("Host: evil.example\r\n{json}"), 403),
+        (format!("Host: localhost\r\nHost: evil.example\r\n{json}"), 403),
+        (format!("Host: localhost\r\nOrigin: https://evil.example\r\n{json}"), 403),
+        (format!("Host: localhost\r\nSec-Fetch-Site: cross-site\r\n{json}"), 403),
+        ("Host: localhost\r\nContent-Type: text/plain\r\n".into(), 415),
+        ("Host: localhost\r\n".into(), 415),
+        (format!("Host: localhost\r\nTransfer-Encoding: chunked\r\n{json}"), 400),
+    ] {
+        let refused = raw(&address, &post(&headers)).await;
+        assert!(refused.starts_with(&format!("HTTP/1.1 {status} ")), "{headers}: {refused}");
+    }
+    // The second request of a connection is looked at, too.
+    let good = post(&format!("Host: laptop.local:9980\r\n{json}"));
+    let answers = raw(&address, &format!("{good}{}", post(&format!("Host: evil.example\r\n{json}")))).await;
+    assert!(answers.matches("HTTP/1.1 200").count() <= 1, "{answers}");
+    let allowed = post(&format!("Host: 127.0.0.1\r\nOrigin: https://chat.example\r\n{json}"));
+    let answers = raw(&address, &format!("{allowed}{good}")).await;
+    assert_eq!(answers.matches("HTTP/1.1 200").count(), 2, "{answers}");
+    let seen: Vec<_> = heard.try_iter().collect();
+    assert!(seen.len() == 3 || seen.len() == 2, "{seen:?}");
+    assert!(seen.iter().all(|(_, host, body)| host.as_deref() == Some(&server.address()) && body == "{}"), "{seen:?}");
 }

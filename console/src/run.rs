@@ -25,6 +25,7 @@ use crate::{
     terminal::{Screen, TerminalError},
     update::update,
     view,
+    wanted::Asked,
 };
 
 /// Events from nodes that wait for the dashboard; a client waits when there are more.
@@ -43,8 +44,9 @@ const CANCEL_WAIT: Duration = Duration::from_secs(1);
 pub struct DashboardOptions {
     /// Addresses of the nodes, in the order replica, stage, rank.
     pub nodes: Vec<String>,
-    /// What to assign as soon as all nodes are connected; `None` = look only.
-    pub wanted: Option<Wanted>,
+    /// What is to run as soon as all nodes are connected: assigned where nothing does, asked about where something else does; `None` =
+    /// whatever runs.
+    pub asked: Option<Asked>,
     /// What stands in the prompt box at first.
     pub prompt: String,
     /// What each generation asks for.
@@ -83,8 +85,10 @@ pub async fn dashboard<N: Nodes>(
 ) -> Result<i32, TerminalError> {
     // Before the terminal is taken: a signal in between must not leave it raw.
     let signals = Signals::listen()?;
-    let wanted = options.wanted.filter(|_| !options.readonly);
+    let asked = options.asked.filter(|_| !options.readonly);
+    let wanted = asked.as_ref().map(|asked| asked.wanted(options.nodes.len()));
     let mut state = State::new(&options.nodes, wanted, &options.prompt, options.defaults);
+    state.asked = asked;
     state.readonly = options.readonly;
     state.desk = options.desk;
     let started = Instant::now();

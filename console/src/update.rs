@@ -25,6 +25,7 @@ use crate::{
         standing::{Cluster, cluster, hint},
         sync, watch,
     },
+    wanted::Wanted,
 };
 
 /// Handles an event. Everything but ticks that change nothing asks for a frame.
@@ -324,8 +325,31 @@ fn assign(state: &mut State) -> Vec<Effect> {
         state.assignment = Assignment::WaitsForNodes;
         return Vec::new();
     }
+    let asked = state.asked.take();
+    if let (true, Some(asked), Some((topology, _))) = (state.is_ready(), &asked, state.topology())
+        && asked.is_met_by(topology)
+    {
+        // The running topology is used as it is.
+        state.assignment = Assignment::Nothing;
+        state.wanted = None;
+        return Vec::new();
+    }
+    if replaces(state, &wanted, asked.is_some()) {
+        state.assignment = Assignment::Nothing;
+        state.wanted = None;
+        let members = state.usable();
+        operate::ask_assign(state, wanted, members);
+        return Vec::new();
+    }
     state.assignment = Assignment::Loading;
     vec![Effect::Assign { wanted, members: state.usable() }]
+}
+
+/// Whether an assignment would end something else: what serves, or at the start also what broke and may come back.
+fn replaces(state: &State, wanted: &Wanted, is_start: bool) -> bool {
+    let Some((topology, _)) = state.topology() else { return false };
+    let is_same = topology.layout == wanted.layout && topology.model == wanted.model;
+    !is_same && (is_start || state.is_ready())
 }
 
 /// What arrived from the nodes, and what of it is worth an entry among the events.

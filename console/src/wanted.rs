@@ -104,6 +104,65 @@ impl Wanted {
     }
 }
 
+/// What was asked of a topology. What was left open is free: a running topology of the model that agrees with the rest is as good as a
+/// new one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    /// File name of the model.
+    pub model: String,
+    /// Replicas, stages, ranks.
+    pub layout: Option<Layout>,
+    /// As in [`Wanted`]; empty = open.
+    pub weights: Vec<u32>,
+    /// As in [`Wanted`]; empty = open.
+    pub layers: Vec<u32>,
+    /// Format of the KV cache.
+    pub kv: Option<KvFormat>,
+    /// Format of the partial sums on the wire.
+    pub exchange: Option<Exchange>,
+    /// How all-reduces go.
+    pub collective: Option<Choice>,
+    /// Longest sequence.
+    pub context_length: Option<u32>,
+    /// Sequences at the same time, of a new one.
+    pub slots: u16,
+}
+
+impl Asked {
+    /// A new topology on so many nodes: tensor-parallel on all of them where no layout was asked for.
+    pub fn wanted(&self, nodes: usize) -> Wanted {
+        let all = Layout::tensor_parallel(u16::try_from(nodes).unwrap_or(u16::MAX));
+        Wanted {
+            layout: self.layout.unwrap_or(all),
+            weights: self.weights.clone(),
+            layers: self.layers.clone(),
+            model: self.model.clone(),
+            kv: self.kv.unwrap_or(KvFormat::F16),
+            exchange: self.exchange.unwrap_or(Exchange::F32),
+            collective: self.collective.unwrap_or(Choice::Auto),
+            context_length: self.context_length,
+            slots: self.slots,
+        }
+    }
+
+    /// Whether a topology is what was asked for.
+    pub fn is_met_by(&self, topology: &Topology) -> bool {
+        fn is_open_or<T: PartialEq>(asked: Option<T>, found: &T) -> bool {
+            asked.is_none_or(|asked| asked == *found)
+        }
+        let held = Wanted::again(topology, topology.members.len());
+        let shares = Self { layout: Some(topology.layout), ..self.clone() }.wanted(topology.members.len()).shares();
+        self.model == topology.model
+            && is_open_or(self.layout, &topology.layout)
+            && (self.weights.is_empty() || shares.is_ok_and(|shares| shares == held.weights))
+            && (self.layers.is_empty() || self.layers == held.layers)
+            && is_open_or(self.kv, &topology.kv)
+            && is_open_or(self.exchange, &topology.exchange)
+            && is_open_or(self.collective, &topology.collective)
+            && is_open_or(self.context_length, &topology.context_length)
+    }
+}
+
 /// The head of a topology that has the least to do, by its place among the members: `requests` of each member.
 pub fn least_loaded(topology: &Topology, requests: impl Fn(MemberIndex) -> Option<u32>) -> Option<MemberIndex> {
     let loads = topology.layout.heads().filter_map(|head| requests(head).map(|requests| (requests, head)));
@@ -128,6 +187,28 @@ mod tests {
         assert_eq!(stages(of("pp2-tp2", &[], &[1, 5])), Ok(vec![0..1, 1..6]));
         assert!(stages(of("pp2-tp2", &[], &[1, 4])).is_err_and(|error| error.contains("2 numbers that make 6")));
         assert!(stages(of("pp8", &[], &[])).is_err_and(|error| error.contains("use pp6-tp1")));
+    }
+
+    #[test]
+    fn running_topology_of_the_model_meets_what_was_left_open() {
+        let topology = crate::fixtures::topology();
+        let model = topology.model.clone();
+        let (weights, layers) = (Vec::new(), Vec::new());
+        let (layout, kv, exchange, collective, context_length) = (None, None, None, None, None);
+        let open = Asked { model, layout, weights, layers, kv, exchange, collective, context_length, slots: 4 };
+        assert!(open.is_met_by(&topology), "whatever its layout");
+        assert!(Asked { layout: Some(topology.layout), kv: Some(topology.kv), ..open.clone() }.is_met_by(&topology));
+        let other = "pp2-tp2".parse().expect("a layout");
+        for asked in [
+            Asked { model: "other.gguf".into(), ..open.clone() },
+            Asked { layout: Some(other), ..open.clone() },
+            Asked { weights: vec![1, 2, 3, 4], ..open.clone() },
+            Asked { kv: Some(KvFormat::F32), ..open.clone() },
+            Asked { exchange: Some(Exchange::Q80), ..open.clone() },
+            Asked { context_length: Some(topology.context_length + 1), ..open.clone() },
+        ] {
+            assert!(!asked.is_met_by(&topology), "{asked:?}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The daemon's settings: command line over file over defaults, every one checked before anything is opened.
 mod shown;
+mod supervised;
 
 use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -11,7 +12,13 @@ use shared::{
     topology::spec::NAME_LENGTH_MAX,
 };
 
-use crate::{bench::Bench, check::Check, gateway, health::machine::host_name, pair};
+use crate::{
+    bench::Bench,
+    check::Check,
+    gateway,
+    health::{machine::host_name, memory},
+    pair,
+};
 
 /// Where a packaged daemon keeps its state.
 const STATE_DEFAULT: &str = "/var/lib/bramble";
@@ -86,6 +93,9 @@ pub enum Command {
     Check(Check),
     /// Show a code by which this node can be adopted (as root: sudo brambled pair)
     Pair(pair::Arguments),
+    /// Prepare requests for the daemon that starts this
+    #[command(hide = true)]
+    Text,
 }
 
 /// Prompts of at least so many tokens are computed elsewhere: a chunk of a step, below which the way costs more than it spares.
@@ -121,6 +131,8 @@ struct File {
     http: Option<String>,
     api_keys: Option<Vec<String>>,
     api_key_file: Option<PathBuf>,
+    http_hosts: Option<Vec<String>>,
+    http_origins: Option<Vec<String>>,
     peers: Option<Vec<String>>,
     http_queue: Option<usize>,
     http_queue_ms: Option<u64>,
@@ -255,8 +267,14 @@ impl Config {
     pub fn load(arguments: Arguments) -> anyhow::Result<Self> {
         let file = match &arguments.config {
             Some(path) => {
-                let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-                toml::from_str(&text).with_context(|| format!("{} is refused; correct it", path.display()))?
+                let reading = || format!("cannot read {}", path.display());
+                let text = fs::read_to_string(path).with_context(reading)?;
+                let file: File =
+                    toml::from_str(&text).with_context(|| format!("{} is refused; correct it", path.display()))?;
+                if file.api_keys.as_ref().is_some_and(|keys| !keys.is_empty()) {
+                    gateway::check_mode(path, &fs::metadata(path).with_context(reading)?)?;
+                }
+                file
             }
             None => File::default(),
         };
@@ -302,6 +320,10 @@ impl Config {
             http: arguments.http.or(file.http),
             keys: file.api_keys.unwrap_or_default(),
             key_file: file.api_key_file,
+            own: vec![name.clone(), host_name()],
+            hosts: file.http_hosts.unwrap_or_default(),
+            origins: file.http_origins.unwrap_or_default(),
+            memory: memory::total().0,
             peers: if arguments.peer.is_empty() { file.peers.unwrap_or_default() } else { arguments.peer },
             queue: file.http_queue,
             queue_wait: milliseconds("http_queue_ms", file.http_queue_ms, 30_000, 1)?,
@@ -321,12 +343,11 @@ impl Config {
             models,
             state,
             pid_file: arguments.pid_file,
-            // systemd gives every service an id of its invocation.
             omit_exchange: arguments.omit_exchange,
             prefill_elsewhere_from: file.prefill_elsewhere_from.unwrap_or(ELSEWHERE_FROM),
             transfer_at_end: arguments.transfer_at_end,
             plain: arguments.plain,
-            supervised: arguments.supervised || std::env::var_os("INVOCATION_ID").is_some(),
+            supervised: arguments.supervised || supervised::by_systemd(),
             health_root: arguments.health_root.unwrap_or_else(|| "/".into()),
             threads,
             log_dir: file.log_dir,
@@ -378,7 +399,7 @@ mod tests {
         let text = include_str!("../../packaging/bramble.toml");
         let is_setting = |line: &&str| line.contains(" = ") && !line.starts_with("# ");
         let settings: Vec<&str> = text.lines().filter(is_setting).map(|line| line.trim_start_matches('#')).collect();
-        assert_eq!(settings.len(), 30);
+        assert_eq!(settings.len(), 32);
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         let shipped = check(text).expect("every line is known");
@@ -387,6 +408,33 @@ mod tests {
             "0.0.0.0:9999",
             "as shipped, other machines reach it, and nothing else is said"
         );
+    }
+
+    #[test]
+    fn files_with_api_keys_that_others_read_are_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let [keys, config] = ["keys", "bramble.toml"].map(|name| folder.path().join(name));
+        fs::write(&keys, "sk-0123456789\n").expect("the folder can be written");
+        let load = |text: &str, modes: [u32; 2]| {
+            fs::write(&config, text).expect("the folder can be written");
+            for (path, mode) in [&keys, &config].into_iter().zip(modes) {
+                fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
+            }
+            let arguments = Arguments { config: Some(config.clone()), ..Arguments::default() };
+            Config::load(arguments).map(drop).map_err(|error| format!("{error:#}"))
+        };
+        let in_file = format!("api_key_file = \"{}\"", keys.display());
+        assert_eq!(load(&in_file, [0o600, 0o644]), Ok(()));
+        assert_eq!(load(&in_file, [0o640, 0o644]), Ok(()), "a file of root and the daemon's group");
+        for mode in [0o644, 0o660, 0o604] {
+            let error = load(&in_file, [mode, 0o600]).expect_err("others can read or change it");
+            assert!(error.contains(&format!("chmod 640 {}", keys.display())), "{error}");
+        }
+        let inside = "api_keys = [\"sk-0123456789\"]";
+        assert_eq!(load(inside, [0o600, 0o640]), Ok(()));
+        assert!(load(inside, [0o600, 0o644]).expect_err("others can read it").contains("chmod 640"));
+        assert_eq!(load("threads = 2", [0o600, 0o644]), Ok(()), "without keys it is no secret");
     }
 
     #[test]

@@ -15,3 +15,4 @@ pub mod pair;
 mod print;
 pub mod serve;
 pub mod store;
+pub mod text;

@@ -1,5 +1,5 @@
 //! brambled: flags -> checked settings -> serve -> exit code. Nothing else.
-use std::process::ExitCode;
+use std::{path::Path, process::ExitCode};
 
 use clap::Parser;
 use daemon::{
@@ -7,13 +7,24 @@ use daemon::{
     config::{Arguments, Command, Config},
     gateway,
     kernels::Kernels,
-    keys, log,
-    node::driver::state::StateFolder,
+    keys,
+    log::{self, OneLineEach},
+    node::driver::{
+        pacemaker,
+        state::{StateFolder, StateLock},
+    },
     pair,
     serve::{self, PidFile, Signals},
+    text,
 };
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use shared::protocol::noise::keyring;
-use tracing_subscriber::{EnvFilter, Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{
+    EnvFilter, Layer as _, filter::filter_fn, fmt, layer::SubscriberExt, util::SubscriberInitExt,
+};
+
+/// Descriptors for all connections of both ports, links and files.
+const DESCRIPTORS: u64 = 65_536;
 
 fn main() -> ExitCode {
     match run() {
@@ -27,6 +38,9 @@ fn main() -> ExitCode {
 
 fn run() -> anyhow::Result<i32> {
     let arguments = Arguments::parse();
+    if matches!(arguments.command, Some(Command::Text)) {
+        return text::child::run().map(|()| 0);
+    }
     let forced = std::env::var("BRAMBLE_KERNELS").ok();
     let kernels = Kernels::choose(forced.as_deref())?;
     match arguments.command.clone() {
@@ -42,12 +56,16 @@ fn run() -> anyhow::Result<i32> {
         Some(Command::Pair(pair)) => {
             return pair::run(&pair, &Config::load_as_packaged(arguments)?).map(|()| 0);
         }
-        None => {}
+        Some(Command::Text) | None => {}
     }
     let config = Config::load(arguments.clone())?;
+    let _lock = StateLock::take(&config.state)?;
     let keyring = keys::load(&config)?;
-    let _log_guard = write_log(&config);
+    let _log_guard = write_log(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    allow_descriptors();
+    let heartbeats = pacemaker::runtime()?;
+    let beating = heartbeats.handle().clone();
     let code = runtime.block_on(async {
         let signals = Signals::listen()?;
         let listener = serve::bind(config.listen).await?;
@@ -64,27 +82,39 @@ fn run() -> anyhow::Result<i32> {
             tracing::warn!("insecure: everyone who reaches {} may use this node", config.listen);
         }
         keyring::set_own(keyring);
-        anyhow::Ok(serve::serve(config, arguments, (signals, listener, http), kernels, (state, kept)).await)
+        anyhow::Ok(serve::serve(config, arguments, (signals, listener, http), kernels, (state, kept), beating).await)
     })?;
     // Blocking tasks (a read of standard input, an engine that still computes) must not hold up the exit.
     runtime.shutdown_background();
+    heartbeats.shutdown_background();
     Ok(code)
 }
 
+/// Lets the process have as many connections as it serves: shells allow 1024 descriptors, and more to those who ask.
+fn allow_descriptors() {
+    if let Ok((soft, most)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < DESCRIPTORS
+        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, most.min(DESCRIPTORS), most)
+    {
+        tracing::warn!("cannot open more than {soft} files and connections: {error}");
+    }
+}
+
 /// Logs to the ring that consoles read, to standard error (without time and colour under journald), and to daily files where the settings name a folder.
-fn write_log(config: &Config) -> Option<tracing_appender::non_blocking::WorkerGuard> {
+fn write_log(config: &Config) -> anyhow::Result<Option<tracing_appender::non_blocking::WorkerGuard>> {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let journald = std::env::var_os("JOURNAL_STREAM").is_some();
-    let console = fmt::layer().with_writer(std::io::stderr).with_target(false).with_ansi(false);
+    let journald = log::is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref(), Path::new("/proc/self/fd/2"));
+    let console = fmt::layer().with_writer(OneLineEach(std::io::stderr)).with_target(false).with_ansi(false);
     let console = if journald { console.without_time().boxed() } else { console.boxed() };
+    let console = console.with_filter(filter_fn(log::is_for_disk));
     let (files, guard) = match &config.log_dir {
         Some(folder) => {
-            let appender = tracing_appender::rolling::daily(folder, "brambled.log");
-            let (writer, guard) = tracing_appender::non_blocking(appender);
-            (Some(fmt::layer().with_writer(writer).with_ansi(false)), Some(guard))
+            let (writer, guard) = tracing_appender::non_blocking(log::daily(folder)?);
+            let layer = fmt::layer().with_writer(OneLineEach(writer)).with_ansi(false);
+            (Some(layer.with_filter(filter_fn(log::is_for_disk))), Some(guard))
         }
         None => (None, None),
     };
     tracing_subscriber::registry().with(filter).with(log::Kept).with(console).with(files).init();
-    guard
+    Ok(guard)
 }

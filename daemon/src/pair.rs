@@ -1,23 +1,31 @@
 //! `brambled pair`: a code by which this node can be adopted for some minutes. It lies in a file of the state folder that only root and the
 //! daemon can read; the running daemon looks for it when somebody wants to adopt it.
 use std::{
-    fs::{self, OpenOptions},
+    fs::{self, File},
     io::{self, ErrorKind, Write},
     net::{IpAddr, SocketAddr},
-    os::unix::fs::{MetadataExt, OpenOptionsExt, chown},
+    os::unix::fs::{MetadataExt, fchown},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use nix::ifaddrs::getifaddrs;
+use nix::{
+    errno::Errno,
+    fcntl::{OFlag, open, openat, renameat},
+    ifaddrs::getifaddrs,
+    sys::stat::Mode,
+    unistd::{UnlinkatFlags, unlinkat},
+};
 use serde_json::json;
 use shared::protocol::noise::pake::Code;
 
 use crate::{config::Config, keys};
 
-/// Wrong codes that a node bears; then it shows none any more.
+/// Wrong codes that a node bears from one address (of IPv6: from one network of 64 bits): others can still adopt it.
 pub const ATTEMPTS_MAX: u32 = 5;
+/// Wrong codes that it bears in all; then it shows none any more.
+pub const ATTEMPTS_IN_ALL_MAX: u32 = 50;
 /// Name of the file in the state folder.
 const FILE: &str = "pairing";
 /// Longest time that a code counts, in seconds.
@@ -68,11 +76,15 @@ pub fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let (name, listen) = (&config.name, reached(config.listen));
     if arguments.json {
         let object = json!({"node": name, "address": listen.to_string(), "code": code.to_string(),
-            "seconds": seconds, "attempts": ATTEMPTS_MAX});
+            "seconds": seconds, "attempts": ATTEMPTS_MAX, "attempts_in_all": ATTEMPTS_IN_ALL_MAX});
         println!("{object}");
         return Ok(());
     }
-    println!("node {name} at {listen}\ncode {code} (for {} minutes, {ATTEMPTS_MAX} attempts)", arguments.minutes);
+    println!(
+        "node {name} at {listen}\ncode {code} (for {} minutes, {ATTEMPTS_MAX} attempts from one address, \
+         {ATTEMPTS_IN_ALL_MAX} in all)",
+        arguments.minutes
+    );
     let port = if listen.port() == shared::protocol::PORT { String::new() } else { format!(":{}", listen.port()) };
     let host =
         if listen.is_ipv6() && !port.is_empty() { format!("[{}]", listen.ip()) } else { listen.ip().to_string() };
@@ -122,20 +134,24 @@ fn path(state: &Path) -> PathBuf {
     state.join(FILE)
 }
 
+/// Writes the code as root or as the daemon's user. The folder belongs to that user, who may put a link at any name in it at any moment:
+/// root touches nothing by name but within the open folder, follows no link there, and gives away only the file that it has open itself.
 fn write(state: &Path, shown: &Shown) -> io::Result<()> {
-    let beside = state.join(format!("{FILE}.new"));
-    match fs::remove_file(&beside) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        _ => {}
+    let folder = File::from(open(state, OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?);
+    let beside = format!("{FILE}.new");
+    match unlinkat(&folder, beside.as_str(), UnlinkatFlags::NoRemoveDir) {
+        Err(Errno::ENOENT) | Ok(()) => {}
+        Err(error) => return Err(error.into()),
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let mut file = File::from(openat(&folder, beside.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR)?);
     file.write_all(format(shown).as_bytes())?;
     // Root shows the code, the daemon's user reads it.
-    let owner = fs::metadata(state)?;
+    let owner = folder.metadata()?;
     if owner.uid() != file.metadata()?.uid() {
-        chown(&beside, Some(owner.uid()), Some(owner.gid()))?;
+        fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
     }
-    fs::rename(&beside, path(state))
+    Ok(renameat(&folder, beside.as_str(), &folder, FILE)?)
 }
 
 fn format(shown: &Shown) -> String {
@@ -182,6 +198,54 @@ mod tests {
         assert_eq!(shown(&folder), None);
         forget(&folder).expect("what is gone is gone");
         fs::remove_dir_all(folder).expect("it is ours");
+    }
+
+    #[test]
+    fn link_at_the_files_name_is_not_followed() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let victim = folder.path().join("victim");
+        fs::write(&victim, "mine").expect("the folder can be written");
+        let state = folder.path().join("state");
+        fs::create_dir(&state).expect("the folder can be written");
+        for name in ["pairing.new", "pairing"] {
+            std::os::unix::fs::symlink(&victim, state.join(name)).expect("the folder can be written");
+        }
+        write(&state, &shown_for(60)).expect("the folder can be written");
+        assert_eq!(fs::read_to_string(&victim).expect("it is there"), "mine");
+        assert!(fs::symlink_metadata(path(&state)).expect("it is there").is_file());
+    }
+
+    /// The folder's owner swaps the file for a link to another's while root writes: nothing of another changes hands.
+    #[test]
+    fn racing_link_gives_no_file_away() {
+        const OTHER: u32 = 65534;
+        if !nix::unistd::geteuid().is_root() {
+            return eprintln!("SKIPPED: only root gives files away");
+        }
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let (victim, state) = (folder.path().join("victim"), folder.path().join("state"));
+        fs::write(&victim, "root's").expect("the folder can be written");
+        fs::create_dir(&state).expect("the folder can be written");
+        std::os::unix::fs::chown(&state, Some(OTHER), Some(OTHER)).expect("root may");
+        let ended = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (link, name) = (state.join("link"), state.join("pairing.new"));
+                while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                    let _ = std::os::unix::fs::symlink(&victim, &link);
+                    if fs::symlink_metadata(&name).is_ok_and(|metadata| metadata.is_file()) {
+                        let _ = fs::rename(&link, &name);
+                    }
+                }
+            });
+            let until = std::time::Instant::now() + std::time::Duration::from_secs(2);
+            while std::time::Instant::now() < until && fs::metadata(&victim).is_ok_and(|file| file.uid() == 0) {
+                // Losing the race is an error; winning it, too, where the name was taken away.
+                let _ = write(&state, &shown_for(60));
+            }
+            ended.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        assert_eq!(fs::metadata(&victim).expect("it is there").uid(), 0);
     }
 
     #[test]

@@ -63,6 +63,15 @@ impl Slot {
     }
 }
 
+/// Largest step of an epoch or a revision that one message may take: counters that the highest number wins go up by one at a time, and a
+/// node that was away for years is not so far behind.
+pub const JUMP_MAX: u64 = 1 << 20;
+
+/// Whether a counter that was last seen at `seen` may be at `new` now.
+pub fn is_in_reach(seen: u64, new: u64) -> bool {
+    new <= seen.saturating_add(JUMP_MAX)
+}
+
 impl Epoch {
     /// The epoch after this one.
     pub fn next(self) -> Self {
@@ -80,7 +89,7 @@ impl fmt::Display for TopologyHash {
     }
 }
 
-/// Identity of a model's files: SHA-256 of metadata and tensor table of each split and the splits' sizes.
+/// Identity of a model's files by their headers: SHA-256 of metadata and tensor table of each split and the splits' sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ModelIdentity(pub [u8; 32]);
 
@@ -88,5 +97,40 @@ impl fmt::Display for ModelIdentity {
     /// The first 8 bytes in hexadecimal: enough to tell two files apart by eye.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// What a model holds: the root of the SHA-256 hashes of its tensors and its header ([`crate::gguf::content`]). Ranks of one topology
+/// have the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ContentRoot(pub [u8; 32]);
+
+impl fmt::Display for ContentRoot {
+    /// The first 8 bytes in hexadecimal: enough to tell two files apart by eye.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// The model that an answer belongs to: its header's identity and, where the nodes compared it, the root of its tensors' hashes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelRoots {
+    /// Of the file's header.
+    pub identity: ModelIdentity,
+    /// `None` where release 0.1 assigned the topology.
+    pub content: Option<ContentRoot>,
+}
+
+impl ModelRoots {
+    /// Whether tokens of the one are none of the other. A root that is not known differs from none.
+    pub fn differs(&self, other: &Self) -> bool {
+        self.identity != other.identity || self.content.zip(other.content).is_some_and(|(own, theirs)| own != theirs)
+    }
+}
+
+impl fmt::Display for ModelRoots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "identity {}", self.identity)?;
+        self.content.iter().try_for_each(|content| write!(f, ", content {content}"))
     }
 }

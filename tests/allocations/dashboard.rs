@@ -37,6 +37,7 @@ fn topology() -> Topology {
         members: (0..NODES).map(member).collect(),
         model: "m.gguf".into(),
         identity: ModelIdentity::default(),
+        content: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: Choice::Auto,

@@ -11,10 +11,13 @@ use std::{
 };
 
 use daemon::{
-    engine::{self, RequestKey},
-    node::{EngineCommand, Progress},
+    engine::{self, RequestKey, port::EngineOrder},
+    node::Progress,
 };
-use harness::{engines::Replica, tiny_model::TinyModel};
+use harness::{
+    engines::{Replica, begin},
+    tiny_model::TinyModel,
+};
 use shared::{
     gguf::{Architecture, BlockFormat, GgufFile},
     protocol::message::{Generate, ToolFormat},
@@ -44,11 +47,12 @@ fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Syn
     let prompt = "abcdefghijklmnopqrstuvwxyzabcdefgh".to_owned();
     let generate = Generate::new(prompt, TOKENS as u32 + 1, sampling, vec!["\u{1}".into()]);
     let (orders, of_head) = mpsc::channel();
-    orders.send(EngineCommand::Submit(RequestKey(1), Arc::new(generate))).expect("the engine listens");
+    let order = begin(&mut replica.preparer(&file), RequestKey(1), &generate).expect("the request is good");
+    orders.send(order).expect("the engine listens");
     thread::scope(|scope| {
         for follower in ranks {
             let (stop, orders) = mpsc::channel();
-            stop.send(EngineCommand::Stop).expect("the receiver is there");
+            stop.send(EngineOrder::Stop).expect("the receiver is there");
             // The head's end closes the links: the follower ends by that.
             scope.spawn(move || engine::run(follower, &orders, &|_| {}));
         }
@@ -56,8 +60,10 @@ fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Syn
         let (sender, mut receiver) = tokio::sync::mpsc::channel::<Progress>(QUEUE);
         // The daemon's queue has turned over long before: it carries everything that happens to a node.
         for _ in 0..8 {
-            let fill = |_| sender.blocking_send(Progress::Started(RequestKey(0), Vec::new(), ToolFormat::None));
-            (0..QUEUE).try_for_each(fill).expect("the receiver is there");
+            for _ in 0..QUEUE {
+                let started = Progress::Started(RequestKey(0), Vec::new(), ToolFormat::None);
+                sender.blocking_send(started).expect("the receiver is there");
+            }
             (0..QUEUE).for_each(|_| drop(receiver.blocking_recv()));
         }
         let (count, before, after) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
@@ -77,7 +83,7 @@ fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Syn
             scope.spawn(move || engine::run(head, &of_head, &sink));
             while let Some(progress) = receiver.blocking_recv() {
                 match progress {
-                    Progress::Finished(..) => orders.send(EngineCommand::Stop).expect("the engine listens"),
+                    Progress::Finished(..) => orders.send(EngineOrder::Stop).expect("the engine listens"),
                     Progress::Started(..) | Progress::Token(..) | Progress::Kv(_) => {}
                     other => panic!("{other:?}"),
                 }

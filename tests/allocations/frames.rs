@@ -46,6 +46,7 @@ fn topology() -> Topology {
         members: (0..4).map(member).collect(),
         model: "bard-q8_0.gguf".into(),
         identity: ModelIdentity([7; 32]),
+        content: None,
         kv: KvFormat::F16,
         exchange: Exchange::Q80,
         collective: Choice::Auto,
@@ -139,7 +140,7 @@ fn requests_and_responses_survive_cuts_and_mutants() {
     for body in [ResponseBody::Token(token), ResponseBody::Finished(finished), records, ResponseBody::Model(card)] {
         check("response", &message::encode(&Response { id, body }), decoded::<Response>);
     }
-    let beat = Beat { progress: 5, busy: true, waiting: false, draining: false, leaving: false };
+    let beat = Beat { progress: 5, busy: true, waiting: false, draining: false, leaving: false, failed: None };
     check("beat", &message::encode(&beat), decoded::<Beat>);
 }
 

@@ -205,7 +205,9 @@ fn check_collectives(found: &Value, ranks: f64, kinds: &[(u64, u64, &str)]) {
 fn all_reduces_are_timed_on_the_links_of_a_topology_and_what_runs_goes_on_as_before() {
     let cluster = Cluster::of(2);
     let two = cluster.nodes();
-    let asked = |more: &[&str]| console(&[&["bench", "collectives", "--nodes", &two, "--model", MODEL], more].concat());
+    let asked = |more: &[&str]| {
+        console(&[&["bench", "collectives", "--nodes", &two, "--model", MODEL, "--yes"], more].concat())
+    };
     let short = ["--sizes", "1,16", "--algorithms", "direct,ring", "--repeats", "40", "--json"];
     let ended = asked(&short);
     assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);

@@ -17,7 +17,7 @@ fn model() -> TinyModel {
 }
 
 fn arguments<'a>(nodes: &'a str, model: &'a str, topology: &'a str, prompt: &'a str) -> Vec<&'a str> {
-    vec!["generate", "--nodes", nodes, "--model", model, "--topology", topology, "--json", "--prompt", prompt]
+    vec!["generate", "--nodes", nodes, "--model", model, "--topology", topology, "--yes", "--json", "--prompt", prompt]
 }
 
 fn nodes(cluster: &Cluster, topology: &str) -> String {

@@ -44,9 +44,10 @@ fn one_two_three_and_four_daemons_write_the_same_text() {
         "I pray thee, good Mercut",
     ];
     let complete = |count: usize, prompt: &str| {
-        let run = &["--prompt", prompt, "--max-tokens", "48", "--temperature", "0", "--logprobs", "2", "--kv", "f32"];
-        let object = cluster.generate(count, run).completion();
-        assert_eq!(object["topology"], format!("tp{count}"));
+        let run = ["--prompt", prompt, "--max-tokens", "48", "--temperature", "0", "--logprobs", "2", "--kv", "f32"];
+        let layout = format!("tp{count}");
+        let object = cluster.generate(count, &[&run[..], &["--topology", &layout]].concat()).completion();
+        assert_eq!(object["topology"], layout);
         assert_eq!(object["ranks"].as_array().map(Vec::len), Some(count));
         object
     };
@@ -83,7 +84,8 @@ fn the_same_seed_gives_the_same_ids_twice_and_on_one_and_four_ranks() {
             "--seed",
             seed,
         ];
-        cluster.generate(count, run).completion()["token_ids"].clone()
+        let layout = format!("tp{count}");
+        cluster.generate(count, &[&run[..], &["--topology", &layout]].concat()).completion()["token_ids"].clone()
     };
     for (seed, temperature) in [("1", "0.8"), ("2", "1.5")] {
         let first = ids(1, seed, temperature);
@@ -160,7 +162,9 @@ fn bytes_and_messages_equal_the_formula() {
     let cluster = Cluster::of(4);
     for count in 2..=4_u64 {
         let run = &["--prompt", "ROMEO:\n", "--max-tokens", "17", "--temperature", "0", "--collective", "direct"];
-        let object = cluster.generate(count as usize, run).completion();
+        let layout = format!("tp{count}");
+        let run = [&run[..], &["--topology", &layout]].concat();
+        let object = cluster.generate(count as usize, &run).completion();
         for rank in object["ranks"].as_array().expect("ranks") {
             let decode = &rank["decode"];
             let number = |field: &str| decode[field].as_u64().expect("a count");

@@ -337,9 +337,9 @@ fn a_hostile_schema_takes_neither_long_nor_the_stack() {
             }
         }
     };
-    // As the daemon's engine has it.
-    let thread = Builder::new().stack_size(32 << 20).spawn(run).expect("a thread");
-    thread.join().expect("no schema breaks the engine");
+    // As the child has it that tries schemas.
+    let thread = Builder::new().stack_size(24 << 20).spawn(run).expect("a thread");
+    thread.join().expect("no schema breaks the child");
 }
 
 #[test]

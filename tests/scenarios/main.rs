@@ -6,6 +6,8 @@ mod bad_input;
 mod bench;
 // A slow node is taken out by itself and tried again.
 mod breaker;
+// What model files hold is compared, not only their names and headers; one process per state folder.
+mod content;
 // The dashboard in a real terminal.
 mod dashboard;
 // The demo: daemons, one text or the dashboard, nothing left behind.
@@ -20,8 +22,12 @@ mod disaggregation;
 mod gateway;
 // Overload, lost nodes, nodes without a shard, as clients see them.
 mod gateway_loss;
+// Which head continues an answer, and when it ends as an error.
+mod gateway_answers;
 // What clients may ask for, and what is refused.
 mod gateway_requests;
+// Web pages, slow clients and clients with too much to say.
+mod gateway_strangers;
 // A text from one daemon or several.
 mod generate;
 // GGUF files with every defect are refused by name.
@@ -40,8 +46,12 @@ mod monitoring;
 mod models;
 // Nodes without a key get one, or another.
 mod adopt;
+// Excluded nodes with a full disk, and cordons as clients see them.
+mod cordon;
 // Cluster keys: who may come, and what is refused.
 mod keys;
+// Links that flip bits.
+mod damage;
 // Nodes that die, hang, drain and come back.
 mod loss;
 // Restart, exclusion and the straggler, as an operator does and sees them.
@@ -61,6 +71,8 @@ mod recording;
 mod recovery;
 // Logits against reference outputs.
 mod reference;
+// What the holder of a role's key can take of a node.
+mod roles;
 // Rolling restarts that nodes drive, nodes that join, consoles that are stopped.
 mod rolling;
 // The runbook's commands.
@@ -77,5 +89,11 @@ mod tidy;
 mod topologies;
 // Texts and ids of real vocabularies, there and back.
 mod tokenizer_vectors;
+// What changes nothing unasked.
+mod unasked;
+// Schemas, templates and prompts that break libraries.
+mod untrusted;
+// Programs of an earlier release.
+mod versions;
 // The formats of weights: there and back, and against bytes worked out by hand.
 mod weight_formats;

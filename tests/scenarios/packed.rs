@@ -11,7 +11,8 @@ use std::{
 
 use daemon::{
     kernels::Kernels,
-    model::{PackedCache, Shard, Source},
+    model::{Cached, PackedCache, Shard, Source},
+    store::Contents,
 };
 use harness::tiny_model::TinyModel;
 use shared::{
@@ -38,7 +39,9 @@ fn load(model: &Path, state: &Path, world: usize, rank: usize) -> Loaded {
         true
     };
     let kernels = Kernels::choose(None).expect("a table is there");
-    let source = Source { file: &file, shape: &shape, plan: &plan, kernels, cache: Some(&cache), progress: &progress };
+    let content = Contents::new(state).of(&file, &mut |_, _| true).expect("the model can be read");
+    let cache = Some(Cached { cache: Some(&cache), content: &content });
+    let source = Source { file: &file, shape: &shape, plan: &plan, kernels, cache, progress: &progress };
     let shard = Shard::load(source).expect("the shard can be loaded");
     let of_layer = |layer: &daemon::model::Layer| {
         [&layer.query, &layer.key, &layer.attention_output, &layer.gate, &layer.down].map(|m| m.view().bytes.to_vec())
@@ -123,11 +126,28 @@ fn another_file_of_the_same_shape_is_not_taken_for_the_first() {
     let first = load(&path, &state, 1, 0);
     shards(&state, 1);
     let mut bytes = fs::read(&path).expect("it can be read");
-    // The last weights of the file; metadata and tensor table stay.
+    let modified = fs::metadata(&path).and_then(|file| file.modified()).expect("it is there");
+    // The last weights of the file; metadata, tensor table and time of modification stay.
     bytes.iter_mut().rev().take(4096).for_each(|byte| *byte ^= 0x11);
     fs::write(&path, bytes).expect("it is written");
+    fs::File::options().write(true).open(&path).and_then(|file| file.set_modified(modified)).expect("it is set back");
     let second = load(&path, &state, 1, 0);
     assert!((&first.matrices, &first.norms) != (&second.matrices, &second.norms), "the new weights are used");
+}
+
+#[test]
+fn a_copy_of_the_model_is_served_from_the_same_packed_shard() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let (path, state) = (model(folder.path()), folder.path().join("state"));
+    let first = load(&path, &state, 1, 0);
+    let [shard] = shards(&state, 1).try_into().expect("one");
+    let written = fs::metadata(&shard).expect("it is there").created().ok();
+    let copy = folder.path().join("copy.gguf");
+    fs::copy(&path, &copy).expect("it is copied");
+    let second = load(&copy, &state, 1, 0);
+    assert_eq!((&first.matrices, &first.norms), (&second.matrices, &second.norms));
+    let [again] = shards(&state, 1).try_into().expect("one");
+    assert_eq!((&again, fs::metadata(&again).expect("it is there").created().ok()), (&shard, written));
 }
 
 #[test]
@@ -140,6 +160,22 @@ fn a_file_that_is_cut_short_under_a_loaded_shard_is_an_error_and_no_signal() {
     fs::File::options().write(true).open(&path).expect("it opens").set_len(64).expect("it is cut");
     let error = loaded.shard.embed(5, &mut row).expect_err("the row is gone");
     assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
+}
+
+#[test]
+fn rows_of_a_file_overwritten_under_a_loaded_shard_are_not_used() {
+    use std::os::unix::fs::FileExt;
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let (path, state) = (model(folder.path()), folder.path().join("state"));
+    let mut loaded = load(&path, &state, 1, 0);
+    let mut row = vec![0.0; loaded.shard.shape.embedding_length];
+    loaded.shard.embed(5, &mut row).expect("the file is as it was");
+    let file = fs::File::options().read(true).write(true).open(&path).expect("it opens");
+    let before = file.metadata().expect("it is there");
+    file.write_all_at(&[1], before.len() - 1).expect("it is written");
+    file.set_modified(before.modified().expect("it has one")).expect("it is set back");
+    let error = loaded.shard.embed(5, &mut row).expect_err("the weights may be others");
+    assert!(error.to_string().contains("was changed while it serves"), "{error}");
 }
 
 #[test]

@@ -196,7 +196,7 @@ fn what_a_rank_sends_equals_the_formula() {
                 // Nine tokens through two layers of two all-reduces each, of 256 columns.
                 let one = cost(algorithm, exchange, Rank(rank as u16), world, (1, 256));
                 assert_eq!(totals.messages_sent, 36 * one.messages, "{algorithm} on {world} ranks, rank {rank}");
-                let bytes = 36 * (one.bytes + 48 * one.messages);
+                let bytes = 36 * (one.bytes + 64 * one.messages);
                 assert_eq!(totals.bytes_sent, bytes, "payload and header of each, {algorithm}");
             }
         }

@@ -2,7 +2,7 @@
 use std::fs;
 
 use harness::{
-    http::{Stream, beside, get, stream, text_of},
+    http::{Stream, beside, get, post, stream, text_of},
     programs::{Cluster, demo_models, wait_until},
 };
 use nix::sys::signal::Signal;
@@ -161,4 +161,24 @@ fn two_nodes_that_changed_addresses_are_voted_in_where_they_answer() {
     cluster.addresses.swap(1, 2);
     (0..3).for_each(|index| cluster.start(index));
     serves(&cluster, &[0, 1, 2], 2);
+}
+
+#[test]
+fn a_member_that_has_just_restarted_holds_requests_until_its_topology_is_back() {
+    let mut cluster = Cluster::with(2, &demo_models(), RECOVER);
+    cluster.generate(2, PROMPT).completion();
+    let address = beside(&cluster.addresses[1]);
+    wait_until("the gateway knows who serves", || get(&address, "/health").status == 200);
+    // The other member stays away meanwhile: nothing but its own disk tells this node what it is to serve.
+    kill(&mut cluster, 0);
+    kill(&mut cluster, 1);
+    cluster.start(1);
+    let asked = std::thread::spawn({
+        let address = address.clone();
+        move || post(&address, "/v1/completions", &json!({"prompt": "ab", "max_tokens": 3}))
+    });
+    // It waits in the queue; before, it was refused after 0.6 s.
+    wait_until("the request waits", || get(&address, "/health").json()["queue"] == 1);
+    cluster.start(0);
+    asked.join().expect("no panic").good();
 }

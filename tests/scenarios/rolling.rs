@@ -120,6 +120,7 @@ fn a_console_that_is_stopped_in_the_middle_of_an_assignment_changes_nothing_when
             "--max-tokens",
             "1",
             "--json",
+            "--yes",
         ]);
         let pid = Pid::from_raw(first.id().cast_signed());
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

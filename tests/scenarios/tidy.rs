@@ -54,6 +54,7 @@ const RULES: &[Rule] = &[
         room: "shared/src",
         except: &[
             "shared/src/protocol/connection.rs",
+            "shared/src/protocol/messages.rs",
             "shared/src/protocol/connection_tests.rs",
             "shared/src/protocol/session.rs",
         ],

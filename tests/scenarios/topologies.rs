@@ -73,7 +73,8 @@ fn generate(cluster: &Cluster, topology: &str, more: &[&str]) -> Value {
     let nodes = cluster.nodes();
     let nodes: Vec<&str> = nodes.split(',').take(nodes_of(topology)).collect();
     let nodes = nodes.join(",");
-    let mut arguments = vec!["generate", "--nodes", &nodes, "--model", "tiny.gguf", "--topology", topology, "--json"];
+    let mut arguments =
+        vec!["generate", "--nodes", &nodes, "--model", "tiny.gguf", "--topology", topology, "--json", "--yes"];
     arguments.extend(["--prompt", "ab", "--max-tokens", "24", "--seed", "7", "--kv", "f32"]);
     arguments.extend(more);
     cluster.console(&arguments).completion()
@@ -137,7 +138,7 @@ fn daemons_write_the_same_with_every_collective_and_show_which_they_use() {
         assert_eq!(found["token_ids"], expected["token_ids"], "{collective}");
         assert_eq!(table()[0]["algorithm"], collective);
     }
-    let found = generate(&cluster, "tp3", greedy);
+    let found = generate(&cluster, "tp3", &[&["--collective", "auto"], greedy].concat());
     assert_eq!(found["token_ids"], expected["token_ids"], "auto");
     let rows = table();
     let rows = rows.as_array().expect("a row for each number of tokens");
@@ -204,8 +205,18 @@ fn several_answers_at_once_take_turns_in_a_pipeline_and_each_is_what_it_is_alone
     // Long prompts go through in chunks while short ones are answered already.
     let prompts: Vec<String> = (0..6).map(|index| "ab ".repeat(1 + 30 * (index % 3)) + &"c".repeat(index)).collect();
     let start = |prompt: &String, topology: &str| {
-        let arguments =
-            ["generate", "--nodes", &nodes, "--model", "tiny.gguf", "--topology", topology, "--json", "--prompt"];
+        let arguments = [
+            "generate",
+            "--nodes",
+            &nodes,
+            "--model",
+            "tiny.gguf",
+            "--topology",
+            topology,
+            "--yes",
+            "--json",
+            "--prompt",
+        ];
         let more = [prompt.as_str(), "--max-tokens", "40", "--temperature", "0.7", "--seed", "5", "--kv", "f32"];
         spawn_console(&[&arguments[..], &more[..]].concat())
     };

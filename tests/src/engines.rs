@@ -3,30 +3,37 @@
 use std::{
     collections::BTreeMap,
     net::TcpStream,
+    path::PathBuf,
     sync::{
         Arc,
         mpsc::{self, RecvTimeoutError},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use daemon::{
     collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing},
-    engine::{self, RequestKey, Setup, grammar::PieceSource, plan::Limits},
+    engine::{
+        self, RequestKey, Setup,
+        grammar::PieceSource,
+        plan::Limits,
+        port::{EngineOrder, Prepared},
+    },
     kernels::{Compute, Kernels, Pool, PoolOptions},
     model::{KvCache, Model, Shard, Source},
-    node::{EngineCommand, Progress},
+    node::Progress,
+    text::{ModelText, Preparer, Unprepared, inline::Inline},
 };
 use shared::{
     gguf::{GgufFile, Shape},
     ids::{Epoch, MemberIndex, Rank, TopologyHash},
     protocol::{
-        error::Fault,
+        error::{Fault, FaultKind},
         message::{Finished, Generate, TokenLogprob},
     },
     schedule::Choice,
-    tokenizer::{Tokenizer, template::ChatTemplate},
+    tokenizer::Tokenizer,
     topology::{Exchange, KvFormat, Layout, ShardPlan, cut_stages, split_layers},
 };
 
@@ -140,19 +147,12 @@ impl Replica {
             let pool = Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false });
             Model::new(shard, kv, Compute { kernels, pool })
         });
-        let limits = Limits {
-            slots: self.slots,
-            blocks: self.blocks,
-            context_length: self.context_length,
-            vocabulary_length: shape.vocabulary_length,
-        };
-        let tokenizer = (number == 0).then(|| Tokenizer::from_metadata(file.metadata()).expect("the model has one"));
+        let limits = self.limits(shape);
+        let tokenizer = (number == 0).then(|| tokenizer(file));
         let settings =
             Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto, kernels };
         let ring = Arc::new(SyncRing::new(rank, place.group.clone()));
         let group = Group::new(links, settings, Accounting::new(rank, ring));
-        let template = tokenizer.as_ref().map(|tokenizer| ChatTemplate::from_metadata(file.metadata(), tokenizer));
-        let template = template.unwrap_or(Ok(None));
         let pieces = self.knows_pieces && place.is_last_stage();
         let pieces = pieces.then(|| PieceSource {
             aside: |job| thread::Builder::new().spawn(job).is_ok(),
@@ -160,7 +160,27 @@ impl Replica {
             vocabulary_length: shape.vocabulary_length,
         });
         let (node, plain, transfers) = (format!("pi{number}"), self.is_plain, None);
-        Setup { node, place, limits, model, group, transfers, plain, tokenizer, template, pieces, abort }
+        Setup { node, place, limits, model, group, transfers, plain, tokenizer, pieces, abort }
+    }
+
+    fn limits(&self, shape: &Shape) -> Limits {
+        Limits {
+            slots: self.slots,
+            blocks: self.blocks,
+            context_length: self.context_length,
+            vocabulary_length: shape.vocabulary_length,
+        }
+    }
+
+    /// Prepares requests for the head where it is called.
+    ///
+    /// # Panics
+    /// The model has no tokenizer.
+    pub fn preparer(&self, file: &Arc<GgufFile>) -> Preparer<Inline> {
+        let (tokenizer, shape) = (tokenizer(file), Shape::read(file).expect("the model is good"));
+        let text = ModelText::new("m".into(), PathBuf::new(), file, Arc::clone(&tokenizer), self.limits(&shape));
+        let source = text.template.clone().expect("its template can be read");
+        Preparer::new(Arc::new(text), Inline::new(source, PathBuf::new(), Some(tokenizer)))
     }
 
     /// Runs requests in batches: those of one are submitted together, the next batch when all of them are done.
@@ -172,10 +192,11 @@ impl Replica {
         let head = setups.next().expect("a replica has a head");
         let (orders, of_head) = mpsc::channel();
         let (sender, receiver) = mpsc::channel();
+        let (mut preparer, refuse) = (self.preparer(file), sender.clone());
         thread::scope(|scope| {
             for follower in setups {
                 let (stop, orders) = mpsc::channel();
-                stop.send(EngineCommand::Stop).expect("the receiver is there");
+                stop.send(EngineOrder::Stop).expect("the receiver is there");
                 // The head's end closes the links: the follower ends by that.
                 scope.spawn(move || engine::run(follower, &orders, &|_| {}));
             }
@@ -183,16 +204,22 @@ impl Replica {
                 let sink = move |progress: Progress| drop(sender.send(progress));
                 engine::run(head, &of_head, &sink);
             });
-            let submit = |(number, generate): (usize, &Generate)| {
-                let command = EngineCommand::Submit(RequestKey(number as u64), Arc::new(generate.clone()));
-                orders.send(command).expect("the engine listens");
+            let mut submit = |(number, generate): (usize, &Generate)| {
+                let key = RequestKey(number as u64);
+                match begin(&mut preparer, key, generate) {
+                    Ok(order) => orders.send(order).expect("the engine listens"),
+                    Err(kind) => {
+                        let refused = Progress::Refused(key, Fault::new("pi0", kind));
+                        refuse.send(refused).expect("this thread listens");
+                    }
+                }
             };
-            let run = |batch: &Vec<Generate>| {
-                batch.iter().enumerate().for_each(submit);
+            let mut run = |batch: &Vec<Generate>| {
+                batch.iter().enumerate().for_each(&mut submit);
                 collect(&receiver, batch.len())
             };
-            let answers = batches.iter().map(run).collect();
-            orders.send(EngineCommand::Stop).expect("the engine listens");
+            let answers = batches.iter().map(&mut run).collect();
+            orders.send(EngineOrder::Stop).expect("the engine listens");
             answers
         })
     }
@@ -201,6 +228,26 @@ impl Replica {
     pub fn each_alone(&self, file: &Arc<GgufFile>, requests: &[Generate]) -> Vec<Answer> {
         let alone = |generate: &Generate| self.answers(file, &[vec![generate.clone()]]).remove(0).remove(0);
         requests.iter().map(alone).collect()
+    }
+}
+
+fn tokenizer(file: &GgufFile) -> Arc<Tokenizer> {
+    Arc::new(Tokenizer::from_metadata(file.metadata()).expect("the model has one"))
+}
+
+/// What the engine is told of a request.
+///
+/// # Errors
+/// The request cannot be run.
+pub fn begin(preparer: &mut Preparer<Inline>, key: RequestKey, generate: &Generate) -> Result<EngineOrder, FaultKind> {
+    let (received, generate) = (Instant::now(), Arc::new(generate.clone()));
+    match preparer.prepare(&generate, 0) {
+        Ok(prompt) => {
+            let tool_format = preparer.tool_format();
+            Ok(EngineOrder::Begin(key, Box::new(Prepared { received, generate, prompt, tool_format })))
+        }
+        Err(Unprepared::Refused(kind)) => Err(kind),
+        Err(Unprepared::Elsewhere) => unreachable!("all of it is done here"),
     }
 }
 

@@ -55,16 +55,23 @@ impl Rig {
     pub fn start(&self, tokens: &str, is_json: bool) -> Child {
         let (nodes, prompt) = (self.proxies.addresses.join(","), "a".repeat(PROMPT_LETTERS));
         let topology = self.layout.to_string();
-        let fixed = ["generate", "--nodes", &nodes, "--model", DEEP, "--topology", &topology, "--temperature", "0"];
+        let fixed =
+            ["generate", "--nodes", &nodes, "--model", DEEP, "--topology", &topology, "--temperature", "0", "--yes"];
         let more = ["--prompt", &prompt, "--max-tokens", tokens];
         let arguments: Vec<&str> = fixed.into_iter().chain(more).chain(is_json.then_some("--json")).collect();
         spawn_console_with(&arguments, None)
+    }
+
+    /// Flips one bit of so many bytes on the connections to a node, or no more.
+    pub fn damage(&self, index: usize, every: Option<usize>) {
+        self.proxies.damage(index, every);
     }
 
     /// Every node runs, and every wire carries, again.
     pub fn mend(&mut self) {
         for index in 0..self.node_count() {
             self.proxies.hold(index, false);
+            self.proxies.damage(index, None);
             if self.cluster.is_running(index) {
                 self.cluster.signal(index, Signal::SIGCONT);
             } else {
@@ -101,7 +108,7 @@ impl Rig {
 }
 
 /// The ids of a completion.
-fn ids(completion: &Value) -> Vec<u64> {
+pub fn ids(completion: &Value) -> Vec<u64> {
     completion["token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
 }
 

@@ -109,7 +109,7 @@ pub fn try_raw(address: &str, bytes: &[u8]) -> std::io::Result<Stream> {
 
 /// The bytes of a request with a JSON body, or without one.
 pub fn bytes(method: &str, path: &str, headers: &[(&str, &str)], body: Option<&str>) -> Vec<u8> {
-    let mut text = format!("{method} {path} HTTP/1.1\r\nHost: bramble\r\nConnection: close\r\n");
+    let mut text = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
     headers.iter().for_each(|(name, value)| text.push_str(&format!("{name}: {value}\r\n")));
     if let Some(body) = body {
         text.push_str(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len()));

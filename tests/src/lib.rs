@@ -1,6 +1,7 @@
 //! What the scenarios share: writers of GGUF files and small models, weights in every format, seeded numbers.
 pub mod dequantise;
 pub mod engines;
+pub mod fake_heads;
 pub mod faults;
 pub mod gguf_writer;
 pub mod http;

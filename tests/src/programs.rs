@@ -4,6 +4,7 @@ use std::{
     fs,
     io::Write,
     net::TcpListener,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::{
@@ -222,6 +223,8 @@ impl Cluster {
         // Tests that are about something else assign anew by themselves.
         let recover = if self.settings.contains("recover") { "" } else { "recover = false\n" };
         fs::write(&config, format!("{liveness}{recover}{}", self.settings)).expect("the folder can be written");
+        // It may hold API keys.
+        fs::set_permissions(&config, fs::Permissions::from_mode(0o600)).expect("it is ours");
         let name = format!("pi{}", index + 1);
         let fixed = ["--listen", &self.addresses[index], "--name", &name, "--exit-with-parent", "--config"];
         let mut command: Vec<OsString> = vec![programs().join("brambled").into()];
@@ -287,7 +290,8 @@ impl Cluster {
     /// `console generate --json` on the first `count` nodes.
     pub fn generate(&self, count: usize, more: &[&str]) -> Ended {
         let nodes = self.addresses[..count].join(",");
-        let mut arguments = vec!["generate", "--nodes", &nodes, "--json"];
+        // What runs may be replaced: tests of the question ask for themselves.
+        let mut arguments = vec!["generate", "--nodes", &nodes, "--json", "--yes"];
         if !more.contains(&"--model") {
             arguments.extend(["--model", "bard-q8_0.gguf"]);
         }
@@ -314,6 +318,7 @@ impl Cluster {
             "--temperature",
             "0",
             "--json",
+            "--yes",
         ]);
         wait_until("tokens come", || self.status(0)["tokens"].as_u64() > Some(3));
         child

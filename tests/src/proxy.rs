@@ -1,4 +1,4 @@
-//! A wire that can be cut: relays the TCP connections to a daemon, resets them, or holds back what they carry.
+//! A wire that can be cut: relays the TCP connections to a daemon, resets them, holds back what they carry, or damages it.
 use std::{io, net::SocketAddr};
 
 use tokio::{
@@ -21,6 +21,8 @@ struct Wire {
     resets: u64,
     /// Nothing gets through.
     is_held: bool,
+    /// One bit of so many bytes is flipped.
+    damaged_every: Option<usize>,
 }
 
 /// Wires to some daemons.
@@ -65,6 +67,11 @@ impl Proxies {
     pub fn hold(&self, index: usize, is_held: bool) {
         self.wires[index].send_modify(|wire| wire.is_held = is_held);
     }
+
+    /// Flips one bit of so many bytes that the connections to a daemon carry, in either direction, or no more.
+    pub fn damage(&self, index: usize, every: Option<usize>) {
+        self.wires[index].send_modify(|wire| wire.damaged_every = every);
+    }
 }
 
 async fn relay_all(listener: TcpListener, behind: SocketAddr, wire: watch::Receiver<Wire>) {
@@ -105,11 +112,17 @@ struct Direction(OwnedReadHalf, OwnedWriteHalf);
 impl Direction {
     async fn carry(&mut self, mut wire: watch::Receiver<Wire>) -> io::Result<()> {
         let mut buffer = vec![0; BUFFER_BYTES];
+        let mut carried = 0_usize;
         loop {
             let count = self.0.read(&mut buffer).await.unwrap_or(0);
             if wire.wait_for(|wire| !wire.is_held).await.is_err() || count == 0 {
                 return self.1.shutdown().await;
             }
+            if let Some(every) = wire.borrow().damaged_every {
+                let first = every - 1 - carried % every;
+                buffer[..count].iter_mut().skip(first).step_by(every).for_each(|byte| *byte ^= 1 << (carried % 8));
+            }
+            carried += count;
             self.1.write_all(&buffer[..count]).await?;
         }
     }

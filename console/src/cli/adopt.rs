@@ -10,8 +10,11 @@ use shared::protocol::{
 };
 use tokio::{process::Command, time::timeout};
 
-use super::{Failure, interrupts::Interrupts, key, options::node, output};
-use crate::client::{adopt::adopt, with_port};
+use super::{Failure, clusters, confirm::Rehearsal, interrupts::Interrupts, key, options::node, output};
+use crate::{
+    client::{adopt::adopt, with_port},
+    clusters::Clusters,
+};
 
 /// An ssh command must be done within this.
 const SSH: Duration = Duration::from_secs(30);
@@ -20,7 +23,7 @@ const SSH: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, Args)]
 pub(super) struct Adopt {
     /// The nodes as ADDRESS[:PORT]
-    #[arg(required = true, value_name = "NODE", value_parser = node)]
+    #[arg(id = "adopted", required = true, value_name = "NODE", value_parser = node)]
     nodes: Vec<String>,
     /// What `sudo brambled pair` shows there; one for each node, in their order
     #[arg(long, value_name = "CODE,..", value_delimiter = ',', required_unless_present = "ssh",
@@ -29,13 +32,15 @@ pub(super) struct Adopt {
     /// Get the codes with `ssh NODE sudo brambled pair --json`
     #[arg(long, conflicts_with = "code")]
     ssh: bool,
+    #[command(flatten)]
+    rehearsal: Rehearsal,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
 }
 
 /// Runs it: each node for itself; the first failure is what it ends with.
-pub(super) async fn run(options: Adopt, file: Option<PathBuf>) -> Result<u8, Failure> {
+pub(super) async fn run(options: Adopt, file: Option<PathBuf>, kept: Option<String>) -> Result<u8, Failure> {
     let path = file.map_or_else(key::default_path, Ok)?;
     let secret = match key::current(&path) {
         Ok(Key::Secret(secret)) => secret,
@@ -59,11 +64,29 @@ pub(super) async fn run(options: Adopt, file: Option<PathBuf>) -> Result<u8, Fai
             next: "give one --code for each node, in their order, or --ssh",
         });
     }
+    let plan = json!({"nodes": options.nodes, "cluster": kept});
+    if !options.rehearsal.is_real(
+        &format!("give the cluster's key to {}", options.nodes.join(", ")),
+        &plan,
+        options.json,
+    ) {
+        return Ok(0);
+    }
     let mut interrupts = Interrupts::listen()?;
-    interrupts.end(all(&options, &secret)).await
+    let mut adopted = Vec::new();
+    let result = interrupts.end(all(&options, &secret, &mut adopted)).await;
+    // Without --cluster they belong to the kept cluster that is used where none is named, if its key is this one.
+    let of_default = || {
+        let known = Clusters::read(&clusters::path().ok()?).ok()?;
+        let (name, kept) = known.default_cluster()?;
+        let own = kept.key.clone().or_else(|| key::default_path().ok());
+        (own.as_ref() == Some(&path)).then(|| name.to_owned())
+    };
+    clusters::follow(kept.or_else(of_default).as_deref(), &adopted, &[]);
+    result
 }
 
-async fn all(options: &Adopt, secret: &[u8; 32]) -> Result<u8, Failure> {
+async fn all(options: &Adopt, secret: &[u8; 32], done: &mut Vec<String>) -> Result<u8, Failure> {
     let (mut results, mut first) = (Vec::new(), None);
     for (index, node) in options.nodes.iter().enumerate() {
         let adopted = async {
@@ -75,6 +98,7 @@ async fn all(options: &Adopt, secret: &[u8; 32]) -> Result<u8, Failure> {
         };
         match adopted.await {
             Ok(adopted) => {
+                done.push(node.clone());
                 results.push(json!({"node": adopted.node, "address": node, "fingerprint": adopted.fingerprint}));
                 if !options.json {
                     let (name, fingerprint) = (output::clean(&adopted.node), output::clean(&adopted.fingerprint));

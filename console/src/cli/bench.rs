@@ -27,7 +27,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, brambled, collectives, disaggregation, exclude::find, interrupts::Interrupts, options, output};
+use super::{
+    Failure, brambled, collectives, disaggregation,
+    exclude::find,
+    interrupts::Interrupts,
+    options, output,
+    reach::{Need, Reach},
+};
 use crate::client::{
     assign::report,
     bench::bench,
@@ -58,6 +64,19 @@ pub(super) enum BenchWhat {
 }
 
 impl BenchWhat {
+    /// The nodes that it is about.
+    pub(super) fn reach(&mut self) -> Reach<'_> {
+        match self {
+            Self::Ab(ab) => Reach::Nodes(ab.nodes(), Need::Acts),
+            Self::Matrix(matrix) => Reach::Nodes(matrix.nodes(), Need::Acts),
+            Self::Collectives(wanted) if wanted.local => Reach::Otherwise("measures this machine, as --local says"),
+            Self::Collectives(wanted) => Reach::Nodes(&mut wanted.nodes, Need::May),
+            Self::Disagg(wanted) => Reach::Nodes(&mut wanted.nodes, Need::Acts),
+            Self::Drafts(_) | Self::Serve(_) => Reach::Otherwise("speaks to the HTTP API that --url names"),
+            Self::Compare(_) | Self::Report(_) => Reach::Otherwise("reads files of this machine"),
+        }
+    }
+
     /// Whether an object is wanted.
     pub(super) fn json(&self) -> bool {
         match self {

@@ -12,8 +12,8 @@ use super::{
     answer::{self, Outcome},
     endpoint::Endpoint,
     interrupts::Interrupts,
-    options::Sampling,
     output,
+    sampling::Sampling,
 };
 use crate::http::{Api, Ask, Kind, new_request_id};
 

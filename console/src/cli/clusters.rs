@@ -1,10 +1,10 @@
-//! `console clusters`: clusters that are kept by name. Where none is named, the one that was named last is used.
+//! `console clusters`: clusters that are kept by name. Where none is named, the chosen one is used, or the only one.
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::{Failure, options::node, output};
+use super::{Failure, confirm::Rehearsal, options::node, output};
 use crate::clusters::{Clusters, ClustersError, Kept, check_name, default_path};
 
 /// `console clusters`.
@@ -40,6 +40,8 @@ pub(super) struct Add {
     /// File with its key [default: the usual one]
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
+    #[command(flatten)]
+    rehearsal: Rehearsal,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -51,6 +53,8 @@ pub(super) struct Named {
     /// The cluster
     #[arg(value_name = "NAME")]
     name: String,
+    #[command(flatten)]
+    rehearsal: Rehearsal,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -72,7 +76,10 @@ impl From<ClustersError> for Failure {
                 "console clusters list shows them; console clusters add NAME NODE.. keeps one"
             }
         };
-        Self::Usage { message: error.to_string(), next }
+        match error {
+            ClustersError::Unknown { .. } => Self::Usage { message: error.to_string(), next },
+            _ => Self::State { message: error.to_string(), next },
+        }
     }
 }
 
@@ -99,31 +106,40 @@ impl Command {
 pub(super) fn run(command: Command) -> Result<u8, Failure> {
     let path = path()?;
     let mut clusters = Clusters::read(&path)?;
-    let (name, said, json) = match command {
+    let (name, said, rehearsal, json) = match command {
         Command::List(list) => {
             show(&clusters, list.json);
             return Ok(0);
         }
-        Command::Add(Add { name, addresses, key_file, json }) => {
+        Command::Add(Add { name, addresses, key_file, rehearsal, json }) => {
             // Another folder may be the current one next time.
             let key = key_file.map(std::path::absolute).transpose().map_err(anyhow::Error::from)?;
             let count = addresses.len();
             clusters.all.insert(name.clone(), Kept { nodes: addresses, key });
-            clusters.last = Some(name.clone());
-            (name, format!("is kept, {count} nodes; it is used where none is named"), json)
+            let is_default = clusters.default_cluster().is_some_and(|(used, _)| used == name);
+            let how = if is_default {
+                "used where none is named"
+            } else {
+                "used with --cluster; console clusters use makes it the default"
+            };
+            let nodes = if count == 1 { "node" } else { "nodes" };
+            (name, format!("is kept, {count} {nodes}; it is {how}"), rehearsal, json)
         }
-        Command::Remove(Named { name, json }) => {
+        Command::Remove(Named { name, rehearsal, json }) => {
             clusters.named(&name)?;
             clusters.all.remove(&name);
-            clusters.last.take_if(|last| *last == name);
-            (name, "is forgotten".into(), json)
+            clusters.default.take_if(|default| *default == name);
+            (name, "is forgotten".into(), rehearsal, json)
         }
-        Command::Use(Named { name, json }) => {
+        Command::Use(Named { name, rehearsal, json }) => {
             clusters.named(&name)?;
-            clusters.last = Some(name.clone());
-            (name, "is used where none is named".into(), json)
+            clusters.default = Some(name.clone());
+            (name, "is used where none is named".into(), rehearsal, json)
         }
     };
+    if !rehearsal.is_real(&format!("cluster {name} {said}"), &object(&clusters), json) {
+        return Ok(0);
+    }
     clusters.write(&path)?;
     if json {
         output::line(&object(&clusters).to_string());
@@ -131,6 +147,25 @@ pub(super) fn run(command: Command) -> Result<u8, Failure> {
         output::line(&format!("cluster {name} {said}"));
     }
     Ok(0)
+}
+
+/// A kept cluster gets or loses nodes: where that cannot be written, the command has worked all the same, and says so.
+pub(super) fn follow(cluster: Option<&str>, add: &[String], remove: &[String]) {
+    let Some(name) = cluster else { return };
+    let written = || -> Result<bool, Failure> {
+        let path = path()?;
+        let mut clusters = Clusters::read(&path)?;
+        let has_changed = clusters.follow(name, add, remove)?;
+        if has_changed {
+            clusters.write(&path)?;
+        }
+        Ok(has_changed)
+    };
+    match written() {
+        Ok(true) => output::note(&format!("the kept cluster {name} has changed with it")),
+        Ok(false) => {}
+        Err(failure) => output::note(&format!("console: the kept cluster {name} does not follow: {failure}")),
+    }
 }
 
 fn object(clusters: &Clusters) -> Value {

@@ -11,14 +11,16 @@ use shared::{
     },
     schedule::Algorithm,
     telemetry::bench::{CollectiveBench, collectives_table},
+    topology::Exchange,
 };
 
 use super::{
     Failure,
     bench::printed,
-    generate::{assign_and_tell, open},
+    confirm::Consent,
     interrupts::Interrupts,
-    options::{Assignment, node},
+    obtain::{Obtained, obtain},
+    options::Assignment,
     output,
 };
 use crate::client::bench::bench_links;
@@ -28,14 +30,13 @@ const NEXT: &str = "console bench collectives --help";
 /// Options of `console bench collectives`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Collectives {
-    /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank: the first stage of the first replica is timed
-    /// [default: this machine, without a daemon]
-    #[arg(long, value_delimiter = ',', env = "BRAMBLE_NODES", value_name = "A,B,..", value_parser = node)]
-    nodes: Vec<String>,
+    /// The first stage of the first replica is timed. Without nodes: this machine, without a daemon.
+    #[arg(skip)]
+    pub(super) nodes: Vec<String>,
     /// Time threads of this machine, also where BRAMBLE_NODES names nodes
     #[arg(long)]
-    local: bool,
-    /// Model file, for nodes: it is assigned where it does not run, and its hidden vector is what is summed
+    pub(super) local: bool,
+    /// Model file, for nodes: it is assigned where it does not serve, and its hidden vector is what is summed
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "local")]
     model: Option<String>,
     /// Ranks of this machine [default: 2]
@@ -56,6 +57,8 @@ pub(super) struct Collectives {
     spin: bool,
     #[command(flatten)]
     assignment: Assignment,
+    #[command(flatten)]
+    consent: Consent,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
@@ -94,9 +97,9 @@ pub(super) async fn run(options: Collectives) -> Result<u8, Failure> {
         return Ok(0);
     }
     let (model, wanted) = options.links()?;
-    let sessions = interrupts.end(open(&options.nodes)).await?;
-    let assignment = options.assignment.wanted(sessions.len(), &model);
-    let assigned = interrupts.end(assign_and_tell(&sessions, &assignment)).await?;
+    let asked = options.assignment.asked(&model);
+    let obtained = obtain(&options.nodes, &asked, "time the all-reduces", options.consent, options.json);
+    let Some(Obtained { sessions, assigned }) = interrupts.end(obtained).await? else { return Ok(0) };
     let found = interrupts.end(bench_links(&sessions[0], wanted)).await?;
     let topology = &assigned.topology;
     let stage = &topology.members[..usize::from(topology.layout.ranks)];
@@ -154,7 +157,7 @@ impl Collectives {
             ("ranks", self.ranks.map_or(String::new(), |ranks| ranks.to_string())),
             ("sizes", sizes.join(",")),
             ("algorithms", names.join(",")),
-            ("exchange", self.assignment.exchange.to_string()),
+            ("exchange", self.assignment.exchange.unwrap_or(Exchange::F32).to_string()),
             ("repeats", self.repeats.to_string()),
         ];
         let given = pairs.into_iter().filter(|(_, value)| !value.is_empty());

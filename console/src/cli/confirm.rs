@@ -7,6 +7,32 @@ use serde_json::{Value, json};
 
 use super::{Failure, output};
 
+/// For what adds something and replaces nothing: it is not asked about, but can be tried.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub(super) struct Rehearsal {
+    /// Say what would be done, and do nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl Rehearsal {
+    /// Whether it is to be done for real; else says what would be done, `plan` with --json.
+    pub(super) fn is_real(self, what: &str, plan: &Value, json: bool) -> bool {
+        if self.dry_run {
+            say_plan(what, plan, json);
+        }
+        !self.dry_run
+    }
+}
+
+fn say_plan(what: &str, plan: &Value, json: bool) {
+    if json {
+        output::line(&json!({"dry_run": true, "would": what, "plan": plan}).to_string());
+    } else {
+        output::line(&format!("would do: {what}"));
+    }
+}
+
 /// Whether something may be done.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub(super) struct Consent {
@@ -31,6 +57,17 @@ impl Consent {
         Err(Failure::Usage { message, next: "add --yes, or --dry-run to see what would be done" })
     }
 
+    /// As [`Self::check`] and [`Self::obtain`], for what is asked only where something would be lost.
+    ///
+    /// # Errors
+    /// There is no terminal to ask on, with what would be lost; or the answer was no.
+    pub(super) async fn obtain_late(self, question: &str, plan: &Value, json: bool) -> Result<bool, Failure> {
+        if let Err(Failure::Usage { message, next }) = self.check() {
+            return Err(Failure::Usage { message: format!("{question} {message}"), next });
+        }
+        self.obtain(question, plan, json).await
+    }
+
     /// Whether to go on: asks on the terminal, unless it was answered beforehand. With `--dry-run` it says what would be done, `plan` with
     /// --json, and the answer is no.
     ///
@@ -38,12 +75,7 @@ impl Consent {
     /// The answer was no.
     pub(super) async fn obtain(self, question: &str, plan: &Value, json: bool) -> Result<bool, Failure> {
         if self.dry_run {
-            let what = question.replacen('?', ".", 1);
-            if json {
-                output::line(&json!({"dry_run": true, "would": what, "plan": plan}).to_string());
-            } else {
-                output::line(&format!("would do: {what}"));
-            }
+            say_plan(&question.replacen('?', ".", 1), plan, json);
             return Ok(false);
         }
         if !self.yes {

@@ -23,9 +23,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Failure,
-    generate::{assign_and_tell, complete, head, open, transfer},
+    confirm::Consent,
+    generate::{assign_and_tell, complete, head, transfer},
     interrupts::Interrupts,
-    options::{Assignment, layout, node},
+    obtain::clear_way,
+    options::{Assignment, layout},
     output,
 };
 use crate::client::{event::GenerateEvent, generate::generate, session::Session};
@@ -44,9 +46,8 @@ const ANSWER_SHARE: u32 = 8;
 /// Options of `console bench disagg`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Disaggregation {
-    /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank
-    #[arg(long, value_delimiter = ',', required = true, env = "BRAMBLE_NODES", value_name = "A,B,..", value_parser = node)]
-    nodes: Vec<String>,
+    #[arg(skip)]
+    pub(super) nodes: Vec<String>,
     /// Model file name
     #[arg(long, value_name = "NAME|FILE")]
     model: String,
@@ -65,6 +66,8 @@ pub(super) struct Disaggregation {
     repeats: u16,
     #[command(flatten)]
     assignment: Assignment,
+    #[command(flatten)]
+    consent: Consent,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
@@ -86,7 +89,9 @@ pub(super) async fn run(options: Disaggregation) -> Result<u8, Failure> {
     let usage = |message: String| Failure::Usage { message, next: NEXT };
     let layouts = options.layouts().map_err(usage)?;
     let mut interrupts = Interrupts::listen()?;
-    let sessions = interrupts.end(open(&options.nodes)).await?;
+    let purpose = format!("{} and {}, one after the other", layouts[0], layouts[1]);
+    let cleared = clear_way(&options.nodes, &purpose, options.consent, options.json);
+    let Some(sessions) = interrupts.end(cleared).await? else { return Ok(0) };
     let mut found = Vec::new();
     for layout in layouts {
         let mut wanted = options.assignment.wanted(sessions.len(), &options.model);
@@ -188,7 +193,7 @@ impl Answers {
         while self.tokens.iter().any(|times| lock(times).len() < count) {
             if begin.elapsed() > BEGIN || self.cancel.is_cancelled() {
                 let message = format!("the running answers did not say {count} tokens within {} s", BEGIN.as_secs());
-                return Err(Failure::Usage { message, next: "look at the nodes with console status" });
+                return Err(Failure::State { message, next: "look at the nodes with console status" });
             }
             sleep(Duration::from_millis(2)).await;
         }

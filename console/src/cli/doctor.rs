@@ -4,14 +4,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use serde_json::{Value, json};
 use shared::{
-    ids::ModelIdentity,
-    protocol::{error::Fault, models::FileState},
+    protocol::{
+        error::Fault,
+        models::{FileState, ModelFile},
+    },
     telemetry::{
         Finding, NodeReport,
-        doctor::{Examined, compare},
+        doctor::{Examined, ExaminedModel, compare},
         finding::exit_code,
     },
-    units::Bytes,
 };
 use tokio::task::JoinSet;
 
@@ -27,7 +28,7 @@ use crate::client::{
 #[derive(Clone, Debug, Args)]
 pub(super) struct Doctor {
     #[command(flatten)]
-    nodes: Nodes,
+    pub(super) nodes: Nodes,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
@@ -92,10 +93,14 @@ pub(super) async fn visit(address: &str) -> Result<Visit, Fault> {
 }
 
 /// The whole model files of a node; one that cannot say is not compared.
-async fn files(session: &Session) -> Option<Vec<(String, Option<ModelIdentity>, Bytes)>> {
+async fn files(session: &Session) -> Option<Vec<ExaminedModel>> {
     let files = models::list(session).await.ok()?;
     let whole = files.into_iter().filter(|file| file.state != FileState::Partial);
-    Some(whole.map(|file| (file.model, file.identity, file.size)).collect())
+    let examined = |file: ModelFile| {
+        let ModelFile { model, identity, size, sha256, content, .. } = file;
+        ExaminedModel { model, identity, size, sha256, content }
+    };
+    Some(whole.map(examined).collect())
 }
 
 /// The node's clock minus this machine's: the node looked at it in the middle of the question, within half of its length.

@@ -12,22 +12,47 @@ use crate::client::{
 /// Runs `console exclude`.
 pub(super) async fn run_exclude(options: options::Exclude) -> Result<u8, Failure> {
     let reason = options.reason.clone();
-    let question = format!("Take {} out? What runs may finish, then the rest serves without it.", options.change.node);
-    change(options.change, Some(&reason), &question).await
+    let question = format!(
+        "Exclude {}? Running requests may finish within 20 s, then the rest serves without it.",
+        options.change.node
+    );
+    change(options.change, Some(&reason), false, &question).await
 }
 
 /// Runs `console include`.
 pub(super) async fn run_include(options: options::Include) -> Result<u8, Failure> {
-    let question = format!("Take {} in again? What runs may finish, then all serve with it.", options.change.node);
-    change(options.change, None, &question).await
+    let question = format!(
+        "Include {} again? Running requests may finish within 20 s, then all serve with it.",
+        options.change.node
+    );
+    change(options.change, None, false, &question).await
 }
 
-async fn change(options: options::Change, reason: Option<&str>, question: &str) -> Result<u8, Failure> {
+/// Runs `console node uncordon`.
+pub(super) async fn run_uncordon(options: options::Include) -> Result<u8, Failure> {
+    let question = format!("Let requests begin again on {} and its replica?", options.change.node);
+    change(options.change, None, true, &question).await
+}
+
+async fn change(
+    options: options::Change,
+    reason: Option<&str>,
+    only_cordon: bool,
+    question: &str,
+) -> Result<u8, Failure> {
     options.consent.check()?;
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
-    let cluster = interrupts.end(async { Ok::<_, Failure>(Cluster::dial(&addresses).await) }).await?;
+    let dialled = async { Ok::<_, Failure>(Cluster::dial(&addresses).await.with_known(&options.node).await) };
+    let cluster = interrupts.end(dialled).await?;
     let node = find(&cluster, &options.node)?;
+    if only_cordon && !cluster.is_cordoned(&cluster.nodes[node]) {
+        let message = format!("{} is not cordoned", output::clean(cluster.name(&cluster.nodes[node])));
+        return Err(Failure::State {
+            message,
+            next: "console status shows it; console include takes in a node that is out",
+        });
+    }
     let plan = json!({"node": cluster.name(&cluster.nodes[node]), "out": reason.is_some(), "reason": reason});
     if !interrupts.end(options.consent.obtain(question, &plan, options.json)).await? {
         return Ok(0);
@@ -62,6 +87,11 @@ pub(super) fn progress(event: &OperateEvent) {
             let state = if *out { "out" } else { "in" };
             output::note(&format!("the nodes are told that {} is {state}", output::clean(node)));
         }
+        OperateEvent::NotKept(fault) => output::note(&format!(
+            "{} cannot store the list of excluded nodes: {}",
+            output::clean(&fault.node),
+            output::clean(&fault.kind.to_string())
+        )),
         OperateEvent::WaitsForRequests { count } => output::note(&format!("{count} requests may finish first")),
         OperateEvent::Assign(AssignEvent::Committing) => output::note("the nodes open their links"),
         _ => {}

@@ -24,6 +24,14 @@ pub enum Failure {
         /// What to do.
         next: &'static str,
     },
+    /// The command is right, but not for the state in which the cluster, a server or a file is.
+    #[error("{message}")]
+    State {
+        /// What is so.
+        message: String,
+        /// What to do.
+        next: &'static str,
+    },
     /// A signal came.
     #[error("interrupted")]
     Interrupted {
@@ -58,6 +66,7 @@ impl Failure {
             Self::Unfinished { code, .. } => *code,
             Self::Declined => 1,
             Self::Usage { .. } => 2,
+            Self::State { .. } => 8,
             Self::Interrupted { code } => *code,
             Self::Other(_) => 1,
         }
@@ -76,6 +85,7 @@ impl Failure {
             Self::Http(error) => (error.code(), error.at(), error.next()),
             Self::Declined => ("declined", None, "answer y, or add --yes"),
             Self::Usage { next, .. } => ("usage", None, *next),
+            Self::State { next, .. } => ("state", None, *next),
             Self::Interrupted { .. } => ("interrupted", None, "run it again"),
             Self::Other(_) => ("failed", None, "correct the cause and try again"),
         };
@@ -148,6 +158,7 @@ mod tests {
         assert_eq!([400, 401, 429, 503, 500, 502].map(refused), [4, 4, 4, 4, 1, 3]);
         assert_eq!(Failure::from(HttpError::Lost { at: "a:1".into(), reason: "r".into() }).code(), 5);
         assert_eq!(Failure::Usage { message: "m".into(), next: "n" }.code(), 2);
+        assert_eq!(Failure::State { message: "m".into(), next: "n" }.code(), 8);
     }
 
     #[test]

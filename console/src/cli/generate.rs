@@ -1,4 +1,4 @@
-//! `console generate`: completes a text on a topology that is assigned for it, or that runs already.
+//! `console generate`: completes a text on the topology that serves the model, or one that is assigned for it.
 use std::{io::Read, sync::Arc};
 
 use anyhow::Context;
@@ -7,13 +7,18 @@ use shared::{
     ids::MemberIndex,
     latency::{RequestTimes, TransferTimes},
     protocol::message::{self, FinishReason, Finished, PROMPT_BYTES_MAX, TokenLogprob},
-    telemetry::{PhaseTotals, RankTotals},
-    topology::Topology,
+    telemetry::{NodeReport, PhaseTotals, RankTotals},
+    topology::{Member, Topology},
 };
 use tokio::sync::mpsc::channel;
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, answer, interrupts::Interrupts, options, output};
+use super::{
+    Failure, answer,
+    interrupts::Interrupts,
+    obtain::{Obtained, obtain},
+    options, output,
+};
 use crate::client::{
     assign::{Assigned, assign, report},
     cluster::Cluster,
@@ -51,9 +56,9 @@ pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
     let request = options.sampling.request(prompt, options.logprobs);
     let seed = request.sampling.seed;
     let mut interrupts = Interrupts::listen()?;
-    let sessions = interrupts.end(open(&nodes)).await?;
-    let wanted = options.assignment.wanted(sessions.len(), &model);
-    let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
+    let asked = options.assignment.asked(&model);
+    let obtained = obtain(&nodes, &asked, "complete the text", options.consent, options.json);
+    let Some(Obtained { sessions, assigned }) = interrupts.end(obtained).await? else { return Ok(0) };
     if !options.json && request.sampling.temperature > 0.0 {
         output::note(&format!("seed {seed}"));
     }
@@ -81,6 +86,10 @@ async fn over_http(options: options::Generate) -> Result<u8, Failure> {
     let (completing, patience) = (&options.completing, options.endpoint.patience());
     let request = completing.sampling.request(prompt(completing)?, completing.logprobs);
     let apis = options.endpoint.apis();
+    if completing.consent.dry_run {
+        completing.consent.obtain("complete the text on what --url serves", &Value::Null, completing.json).await?;
+        return Ok(0);
+    }
     let mut interrupts = Interrupts::listen()?;
     let model = interrupts.end(options.endpoint.model(&apis, options.model.as_deref())).await?;
     let mut body = answer::body(&request, &model);
@@ -122,9 +131,7 @@ pub(super) async fn open(nodes: &[String]) -> Result<Vec<Arc<Session>>, Failure>
         let (node, by) = (output::clean(&entry.node), output::clean(&entry.by));
         output::note(&format!("{node} is out: {} ({by})", output::clean(entry.reason.as_deref().unwrap_or(""))));
     }
-    let sessions = cluster.usable()?;
-    cluster.spread().await?;
-    Ok(sessions)
+    Ok(cluster.usable()?)
 }
 
 /// Assigns, with progress on standard error where a terminal is there.
@@ -148,7 +155,12 @@ pub(super) async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Resu
         for index in topology.layout.heads().map(MemberIndex::index) {
             // A replica whose head is silent or broken is left to itself: the others serve.
             let found = report(&sessions[index]).await.ok();
-            requests[index] = found.filter(|found| found.fault.is_none()).map(|found| found.requests);
+            let members = topology.replica(topology.place(MemberIndex(index as u16)).replica);
+            let takes = |found: &NodeReport| {
+                let is_out = |member: &Member| found.exclusions.of(&member.name, &member.address).is_some();
+                found.fault.is_none() && !members.iter().any(is_out)
+            };
+            requests[index] = found.filter(takes).map(|found| found.requests);
         }
     }
     Ok(least_loaded(topology, |head| requests[head.index()]).unwrap_or(MemberIndex(0)))

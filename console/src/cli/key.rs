@@ -16,7 +16,13 @@ use shared::protocol::{
     pairing::GRACE_SECONDS_MAX,
 };
 
-use super::{Failure, confirm::Consent, options, output, rotate};
+use super::{
+    Failure,
+    confirm::{Consent, Rehearsal},
+    options, output,
+    reach::{Need, Reach},
+    rotate,
+};
 use crate::{client::with_port, clusters::config_folder};
 
 /// `console key`.
@@ -24,6 +30,9 @@ use crate::{client::with_port, clusters::config_folder};
 pub(super) enum Command {
     /// Make a new key, in a file that only you can read
     New {
+        /// Whether it is only tried.
+        #[command(flatten)]
+        rehearsal: Rehearsal,
         /// Print an object
         #[arg(long)]
         json: bool,
@@ -69,12 +78,21 @@ pub(super) enum ShownRole {
 }
 
 impl Command {
+    /// The nodes that it is about.
+    pub(super) fn reach(&mut self) -> Reach<'_> {
+        match self {
+            Self::New { .. } | Self::Show { .. } | Self::Fingerprint { .. } => Reach::Otherwise("is about a file"),
+            Self::Rotate { nodes, .. } => Reach::Nodes(&mut nodes.nodes, Need::Acts),
+        }
+    }
+
     /// Whether an object is wanted.
     pub(super) fn json(&self) -> bool {
         match self {
-            Self::New { json } | Self::Show { json, .. } | Self::Fingerprint { json } | Self::Rotate { json, .. } => {
-                *json
-            }
+            Self::New { json, .. }
+            | Self::Show { json, .. }
+            | Self::Fingerprint { json }
+            | Self::Rotate { json, .. } => *json,
         }
     }
 }
@@ -83,7 +101,7 @@ impl Command {
 pub(super) async fn run(command: Command, file: Option<PathBuf>) -> Result<u8, Failure> {
     let path = file.map_or_else(default_path, Ok)?;
     match command {
-        Command::New { json } => new(&path, json)?,
+        Command::New { rehearsal, json } => new(&path, rehearsal, json)?,
         Command::Show { role, json } => show(&path, role, json)?,
         Command::Rotate { nodes, grace, consent, json } => {
             let nodes: Vec<String> = nodes.nodes.iter().map(|node| with_port(node)).collect();
@@ -102,7 +120,7 @@ pub(super) async fn run(command: Command, file: Option<PathBuf>) -> Result<u8, F
 }
 
 /// Reads the key that this process dials with: from the file that was named, or from the usual one if it is there.
-pub(super) fn load(file: Option<&Path>) -> Result<(), Failure> {
+pub(super) fn load(file: Option<&Path>, allows_plain: bool) -> Result<(), Failure> {
     let held = match file {
         Some(path) => keyring::read(path).map_err(anyhow::Error::from)?,
         // Without a home there is no usual place, and no key in it.
@@ -111,7 +129,7 @@ pub(super) fn load(file: Option<&Path>) -> Result<(), Failure> {
             |path| keyring::read_if_there(&path).map_err(|error| Failure::Other(error.into())),
         )?,
     };
-    keyring::set_own(Keyring::with(Role::Operator, held));
+    keyring::set_own(Keyring::with(Role::Owner, held).allowing_plain(allows_plain));
     Ok(())
 }
 
@@ -131,12 +149,15 @@ pub(super) fn current(path: &Path) -> Result<Key, Failure> {
     Ok(first.key)
 }
 
-fn new(path: &Path, json: bool) -> Result<(), Failure> {
+fn new(path: &Path, rehearsal: Rehearsal, json: bool) -> Result<(), Failure> {
     if fs::symlink_metadata(path).is_ok() {
-        return Err(Failure::Usage {
+        return Err(Failure::State {
             message: format!("{} is there already", path.display()),
             next: "use it, name another with --key FILE, or give all nodes a new one with console key rotate",
         });
+    }
+    if !rehearsal.is_real(&format!("make a key in {}", path.display()), &json!({"file": path}), json) {
+        return Ok(());
     }
     let key = Key::random().map_err(|error| anyhow!(error))?;
     let fingerprint = key.fingerprint();
@@ -185,10 +206,10 @@ mod tests {
     fn a_new_key_is_never_written_over_one_that_is_there() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let path = folder.path().join("deep/er/cluster.key");
-        new(&path, true).expect("the folder can be written");
+        new(&path, Rehearsal::default(), true).expect("the folder can be written");
         let before = current(&path).expect("it is good");
-        let refused = new(&path, true).expect_err("it is there");
-        assert_eq!((refused.code(), current(&path).expect("it is good")), (2, before));
+        let refused = new(&path, Rehearsal::default(), true).expect_err("it is there");
+        assert_eq!((refused.code(), current(&path).expect("it is good")), (8, before));
     }
 
     #[test]

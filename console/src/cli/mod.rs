@@ -27,17 +27,20 @@ mod logs;
 mod look;
 mod model;
 mod node;
+mod obtain;
 mod options;
 mod output;
 mod plan;
 mod profile;
 mod progress;
 mod proxy;
+mod reach;
 mod replay;
 mod requests;
 mod restart;
 mod rolling;
 mod rotate;
+mod sampling;
 mod screen;
 mod show;
 mod simulate;
@@ -50,7 +53,6 @@ mod sync;
 mod tests;
 mod tokenize;
 mod topology;
-mod which;
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
@@ -67,20 +69,30 @@ pub use failure::Failure;
     version,
     after_help = "Examples:\n  console demo\n  console --nodes pi1,pi2 --model llama-3.2-1b-q4_k_m.gguf\n  \
         console generate --nodes pi1,pi2 --model llama-3.2-1b-q4_k_m.gguf --prompt 'Once upon a time'\n\n\
-        Exit codes: 0 ok, 1 failed, 2 usage, 3 node unreachable, 4 refused, 5 request lost, 6 warnings, 7 errors (doctor), 130 interrupted (SIGTERM: 143)"
+        Exit codes: 0 ok, 1 failed, 2 wrong usage, or a confirmation without a terminal, 3 node unreachable, 4 refused, 5 request lost, 6 warnings, \
+        7 errors (doctor), 8 the cluster is not in a state for this command, 130 interrupted (SIGTERM: 143)"
 )]
 struct Arguments {
     #[command(flatten)]
     dashboard: options::Dashboard,
+    /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank; the first is the head [env: BRAMBLE_NODES=]
+    #[arg(long, global = true, value_delimiter = ',', value_name = "A,B,..", value_parser = options::node)]
+    nodes: Vec<String>,
+    /// Only look: commands that change something, and generations, are refused
+    #[arg(long, global = true)]
+    readonly: bool,
     /// Folder for log files of the console itself [default: no log]
     #[arg(long, global = true, env = "BRAMBLE_LOG_DIR", value_name = "DIR")]
     log_dir: Option<PathBuf>,
     /// Key file of the cluster [default: ~/.config/bramble/cluster.key, if it is there]
     #[arg(long, global = true, env = "BRAMBLE_KEY_FILE", value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Nodes and key of a cluster that is kept (console clusters) [default: the one that was named last]
+    /// Nodes and key of a cluster that is kept (console clusters) [default: the only one, or that of console clusters use]
     #[arg(long, global = true, value_name = "NAME", value_parser = clusters::cluster_name)]
     cluster: Option<String>,
+    /// Talk in clear to nodes without a key, although this console has one
+    #[arg(long, global = true, env = "BRAMBLE_INSECURE")]
+    insecure: bool,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -105,11 +117,11 @@ enum Command {
     Doctor(doctor::Doctor),
     /// Show what happened on all nodes, in one list by time
     Events(events::Events),
-    /// Take a node out, with a reason; what runs is assigned anew on the rest
+    /// Exclude a node, with a reason; the topology is assigned again on the rest
     Exclude(options::Exclude),
     /// Complete a text, on nodes or over the HTTP API of one
     Generate(options::Generate),
-    /// Take a node in again; what runs is assigned anew with it
+    /// Include a node again; the topology is assigned again with it
     Include(options::Include),
     /// Show the latest lines of a node's log, and follow it
     Logs(logs::Logs),
@@ -201,15 +213,13 @@ pub fn command() -> clap::Command {
 pub fn run() -> ExitCode {
     let line: Vec<OsString> = std::env::args_os().collect();
     let wants_json = line.iter().any(|argument| argument == "--json");
-    let completed = match which::complete(line) {
-        Ok(completed) => completed,
-        Err(failure) => return failure.report(wants_json),
-    };
-    let mut arguments = match Arguments::try_parse_from(completed.line) {
+    let mut arguments = match reach::parse(line.iter().cloned()) {
         Ok(arguments) => arguments,
         Err(error) => return usage(&error),
     };
-    arguments.key = arguments.key.or(completed.key);
+    if let Err(failure) = looks_only(&arguments, &line).and_then(|()| reach::resolve(&mut arguments)) {
+        return failure.report(wants_json);
+    }
     let json = arguments.json();
     let _log = match arguments.log_dir.as_deref().map(log).transpose() {
         Ok(guard) => guard,
@@ -232,15 +242,37 @@ pub fn run() -> ExitCode {
     }
 }
 
+/// With `--readonly` nothing is asked of nodes that changes something: such commands are those with `--dry-run`, and those that generate.
+fn looks_only(arguments: &Arguments, line: &[OsString]) -> Result<(), Failure> {
+    let Some(found) = &arguments.command else { return Ok(()) };
+    if !arguments.readonly {
+        return Ok(());
+    }
+    let matches = command().ignore_errors(true).try_get_matches_from(line).map_err(anyhow::Error::from)?;
+    let (mut at, mut leaf) = (&matches, command());
+    while let Some((name, below)) = at.subcommand() {
+        let Some(next) = leaf.find_subcommand(name).cloned() else { break };
+        (at, leaf) = (below, next);
+    }
+    let changes = leaf.get_arguments().any(|argument| argument.get_id() == "dry_run");
+    if changes || matches!(found, Command::Chat(_)) {
+        let message = format!("--readonly only looks, and {} does more", leaf.get_name());
+        return Err(Failure::Usage { message, next: "leave out --readonly, or look with console status" });
+    }
+    Ok(())
+}
+
 async fn execute(arguments: Arguments) -> Result<u8, Failure> {
     if !matches!(
         arguments.command,
         Some(Command::Adopt(_) | Command::Clusters(_) | Command::Key(_) | Command::Simulate(_) | Command::Tokenize(_))
     ) {
-        key::load(arguments.key.as_deref())?;
+        // The demo's own daemons have no key.
+        let allows_plain = arguments.insecure || matches!(arguments.command, Some(Command::Demo(_)));
+        key::load(arguments.key.as_deref(), allows_plain)?;
     }
     match arguments.command {
-        Some(Command::Adopt(adopt)) => adopt::run(adopt, arguments.key).await,
+        Some(Command::Adopt(adopt)) => adopt::run(adopt, arguments.key, arguments.cluster).await,
         Some(Command::Bench(bench)) => bench::run(bench).await,
         Some(Command::Chat(chat)) => chat::run(chat).await,
         Some(Command::Clusters(command)) => clusters::run(command),
@@ -252,7 +284,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Some(Command::Generate(generate)) => generate::run(generate).await,
         Some(Command::Include(include)) => exclude::run_include(include).await,
         Some(Command::Logs(logs)) => logs::run(logs).await,
-        Some(Command::Node(node)) => node::run(node).await,
+        Some(Command::Node(node)) => node::run(node, arguments.cluster.as_deref()).await,
         Some(Command::OkToStop(options)) => node::ok_to_stop(options).await,
         Some(Command::Model(model)) => model::run(model).await,
         Some(Command::Key(key)) => key::run(key, arguments.key).await,
@@ -271,7 +303,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Some(Command::Sync(sync)) => sync::run(sync).await,
         Some(Command::Tokenize(tokenize)) => tokenize::run(&tokenize),
         Some(Command::Topology(topology)) => topology::run(topology).await,
-        None => dashboard::run(arguments.dashboard).await,
+        None => dashboard::run(arguments.dashboard, arguments.readonly).await,
     }
 }
 

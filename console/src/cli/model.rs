@@ -12,7 +12,16 @@ use shared::{
     units::Bytes,
 };
 
-use super::{Failure, confirm::Consent, exclude::find, interrupts::Interrupts, options::Nodes, output, source};
+use super::{
+    Failure,
+    confirm::{Consent, Rehearsal},
+    exclude::find,
+    interrupts::Interrupts,
+    options::Nodes,
+    output,
+    reach::{Need, Reach},
+    source,
+};
 use crate::client::{cluster::Cluster, models, with_port};
 
 /// What is done with model files.
@@ -63,6 +72,8 @@ pub(super) struct Add {
     file: PathBuf,
     #[command(flatten)]
     to: Where,
+    #[command(flatten)]
+    rehearsal: Rehearsal,
 }
 
 /// Options of `console model pull`.
@@ -79,6 +90,8 @@ pub(super) struct Pull {
     sha256: Option<Sha256>,
     #[command(flatten)]
     to: Where,
+    #[command(flatten)]
+    rehearsal: Rehearsal,
 }
 
 /// Options of `console model fetch`.
@@ -92,6 +105,8 @@ pub(super) struct Fetch {
     from: String,
     #[command(flatten)]
     to: Where,
+    #[command(flatten)]
+    rehearsal: Rehearsal,
 }
 
 /// Options of `console model verify`.
@@ -120,6 +135,18 @@ pub(super) struct Remove {
 }
 
 impl Model {
+    /// The nodes that it is about.
+    pub(super) fn reach(&mut self) -> Reach<'_> {
+        let (nodes, need) = match self {
+            Self::List(list) => (&mut list.nodes, Need::Looks),
+            Self::Add(Add { to, .. }) | Self::Pull(Pull { to, .. }) | Self::Fetch(Fetch { to, .. }) => {
+                (&mut to.nodes, Need::Acts)
+            }
+            Self::Verify(Verify { on, .. }) | Self::Remove(Remove { on, .. }) => (&mut on.nodes, Need::Acts),
+        };
+        Reach::Nodes(&mut nodes.nodes, need)
+    }
+
     pub(super) fn json(&self) -> bool {
         match self {
             Self::List(list) => list.json,
@@ -222,10 +249,20 @@ fn name_of(name: &str) -> Result<(), Failure> {
         .map_err(|message| Failure::Usage { message, next: "name a file, for example llama-3.2-1b-q4_k_m.gguf" })
 }
 
+/// Whether a file is to be brought to nodes, which replaces none there.
+fn is_real(rehearsal: Rehearsal, how: &str, model: &str, cluster: &Cluster, places: &[usize], json: bool) -> bool {
+    let names: Vec<&str> = places.iter().map(|place| cluster.name(&cluster.nodes[*place])).collect();
+    let what = output::clean(&format!("{how} {model} to {}", names.join(", ")));
+    rehearsal.is_real(&what, &json!({"model": model, "nodes": names}), json)
+}
+
 async fn add(options: Add) -> Result<u8, Failure> {
     let name = options.file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     name_of(&name)?;
     let (cluster, places) = dial(&options.to).await?;
+    if !is_real(options.rehearsal, "send", &name, &cluster, &places, options.to.json) {
+        return Ok(0);
+    }
     let file = options.file.clone();
     output::note(&format!("reading {}", file.display()));
     let digest = tokio::task::spawn_blocking(move || models::digest(&file)).await.context("the file's reader ended")?;
@@ -248,6 +285,9 @@ async fn pull(options: Pull) -> Result<u8, Failure> {
     let name = options.name.clone().unwrap_or(last);
     name_of(&name)?;
     let (cluster, places) = dial(&options.to).await?;
+    if !is_real(options.rehearsal, "download", &name, &cluster, &places, options.to.json) {
+        return Ok(0);
+    }
     let Some((first, rest)) = places.split_first() else { return Ok(0) };
     let node = &cluster.nodes[*first];
     let session = node.session()?;
@@ -265,6 +305,9 @@ async fn fetch(options: Fetch) -> Result<u8, Failure> {
     let (cluster, places) = dial(&options.to).await?;
     let from = find(&cluster, &options.from)?;
     let places: Vec<usize> = places.into_iter().filter(|place| *place != from).collect();
+    if !is_real(options.rehearsal, "copy", &options.model, &cluster, &places, options.to.json) {
+        return Ok(0);
+    }
     let mut done = Vec::new();
     for file in files_of(&options.model) {
         copy(&cluster, (from, &places), &file, &mut done).await?;

@@ -4,17 +4,19 @@ use std::sync::Arc;
 use serde_json::json;
 use shared::{
     ids::MemberIndex,
-    topology::{Topology, replan},
+    telemetry::NodeState,
+    topology::{Member, Topology, replan},
     units::Bytes,
 };
 
 use super::{
-    Failure,
+    Failure, clusters,
     confirm::Consent,
     exclude::{find, progress},
     interrupts::Interrupts,
     options::{Change, Exclude, Include, Nodes},
     output,
+    reach::{Need, Reach},
 };
 use crate::{
     client::{
@@ -36,39 +38,53 @@ pub(super) enum Node {
     Add(Change),
     /// A node leaves what serves, without a reason that is kept
     Remove(Change),
-    /// Nothing new begins on a node or its replica; what runs goes on
+    /// Stop scheduling new requests on a node and its replica; running requests continue. Undo: uncordon
     Cordon(Exclude),
     /// As cordon, and wait until nothing runs there
     Drain(Exclude),
-    /// Take a node out, with a reason; what runs is assigned anew on the rest
+    /// Exclude a node, with a reason; the topology is assigned again on the rest
     Exclude(Exclude),
-    /// Take a node in again; what runs is assigned anew with it
+    /// Include a node again; the topology is assigned again with it
     Include(Include),
+    /// Let requests begin again on a node that is cordoned, and on its replica
+    Uncordon(Include),
     /// Show all that is known of a node, with what is wrong and what cures it
     Show(super::show::Show),
 }
 
 impl Node {
+    /// The nodes that it is about.
+    pub(super) fn reach(&mut self) -> Reach<'_> {
+        let nodes = match self {
+            Self::Add(change) | Self::Remove(change) => &mut change.nodes,
+            Self::Cordon(exclude) | Self::Drain(exclude) | Self::Exclude(exclude) => &mut exclude.change.nodes,
+            Self::Include(include) | Self::Uncordon(include) => &mut include.change.nodes,
+            Self::Show(show) => return Reach::Nodes(&mut show.nodes.nodes, Need::Looks),
+        };
+        Reach::Nodes(&mut nodes.nodes, Need::Acts)
+    }
+
     /// Whether an object is wanted.
     pub(super) fn json(&self) -> bool {
         match self {
             Self::Add(change) | Self::Remove(change) => change.json,
             Self::Cordon(exclude) | Self::Drain(exclude) | Self::Exclude(exclude) => exclude.change.json,
-            Self::Include(include) => include.change.json,
+            Self::Include(include) | Self::Uncordon(include) => include.change.json,
             Self::Show(show) => show.look.json,
         }
     }
 }
 
 /// Runs `console node`.
-pub(super) async fn run(node: Node) -> Result<u8, Failure> {
+pub(super) async fn run(node: Node, kept: Option<&str>) -> Result<u8, Failure> {
     match node {
-        Node::Add(change) => join(change).await,
-        Node::Remove(change) => leave(change).await,
+        Node::Add(change) => join(change, kept).await,
+        Node::Remove(change) => leave(change, kept).await,
         Node::Cordon(exclude) => cordon(exclude, false).await,
         Node::Drain(exclude) => cordon(exclude, true).await,
         Node::Exclude(exclude) => super::exclude::run_exclude(exclude).await,
         Node::Include(include) => super::exclude::run_include(include).await,
+        Node::Uncordon(include) => super::exclude::run_uncordon(include).await,
         Node::Show(show) => super::show::run(show).await,
     }
 }
@@ -88,7 +104,7 @@ async fn dial(nodes: &Nodes, more: Option<&str>) -> Cluster {
 fn serving(cluster: &Cluster) -> Result<(Topology, Vec<Arc<Session>>), Failure> {
     let Some((topology, _)) = cluster.topology() else {
         let message = "no topology runs on these nodes".to_owned();
-        return Err(Failure::Usage {
+        return Err(Failure::State {
             message,
             next: "console generate --topology tpN, or console topology assign FILE",
         });
@@ -112,7 +128,7 @@ fn gain(before: &Topology, after: &Wanted) -> f64 {
     per_answer * replicas
 }
 
-async fn join(change: Change) -> Result<u8, Failure> {
+async fn join(change: Change, kept: Option<&str>) -> Result<u8, Failure> {
     change.consent.check()?;
     let mut interrupts = Interrupts::listen()?;
     let dialled = async { Ok::<_, Failure>(dial(&change.nodes, Some(&change.node)).await) };
@@ -123,7 +139,7 @@ async fn join(change: Change) -> Result<u8, Failure> {
     let name = session.identity.name.clone();
     if topology.members.iter().any(|member| member.name == name) {
         let message = format!("{} is in it already", output::clean(&name));
-        return Err(Failure::Usage { message, next: "name the address of another node" });
+        return Err(Failure::State { message, next: "name the address of another node" });
     }
     sessions.push(session);
     let wanted = Wanted::again(&topology, sessions.len());
@@ -132,26 +148,29 @@ async fn join(change: Change) -> Result<u8, Failure> {
     let what =
         format!("{now} becomes {then}: at most {times:.2} times the tokens a second, before what the network takes");
     output::note(&what);
-    let question = format!("Let {} join? Running requests go on.", output::clean(&name));
+    let question = format!("Let {} join? Running requests continue.", output::clean(&name));
     let plan = json!({"node": name, "topology": then.to_string(), "times": times});
     if !interrupts.end(change.consent.obtain(&question, &plan, change.json)).await? {
         return Ok(0);
     }
+    let address = sessions.last().map_or_else(String::new, |session| session.address.clone());
     let assigned = interrupts.end(switch(&sessions, &wanted)).await?;
     done(&change, &name, "joined", &assigned);
+    clusters::follow(kept, &[address], &[]);
     Ok(0)
 }
 
-async fn leave(change: Change) -> Result<u8, Failure> {
+async fn leave(change: Change, kept: Option<&str>) -> Result<u8, Failure> {
     change.consent.check()?;
     let mut interrupts = Interrupts::listen()?;
     let cluster = interrupts.end(async { Ok::<_, Failure>(dial(&change.nodes, None).await) }).await?;
     let (topology, sessions) = serving(&cluster)?;
-    let name = cluster.name(&cluster.nodes[find(&cluster, &change.node)?]).to_owned();
+    let node = &cluster.nodes[find(&cluster, &change.node)?];
+    let (name, address) = (cluster.name(node).to_owned(), node.address.clone());
     let rest: Vec<Arc<Session>> = sessions.into_iter().filter(|session| session.identity.name != name).collect();
     if rest.is_empty() || rest.len() == topology.members.len() {
         let message = format!("{} is not one of several members", output::clean(&name));
-        return Err(Failure::Usage { message, next: "console topology show names them" });
+        return Err(Failure::State { message, next: "console topology show names them" });
     }
     let wanted = Wanted::again(&topology, rest.len());
     let question = format!("Take {} out of {}? {} follows.", output::clean(&name), topology.layout, wanted.layout);
@@ -161,6 +180,7 @@ async fn leave(change: Change) -> Result<u8, Failure> {
     }
     let assigned = interrupts.end(switch(&rest, &wanted)).await?;
     done(&change, &name, "left", &assigned);
+    clusters::follow(kept, &[], &[address]);
     Ok(0)
 }
 
@@ -177,14 +197,40 @@ fn done(change: &Change, name: &str, how: &str, assigned: &Assigned) {
     }
 }
 
+/// Whether another replica than that of the node takes requests.
+fn others_serve(cluster: &Cluster, name: &str) -> bool {
+    let Some((topology, reports)) = cluster.topology() else { return true };
+    let Some(place) = topology.members.iter().position(|member| member.name == name) else { return true };
+    let own = topology.layout.replica_of(MemberIndex(place as u16));
+    let takes = |member: &Member| {
+        let report = reports.iter().find(|report| report.name == member.name);
+        let serves = report.is_some_and(|report| matches!(report.state, NodeState::Ready | NodeState::Serving));
+        serves && cluster.exclusions.of(&member.name, &member.address).is_none()
+    };
+    // Groups with roles serve together.
+    let others = (0..topology.layout.replicas).filter(|replica| *replica != own);
+    topology.layout.groups.is_empty() && others.into_iter().any(|replica| topology.replica(replica).iter().all(takes))
+}
+
 async fn cordon(exclude: Exclude, waits: bool) -> Result<u8, Failure> {
     let Exclude { change, reason } = exclude;
     change.consent.check()?;
     let mut interrupts = Interrupts::listen()?;
-    let mut cluster = interrupts.end(async { Ok::<_, Failure>(dial(&change.nodes, None).await) }).await?;
+    let dialled = async { Ok::<_, Failure>(dial(&change.nodes, None).await.with_known(&change.node).await) };
+    let mut cluster = interrupts.end(dialled).await?;
     let node = find(&cluster, &change.node)?;
-    let question = format!("Begin nothing new on {} and its replica?", output::clean(&change.node));
-    let plan = json!({"node": cluster.name(&cluster.nodes[node]), "reason": reason, "waits": waits});
+    let name = cluster.name(&cluster.nodes[node]).to_owned();
+    let is_outage = !others_serve(&cluster, &name);
+    let who = output::clean(&name);
+    let outage = format!(
+        " No other replica takes requests: new ones are refused (HTTP 503, /health is not ready) until console node uncordon {who}."
+    );
+    let outage = if is_outage { outage } else { String::new() };
+    let question = format!("Stop scheduling new requests on {who} and its replica?{outage}");
+    let plan = json!({"node": name, "reason": reason, "waits": waits, "outage": is_outage});
+    if is_outage && change.consent.yes {
+        output::note(outage.trim());
+    }
     if !interrupts.end(change.consent.obtain(&question, &plan, change.json)).await? {
         return Ok(0);
     }
@@ -198,7 +244,7 @@ async fn cordon(exclude: Exclude, waits: bool) -> Result<u8, Failure> {
     if change.json {
         output::line(&json!({"node": name, "state": state, "reason": reason}).to_string());
     } else {
-        output::line(&format!("{} is {state}; console include {0} takes it in again", output::clean(&name)));
+        output::line(&format!("{} is {state}; undo: console node uncordon {0}", output::clean(&name)));
     }
     Ok(u8::from(waits && !is_drained))
 }
@@ -210,7 +256,7 @@ pub(super) struct OkToStop {
     #[arg(value_name = "NODE")]
     node: String,
     #[command(flatten)]
-    nodes: Nodes,
+    pub(super) nodes: Nodes,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
@@ -274,7 +320,7 @@ fn sentence(outlook: &replan::Outlook) -> String {
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct TakeOver {
     #[command(flatten)]
-    nodes: Nodes,
+    pub(super) nodes: Nodes,
     #[command(flatten)]
     consent: Consent,
     /// Print JSON

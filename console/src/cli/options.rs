@@ -3,17 +3,23 @@ use std::path::PathBuf;
 
 use clap::Args;
 use shared::{
-    protocol::{
-        bench::{self, BENCH_REPEATS_MAX, BENCH_THREADS_MAX, BenchKernels, BenchNode, MATRIX_DEFAULT},
-        message::{self, STOP_BYTES_MAX},
-    },
-    sampling::SamplingParameters,
+    protocol::bench::{self, BENCH_REPEATS_MAX, BENCH_THREADS_MAX, BenchKernels, BenchNode, MATRIX_DEFAULT},
     schedule::Choice,
     topology::{Exchange, KvFormat, Layout, exclusion::REASON_LENGTH_MAX},
 };
 
-use super::{bench::BenchWhat, confirm::Consent, endpoint::Endpoint, look::Look};
-use crate::{client::assign::SLOTS_DEFAULT, wanted::Wanted};
+use super::{
+    bench::BenchWhat,
+    confirm::Consent,
+    endpoint::Endpoint,
+    look::Look,
+    reach::{Need, Reach},
+    sampling::Sampling,
+};
+use crate::{
+    client::assign::SLOTS_DEFAULT,
+    wanted::{Asked, Wanted},
+};
 
 pub(super) fn node(text: &str) -> Result<String, String> {
     if text.is_empty() || text.contains(char::is_whitespace) {
@@ -27,21 +33,10 @@ pub(super) fn layout(text: &str) -> Result<Layout, String> {
     text.parse().map_err(|error: shared::topology::SpecError| error.to_string())
 }
 
-fn number(text: &str, least: f32, most: f32) -> Result<f32, String> {
-    let value: f32 = text.parse().map_err(|_| "a number".to_owned())?;
-    if (least..=most).contains(&value) { Ok(value) } else { Err(format!("from {least} to {most}")) }
-}
-
-fn stop(text: &str) -> Result<String, String> {
-    let fits = (1..=STOP_BYTES_MAX).contains(&text.len());
-    if fits { Ok(text.into()) } else { Err(format!("1 to {STOP_BYTES_MAX} bytes")) }
-}
-
-/// Which nodes.
-#[derive(Clone, Debug, Args)]
+/// The nodes that a command speaks to: `reach` fills them in from what the whole program was told.
+#[derive(Clone, Debug, Default, Args)]
 pub(super) struct Nodes {
-    /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank; the first is the head
-    #[arg(long, value_delimiter = ',', required = true, env = "BRAMBLE_NODES", value_name = "A,B,..", value_parser = node)]
+    #[arg(skip)]
     pub(super) nodes: Vec<String>,
 }
 
@@ -57,35 +52,39 @@ pub(super) struct Assignment {
     /// Layers of each stage, for example 12,10 [default: balanced by what layers and output cost]
     #[arg(long, value_delimiter = ',', value_name = "L,L,..", value_parser = clap::value_parser!(u32).range(1..=1024))]
     layers: Vec<u32>,
-    /// Format of the KV cache: f16, q8_0 or f32
-    #[arg(long, default_value = "f16", value_parser = <KvFormat as std::str::FromStr>::from_str)]
-    kv: KvFormat,
-    /// Format of the partial sums between nodes: f32, f16 or q80
-    #[arg(long, default_value = "f32", value_parser = <Exchange as std::str::FromStr>::from_str)]
-    pub(super) exchange: Exchange,
-    /// How nodes sum: auto times direct, rs-ag and star on the links; or one of these, doubling, ring, two-level
-    #[arg(long, default_value = "auto", value_parser = <Choice as std::str::FromStr>::from_str)]
-    collective: Choice,
+    /// Format of the KV cache: f16, q8_0 or f32 [default: f16]
+    #[arg(long, value_parser = <KvFormat as std::str::FromStr>::from_str)]
+    kv: Option<KvFormat>,
+    /// Format of the partial sums between nodes: f32, f16 or q80 [default: f32]
+    #[arg(long, value_parser = <Exchange as std::str::FromStr>::from_str)]
+    pub(super) exchange: Option<Exchange>,
+    /// How nodes sum: auto times direct, rs-ag and star on the links; or one of these, doubling, ring, two-level [default: auto]
+    #[arg(long, value_parser = <Choice as std::str::FromStr>::from_str)]
+    collective: Option<Choice>,
     /// Longest sequence in tokens [default: the model's, at most 4096]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
 }
 
 impl Assignment {
-    /// What is wanted of `nodes` nodes.
-    pub(super) fn wanted(&self, nodes: usize, model: &str) -> Wanted {
-        let all = Layout::tensor_parallel(u16::try_from(nodes).unwrap_or(u16::MAX));
-        Wanted {
-            layout: self.topology.unwrap_or(all),
+    /// What was asked of a topology with this model.
+    pub(super) fn asked(&self, model: &str) -> Asked {
+        Asked {
+            model: model_name(model),
+            layout: self.topology,
             weights: self.weights.clone(),
             layers: self.layers.clone(),
-            model: model_name(model),
             kv: self.kv,
             exchange: self.exchange,
             collective: self.collective,
             context_length: self.context,
             slots: SLOTS_DEFAULT,
         }
+    }
+
+    /// What is wanted of `nodes` nodes.
+    pub(super) fn wanted(&self, nodes: usize, model: &str) -> Wanted {
+        self.asked(model).wanted(nodes)
     }
 }
 
@@ -95,82 +94,18 @@ fn model_name(model: &str) -> String {
     name.map_or_else(|| model.into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// How tokens are drawn.
-#[derive(Clone, Debug, Args)]
-pub(super) struct Sampling {
-    /// 0 = always the most probable token
-    #[arg(long, default_value_t = 0.8, value_name = "T", value_parser = |text: &str| number(text, 0.0, 100.0))]
-    temperature: f32,
-    /// Draw among the K most probable tokens only; 0 = all
-    #[arg(long, default_value_t = 0, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=1024))]
-    top_k: u32,
-    /// Draw among the most probable tokens with this share of the probability; 1 = all
-    #[arg(long, default_value_t = 1.0, value_name = "P", value_parser = |text: &str| number(text, 0.0, 1.0))]
-    top_p: f32,
-    /// Draw among tokens at least this probable, relative to the most probable; 0 = all
-    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = |text: &str| number(text, 0.0, 1.0))]
-    min_p: f32,
-    /// Divide the logits of tokens that appeared by this; 1 = off
-    #[arg(long, default_value_t = 1.0, value_name = "X", value_parser = |text: &str| number(text, 0.01, 100.0))]
-    repeat_penalty: f32,
-    /// Lower the logits of tokens that appeared by this
-    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true, value_parser = |text: &str| number(text, -100.0, 100.0))]
-    presence_penalty: f32,
-    /// Lower the logits of tokens by this for each time they appeared
-    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true, value_parser = |text: &str| number(text, -100.0, 100.0))]
-    frequency_penalty: f32,
-    /// Seed of the random numbers [default: random, printed]
-    #[arg(long, value_name = "S")]
-    seed: Option<u64>,
-    /// Most tokens to generate
-    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    max_tokens: u32,
-    /// Text that ends the generation; may be given several times
-    #[arg(long, value_name = "TEXT", value_parser = stop)]
-    stop: Vec<String>,
-}
-
-impl Sampling {
-    /// The request for a prompt, with a random seed where none was given.
-    pub(super) fn request(&self, prompt: String, logprobs: u32) -> message::Generate {
-        let sampling = SamplingParameters {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repeat_penalty: self.repeat_penalty,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            seed: self.seed.unwrap_or_else(random_seed),
-            logprobs,
-            ..SamplingParameters::default()
-        };
-        message::Generate::new(prompt, self.max_tokens, sampling, self.stop.clone())
-    }
-}
-
-/// 32 bits from the system's randomness: short enough to be typed again.
-fn random_seed() -> u64 {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    RandomState::new().build_hasher().finish() >> 32
-}
-
 /// Options of the dashboard.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Dashboard {
-    /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank; the first is the head
-    #[arg(long, value_delimiter = ',', env = "BRAMBLE_NODES", value_name = "A,B,..", value_parser = node)]
+    #[arg(skip)]
     pub(super) nodes: Vec<String>,
-    /// Model file name; assigned when the dashboard opens
+    /// Model file name; assigned when the dashboard opens, unless it is served already. A running topology is replaced only after a question
     #[arg(long, value_name = "NAME")]
     pub(super) model: Option<String>,
     #[command(flatten)]
     pub(super) assignment: Assignment,
     #[command(flatten)]
     pub(super) sampling: Sampling,
-    /// Only look: nothing is assigned, generated, restarted, taken out or cancelled
-    #[arg(long)]
-    pub(super) readonly: bool,
     #[command(flatten)]
     pub(super) session: super::arrange::Session,
 }
@@ -180,17 +115,17 @@ pub(super) const DEMO_NODES_MAX: u16 = 8;
 
 /// Options of `console bench`.
 #[derive(Clone, Debug, Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(subcommand_negates_reqs = true)]
 pub(super) struct Bench {
     #[command(subcommand)]
     pub(super) what: Option<BenchWhat>,
     /// Measure only these, by name or address [default: all]
     #[arg(value_name = "NODE", conflicts_with = "local")]
     pub(super) only: Vec<String>,
-    /// Nodes as ADDRESS[:PORT], measured one after the other; each must be idle [default: this machine, without a daemon]
-    #[arg(long, value_delimiter = ',', env = "BRAMBLE_NODES", value_name = "A,B,..", value_parser = node)]
+    /// Measured one after the other; each must be idle. Without any: this machine, without a daemon.
+    #[arg(skip)]
     pub(super) nodes: Vec<String>,
-    /// Measure this machine by the brambled beside this program, also where BRAMBLE_NODES names nodes
+    /// Measure this machine by the brambled next to this program, also where BRAMBLE_NODES names nodes
     #[arg(long)]
     pub(super) local: bool,
     /// Measure all nodes at the same time
@@ -243,7 +178,35 @@ pub(super) struct Bench {
     pub(super) json: bool,
 }
 
+impl Demo {
+    /// Daemons to start, if that was said.
+    ///
+    /// # Errors
+    /// Addresses stand where their number is meant.
+    pub(super) fn count(&self) -> Result<Option<u16>, String> {
+        self.nodes
+            .as_deref()
+            .map(|text| daemons(text).and_then(|_| text.parse().map_err(|_| String::new())))
+            .transpose()
+    }
+}
+
+fn daemons(text: &str) -> Result<String, String> {
+    let count = text.parse::<u16>().ok().filter(|count| (1..=DEMO_NODES_MAX).contains(count));
+    let wrong = || format!("{text} is no number of daemons: console demo --nodes 1 to {DEMO_NODES_MAX}");
+    count.map(|_| text.to_owned()).ok_or_else(wrong)
+}
+
 impl Bench {
+    /// The nodes that it is about.
+    pub(super) fn reach(&mut self) -> Reach<'_> {
+        match &mut self.what {
+            Some(what) => what.reach(),
+            None if self.local => Reach::Otherwise("measures this machine, as --local says"),
+            None => Reach::Nodes(&mut self.nodes, Need::May),
+        }
+    }
+
     /// Whether an object is wanted.
     pub(super) fn json(&self) -> bool {
         match &self.what {
@@ -286,8 +249,9 @@ impl Bench {
 #[derive(Clone, Debug, Args)]
 pub(super) struct Demo {
     /// Daemons to start, 1 to 8 [default: as many as the topology has, 4 without one]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(DEMO_NODES_MAX)))]
-    pub(super) nodes: Option<u16>,
+    // A text, as the option of the same name of the whole program has.
+    #[arg(long, value_name = "N", value_parser = daemons)]
+    nodes: Option<String>,
     /// A GGUF file [default: the demo model]
     #[arg(long, value_name = "FILE")]
     pub(super) model: Option<PathBuf>,
@@ -330,13 +294,14 @@ pub(super) struct Completing {
     pub(super) assignment: Assignment,
     #[command(flatten)]
     pub(super) sampling: Sampling,
+    #[command(flatten)]
+    pub(super) consent: Consent,
 }
 
 /// Options of `console generate`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Generate {
-    /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank; the first is the head
-    #[arg(long, value_delimiter = ',', required_unless_present = "url", env = "BRAMBLE_NODES", value_name = "A,B,..", value_parser = node)]
+    #[arg(skip)]
     pub(super) nodes: Vec<String>,
     /// Model file; its name is looked for in the model folders of every node. With --url the model's name [default there: the one served]
     #[arg(long, value_name = "NAME|FILE", required_unless_present = "url")]
@@ -484,6 +449,15 @@ pub(super) struct TopologyFile {
 }
 
 impl Topology {
+    /// The nodes that it is about.
+    pub(super) fn reach(&mut self) -> Reach<'_> {
+        match self {
+            Self::Show { nodes, .. } => Reach::Nodes(&mut nodes.nodes, Need::Looks),
+            Self::Check(_) | Self::Assign(_) => Reach::Otherwise("speaks to the nodes that its file names"),
+            Self::TakeOver(options) => Reach::Nodes(&mut options.nodes.nodes, Need::Acts),
+        }
+    }
+
     /// Whether an object is wanted.
     pub(super) fn json(&self) -> bool {
         match self {

@@ -4,6 +4,8 @@ use std::{
     sync::OnceLock,
 };
 
+use shared::text::is_unsafe;
+
 /// Why standard output takes nothing more. There is one a process.
 static LOST: OnceLock<(ErrorKind, String)> = OnceLock::new();
 
@@ -42,8 +44,18 @@ pub(super) fn note(line: &str) {
     note_part(&format!("{line}\n"));
 }
 
-/// Text of a model or a node, without what could move the cursor or ring the bell.
+/// Text of a model or a node, without what could move the cursor, ring the bell or turn the writing direction around.
 pub(super) fn clean(text: &str) -> String {
-    let keeps = |character: char| !character.is_control() || matches!(character, '\n' | '\t');
+    let keeps = |character: char| !is_unsafe(character) || matches!(character, '\n' | '\t');
     text.chars().map(|character| if keeps(character) { character } else { '\u{fffd}' }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_a_terminal_obeys_is_printed() {
+        assert_eq!(clean("a\u{1b}[2J\u{202e}b\n\tc\u{2066}"), "a\u{fffd}[2J\u{fffd}b\n\tc\u{fffd}");
+    }
 }

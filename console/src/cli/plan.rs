@@ -38,7 +38,10 @@ const ROWS: usize = 8;
 pub(super) struct Plan {
     /// Nodes as ADDRESS[:PORT]: each is asked for its memory and measured with the model [default: nodes that need not exist]
     #[arg(value_name = "NODE", value_delimiter = ',', env = "BRAMBLE_NODES")]
-    nodes: Vec<String>,
+    named: Vec<String>,
+    /// The same by `--nodes` or `--cluster`: these count.
+    #[arg(skip)]
+    pub(super) typed: Vec<String>,
     #[command(flatten)]
     hypothetical: Hypothetical,
     /// Plan for so many nodes that need not exist [default without nodes: 8]
@@ -98,13 +101,14 @@ impl Plan {
 
 /// Plans for the nodes and prints what would be best.
 pub(super) async fn run(options: Plan) -> Result<u8, Failure> {
+    let live = if options.typed.is_empty() { &options.named } else { &options.typed };
     if options.sizing {
         return sizing::run(&options);
     }
     let sizes = options.hypothetical.sizes()?;
-    let is_live = options.count.is_none() && !options.nodes.is_empty();
+    let is_live = options.count.is_none() && !live.is_empty();
     let nodes = if is_live {
-        Interrupts::listen()?.end(probe_all(&options, &sizes)).await?
+        Interrupts::listen()?.end(probe_all(live, &options, &sizes)).await?
     } else {
         options.described(usize::from(options.count.unwrap_or(8)), options.memory)
     };
@@ -117,7 +121,7 @@ pub(super) async fn run(options: Plan) -> Result<u8, Failure> {
     match (plan.ranked.is_empty(), plan.dropped.last()) {
         (true, Some(dropped)) => {
             let message = format!("nothing fits; {}: {}", dropped.layout, dropped.reason);
-            Err(Failure::Usage {
+            Err(Failure::State {
                 message,
                 next: "use more nodes, more memory, a smaller model or context, or --kv q8_0",
             })
@@ -127,9 +131,9 @@ pub(super) async fn run(options: Plan) -> Result<u8, Failure> {
 }
 
 /// Asks each node for its memory and measures it with the model, one after the other.
-async fn probe_all(options: &Plan, sizes: &ModelSizes) -> Result<Vec<PlanNode>, Failure> {
+async fn probe_all(live: &[String], options: &Plan, sizes: &ModelSizes) -> Result<Vec<PlanNode>, Failure> {
     let mut nodes = Vec::new();
-    for node in &options.nodes {
+    for node in live {
         nodes.push(probe(&with_port(node), options, sizes).await?);
     }
     Ok(nodes)

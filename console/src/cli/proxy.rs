@@ -3,6 +3,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Context;
 use clap::Args;
+use shared::browser::BrowserPolicy;
 use tokio::net::TcpListener;
 
 use super::{Failure, interrupts::Interrupts, output};
@@ -17,6 +18,12 @@ pub(super) struct Proxy {
     /// HTTP API of nodes as HOST[:PORT] (9980): requests go to the first that answers
     #[arg(long, required = true, value_delimiter = ',', env = "BRAMBLE_HTTP", value_name = "NODE,..", value_parser = node)]
     to: Vec<Url>,
+    /// Accept requests for this host name, in addition to localhost, addresses and this machine's name; * for any
+    #[arg(long = "host", value_name = "NAME")]
+    hosts: Vec<String>,
+    /// A web page that may ask, such as https://chat.example.org (the nodes must allow it, too); * for any
+    #[arg(long = "origin", value_name = "ORIGIN")]
+    origins: Vec<String>,
     /// Most connections at the same time; more are refused with 503
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     connections: u16,
@@ -32,6 +39,9 @@ fn node(text: &str) -> Result<Url, String> {
 
 /// Runs until a signal comes.
 pub(super) async fn run(options: Proxy) -> Result<u8, Failure> {
+    let own = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
+    let policy = BrowserPolicy::new(&[own], &options.hosts, &options.origins)
+        .map_err(|message| Failure::Usage { message, next: "correct --host or --origin" })?;
     let mut interrupts = Interrupts::listen()?;
     let listener = TcpListener::bind(options.listen).await;
     let listener = listener.with_context(|| format!("cannot listen on {}", options.listen))?;
@@ -47,6 +57,7 @@ pub(super) async fn run(options: Proxy) -> Result<u8, Failure> {
         idle: std::time::Duration::from_secs(options.idle),
     };
     let tell = |what: String| output::note(&output::clean(&what));
-    let never = interrupts.end(async { Ok::<_, Failure>(proxy::run(listener, nodes, limits, tell).await) }).await?;
+    let never =
+        interrupts.end(async { Ok::<_, Failure>(proxy::run(listener, nodes, limits, policy, tell).await) }).await?;
     match never {}
 }

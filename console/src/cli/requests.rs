@@ -14,6 +14,7 @@ use super::{
     look::{Look, Seen, look_at},
     options::Nodes,
     output,
+    reach::{Need, Reach},
 };
 use crate::{
     client::{cluster::Cluster, inspect, with_port},
@@ -22,7 +23,7 @@ use crate::{
 
 /// `console requests`.
 #[derive(Clone, Debug, Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(subcommand_negates_reqs = true)]
 pub(super) struct Requests {
     #[command(subcommand)]
     pub(super) what: Option<What>,
@@ -64,6 +65,14 @@ fn name(text: &str) -> Result<(String, u64), String> {
 }
 
 impl Requests {
+    /// The nodes that it is about.
+    pub(super) fn reach(&mut self) -> Reach<'_> {
+        match &mut self.what {
+            Some(What::Cancel(cancel)) => Reach::Nodes(&mut cancel.nodes.nodes, Need::Acts),
+            None => Reach::Nodes(&mut self.nodes.nodes, Need::Looks),
+        }
+    }
+
     /// Whether an object is wanted.
     pub(super) fn json(&self) -> bool {
         match &self.what {
@@ -202,7 +211,7 @@ async fn end(options: Cancel) -> Result<u8, Failure> {
     let request = format!("{}/{number}", output::clean(who));
     let Some(one) = one else {
         let message = format!("no request {request} waits or runs");
-        return Err(Failure::Usage { message, next: "console requests names those that do" });
+        return Err(Failure::State { message, next: "console requests names those that do" });
     };
     let (by, tokens) = (output::clean(&one.by), one.tokens);
     let what = format!("End request {request} of {by} after {tokens} of {} tokens?", one.max_tokens);

@@ -134,7 +134,7 @@ async fn watch(addresses: &[String], json: bool) -> Result<u8, Failure> {
             }
             None if seen.is_none() => {
                 let message = "no rolling restart is known to these nodes".into();
-                return Err(Failure::Usage { message, next: "console restart --rolling begins one" });
+                return Err(Failure::State { message, next: "console restart --rolling begins one" });
             }
             _ if silent.elapsed() > Duration::from_secs(60) => {
                 let what = "a node that knows the rolling restart".into();

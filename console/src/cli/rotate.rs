@@ -37,9 +37,6 @@ pub(super) async fn run(
     }
     let next = next_path(path);
     let new = next_key(&next)?;
-    let both = [&old, &new].map(|key| Held { key: key.clone(), until: None });
-    // Some nodes may have the new key from a rotation that was broken off.
-    keyring::set_own(Keyring::with(Role::Operator, both.to_vec()));
     let work = async {
         let (mut taken, mut failed) = (Vec::new(), None);
         for node in nodes {
@@ -68,7 +65,7 @@ pub(super) async fn run(
         ));
         return Err(fault.into());
     }
-    let held = Keyring::with(Role::Operator, vec![Held { key: old, until: None }]);
+    let held = Keyring::with(Role::Owner, vec![Held { key: old, until: None }]);
     let until = seconds() + u64::from(grace);
     let fingerprint = new.fingerprint();
     keyring::write(path, &held.rotated(new, until)).with_context(|| format!("cannot write {}", path.display()))?;

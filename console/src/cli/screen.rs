@@ -10,7 +10,8 @@ use tokio::{
 use super::{
     Failure,
     arrange::Arrange,
-    options, output,
+    output,
+    reach::{Need, Reach},
     replay::{At, at, failure},
 };
 use crate::{
@@ -35,8 +36,7 @@ pub(super) struct Screen {
     /// cluster, topology, sync, generate, requests, events or node
     #[arg(value_name = "PAGE", value_parser = page)]
     page: Page,
-    /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank
-    #[arg(long, value_delimiter = ',', env = "BRAMBLE_NODES", value_name = "A,B,..", value_parser = options::node, required_unless_present = "recording")]
+    #[arg(skip)]
     nodes: Vec<String>,
     /// Draw a recording instead of the live cluster
     #[arg(long, value_name = "FILE")]
@@ -72,6 +72,16 @@ fn size(text: &str) -> Result<(u16, u16), String> {
     let (width, height) = (width.parse().map_err(|_| wrong())?, height.parse().map_err(|_| wrong())?);
     let fits = (60..=500).contains(&width) && (16..=200).contains(&height);
     if fits { Ok((width, height)) } else { Err(wrong()) }
+}
+
+impl Screen {
+    /// The nodes that it is about.
+    pub(super) fn reach(&mut self) -> Reach<'_> {
+        match &self.recording {
+            Some(_) => Reach::Otherwise("draws a recording"),
+            None => Reach::Nodes(&mut self.nodes, Need::Looks),
+        }
+    }
 }
 
 /// Draws the page; exit code 3 if a node is away that is not out.

@@ -53,8 +53,9 @@ pub(super) struct Simulate {
     #[command(flatten)]
     hypothetical: Hypothetical,
     /// Numbers of nodes that share every layer: 8, 1..8 or 1,2,4 [default: 1..8]
-    #[arg(long, value_name = "N,..", value_parser = counts)]
-    nodes: Option<Counts>,
+    // A text, as the option of the same name of the whole program has.
+    #[arg(long, value_name = "N,..", value_parser = |text: &str| counts(text).map(|_| text.to_owned()))]
+    nodes: Option<String>,
     /// One layout instead, ppS-tpN
     #[arg(long, value_parser = layout, conflicts_with = "nodes")]
     topology: Option<Layout>,
@@ -92,12 +93,16 @@ impl Simulate {
         self.hypothetical.json
     }
 
-    fn layouts(&self) -> Vec<Layout> {
-        match (self.topology, &self.nodes) {
+    fn layouts(&self) -> Result<Vec<Layout>, Failure> {
+        Ok(match (self.topology, &self.nodes) {
             (Some(layout), _) => vec![layout],
-            (None, Some(counts)) => counts.0.iter().map(|n| Layout::tensor_parallel(*n as u16)).collect(),
+            (None, Some(text)) => {
+                let next = "console simulate --nodes 1..8 says how many nodes to imagine";
+                let counts = counts(text).map_err(|message| Failure::Usage { message, next })?;
+                counts.0.iter().map(|n| Layout::tensor_parallel(*n as u16)).collect()
+            }
             (None, None) => (1..=8).map(Layout::tensor_parallel).collect(),
-        }
+        })
     }
 
     fn noise(&self) -> Result<Noise, Failure> {
@@ -174,7 +179,7 @@ pub(super) fn run(options: &Simulate) -> Result<u8, Failure> {
     let noise = options.noise()?;
     let mut runs = Vec::new();
     let mut left_out = Vec::new();
-    for layout in options.layouts() {
+    for layout in options.layouts()? {
         match options.run(&sizes, layout, &noise)? {
             Ok(run) => runs.push(run),
             Err(error) => left_out.push((layout, error)),

@@ -30,7 +30,9 @@ pub(super) fn see(cluster: &Cluster) -> Seen {
     let missed = cluster.nodes.iter().filter(|node| cluster.exclusion(node).is_none());
     let failed = missed.filter_map(|node| node.answer.as_ref().err()).next();
     let code = failed.map_or(0, |fault| Failure::from(fault.clone()).code());
-    Seen { lines: lines(&answers, &cluster.exclusions), object: json!({"nodes": nodes}), code }
+    let cordoned: Vec<&str> =
+        cluster.nodes.iter().filter(|node| cluster.is_cordoned(node)).map(|node| cluster.name(node)).collect();
+    Seen { lines: lines(&answers, &cluster.exclusions, &cordoned), object: json!({"nodes": nodes}), code }
 }
 
 /// A node's address, and what it said.
@@ -68,7 +70,7 @@ fn state(report: &NodeReport) -> String {
     report.load.map_or(state.into(), |load| format!("{state} {}%", 100 * load.done.0 / load.total.0.max(1)))
 }
 
-fn lines(answers: &[Answer], exclusions: &Exclusions) -> Vec<String> {
+fn lines(answers: &[Answer], exclusions: &Exclusions, cordoned: &[&str]) -> Vec<String> {
     let reports = || answers.iter().filter_map(|(_, answer)| answer.as_ref().ok());
     let width = reports().map(|report| report.name.chars().count()).max().unwrap_or(0).max(8);
     let mut lines = vec![format!(
@@ -81,11 +83,9 @@ fn lines(answers: &[Answer], exclusions: &Exclusions) -> Vec<String> {
                 lines.push(format!("{:<width$}  {address:<21}  {}", output::clean(&report.name), row(report)));
                 let below = |text: &str| format!("{:<width$}  {}", "", output::clean(text));
                 if let Some(entry) = exclusions.of(&report.name, address) {
-                    lines.push(below(&format!(
-                        "is out: {} ({})",
-                        entry.reason.as_deref().unwrap_or_default(),
-                        entry.by
-                    )));
+                    let how = if cordoned.contains(&report.name.as_str()) { "cordoned" } else { "is out" };
+                    let (why, by) = (entry.reason.as_deref().unwrap_or_default(), &entry.by);
+                    lines.push(below(&format!("{how}: {why} ({by})")));
                 }
                 lines.extend(report.fault.as_ref().map(|fault| below(&format!("{fault}; {}", fault.kind.next()))));
             }

@@ -52,7 +52,7 @@ const LEFT_OUT: &[&str] = &[
 #[derive(Clone, Debug, Args)]
 pub(super) struct Support {
     #[command(flatten)]
-    nodes: Nodes,
+    pub(super) nodes: Nodes,
     /// The file to write [default: bramble-support-DATE.tar.gz in this folder]
     #[arg(short, long, value_name = "FILE.tar.gz")]
     output: Option<PathBuf>,

@@ -27,7 +27,7 @@ use crate::{
 #[derive(Clone, Debug, Args)]
 pub(super) struct Sync {
     #[command(flatten)]
-    nodes: Nodes,
+    pub(super) nodes: Nodes,
     /// Show only these layers, for example 0,5
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     layers: Vec<u32>,
@@ -98,7 +98,7 @@ fn running(cluster: &Cluster) -> Result<(&Topology, u64), Failure> {
         // Whoever cannot be reached may hold one: that is another answer than none.
         cluster.usable()?;
     }
-    let (topology, reports) = found.ok_or_else(|| Failure::Usage {
+    let (topology, reports) = found.ok_or_else(|| Failure::State {
         message: "no topology runs on these nodes".into(),
         next: "console generate --topology tpN, or console topology assign FILE",
     })?;

@@ -80,7 +80,10 @@ fn what_cannot_be_is_a_usage_error_with_a_message_for_people_and_programs() {
 
 /// Runs a command line to its end; the exit code and the failure's object.
 async fn execute_line(line: &str) -> (u8, Value) {
-    let arguments = Arguments::try_parse_from(line.split(' ')).expect("the line is right");
+    let mut arguments = reach::parse(line.split(' ').map(OsString::from)).expect("the line is right");
+    if let Err(failure) = reach::resolve(&mut arguments) {
+        return (failure.code(), failure.json()["error"].clone());
+    }
     match execute(arguments).await {
         Ok(code) => (code, Value::Null),
         Err(failure) => (failure.code(), failure.json()["error"].clone()),
@@ -188,6 +191,7 @@ fn assigned() -> Assigned {
         members: vec![member("pi1"), member("pi2")],
         model: "m.gguf".into(),
         identity: ModelIdentity([0; 32]),
+        content: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: Choice::Auto,
@@ -259,10 +263,10 @@ fn the_profile_shows_each_rank_against_the_formula() {
     let rows: Vec<&String> = lines.iter().filter(|line| line.starts_with("decode")).collect();
     assert_eq!(rows.len(), 2);
     for (row, node) in rows.iter().zip(["pi1", "pi2"]) {
-        // 12 all-reduces of 256 values to one peer: 12 * (1024 + 48) bytes; 24 messages in 2 steps were sent.
+        // 12 all-reduces of 256 values to one peer: 12 * (1024 + 64) bytes; 24 messages in 2 steps were sent.
         let words: Vec<&str> = row.split_whitespace().collect();
         assert_eq!(words[1], node);
-        assert!(row.contains("40.0%") && row.contains("12.0 KiB") && row.contains("12.6 KiB"), "{row}");
+        assert!(row.contains("40.0%") && row.contains("12.0 KiB") && row.contains("12.8 KiB"), "{row}");
         assert_eq!(&words[words.len() - 2..], ["12.0", "12"], "{row}");
     }
     // By what the ranks say they use: two messages of half the values each.
@@ -270,7 +274,7 @@ fn the_profile_shows_each_rank_against_the_formula() {
     let tables = vec![Some(Table { rows: vec![row] }); 2];
     let lines = profile::table::lines(&finished(FinishReason::Length), &assigned().topology, 0, 256, &tables);
     let row = lines.iter().find(|line| line.starts_with("decode")).expect("it decoded");
-    assert!(row.contains("13.1 KiB") && row.ends_with(" 24"), "{row}");
+    assert!(row.contains("13.5 KiB") && row.ends_with(" 24"), "{row}");
 }
 
 #[tokio::test]
@@ -283,12 +287,20 @@ async fn simulate_and_plan_need_no_node_and_name_what_cannot_be() {
         ("console simulate --model qwen3-0.6b --jitter-file Cargo.toml", "64 times"),
         ("console simulate --model qwen3-0.6b --topology pp30", "28 layers"),
         ("console simulate --model qwen3-0.6b --topology dp2-tp2", "replicas"),
-        ("console plan --model llama-3.3-70b --count 2 --memory 4G", "nothing fits"),
+        ("console simulate --nodes a,b --model qwen3-0.6b", "1..8"),
     ] {
-        let (code, error) = execute_line(line).await;
-        let message = error["message"].as_str().unwrap_or_default();
-        assert!(code == 2 && message.contains(part), "{line}: {code} {error}");
+        let parsed = reach::parse(line.split(' ').map(OsString::from));
+        let (code, message) = match parsed {
+            Err(error) => (2, error.to_string()),
+            Ok(_) => {
+                let (code, error) = execute_line(line).await;
+                (code, error["message"].as_str().unwrap_or_default().to_owned())
+            }
+        };
+        assert!(code == 2 && message.contains(part), "{line}: {code} {message}");
     }
+    let (code, error) = execute_line("console plan --model llama-3.3-70b --count 2 --memory 4G").await;
+    assert!(code == 8 && error["message"].as_str().is_some_and(|text| text.contains("nothing fits")), "{error}");
 }
 
 #[tokio::test]

@@ -20,6 +20,7 @@ use super::{
     generate::{assign_and_tell, open},
     interrupts::Interrupts,
     look::{Look, Seen, look_at},
+    obtain::Reached,
     options, output,
 };
 use crate::{
@@ -61,7 +62,7 @@ fn see(cluster: &Cluster) -> Result<Seen, Failure> {
         // Whoever cannot be reached may hold one: that is another answer than none.
         cluster.usable()?;
         let message = "no topology runs on these nodes".to_owned();
-        return Err(Failure::Usage {
+        return Err(Failure::State {
             message,
             next: "console topology assign FILE, or console generate --topology tpN",
         });
@@ -183,15 +184,23 @@ async fn assign(options: &AssignFile) -> Result<u8, Failure> {
     options.consent.check()?;
     let AssignFile { file: options, consent } = options;
     let (nodes, wanted) = read(&options.file)?;
-    let sessions = open(&nodes).await?;
+    let reached = Reached::dial(&nodes).await?;
+    let sessions = reached.usable(nodes.len())?;
     let names: Vec<String> = sessions.iter().map(|session| output::clean(&session.identity.name)).collect();
     let (what, count) = (format!("{} with {}", wanted.layout, output::clean(&wanted.model)), names.len());
-    let question = format!("Assign {what} to {count} nodes, in the place of what runs there?");
-    let plan = json!({"topology": wanted.layout.to_string(), "model": wanted.model, "nodes": names});
+    let losses = reached.losses(None);
+    let question = match &losses {
+        Some((lost, _)) => format!("Assign {what} to {count} nodes? It replaces {lost}."),
+        None => format!("Assign {what} to {count} nodes?"),
+    };
+    let replaces = losses.map(|(_, object)| object);
+    let plan =
+        json!({"topology": wanted.layout.to_string(), "model": wanted.model, "nodes": names, "replaces": replaces});
     if !consent.obtain(&question, &plan, options.json).await? {
         return Ok(0);
     }
-    let assigned = assign_and_tell(&sessions, &wanted).await?;
+    reached.spread().await;
+    let assigned = assign_and_tell(sessions, &wanted).await?;
     let (layout, epoch) = (assigned.topology.layout.to_string(), assigned.epoch.0);
     if options.json {
         output::line(&json!({"topology": layout, "epoch": epoch, "reused": assigned.reused}).to_string());

@@ -2,6 +2,7 @@
 use std::time::Duration;
 
 use shared::protocol::{
+    WIRE_LOWEST,
     connection::{self, dial_pairing, read_short, write_short},
     error::{Fault, FaultKind},
     noise::{
@@ -36,8 +37,8 @@ pub async fn adopt(address: &str, code: &Code, secret: &[u8; 32]) -> Result<Adop
         let reply = read_short(&mut stream).await.map_err(named)??;
         let mut seals = initiator.finish(&reply, Cipher::ChaChaPoly).map_err(named)?;
         let adopt = Adopt { by: own_name(), secret: *secret };
-        connection::write(&mut stream, &mut seals.out, &adopt).await.map_err(named)?;
-        connection::read::<Result<Adopted, Fault>>(&mut stream, &mut seals.input).await.map_err(named)?
+        connection::write(&mut stream, &mut seals.out, WIRE_LOWEST, &adopt).await.map_err(named)?;
+        connection::read::<Result<Adopted, Fault>>(&mut stream, &mut seals.input, WIRE_LOWEST).await.map_err(named)?
     };
     timeout(PATIENCE, talk).await.unwrap_or_else(|_| {
         let (what, seconds) = ("adopting".into(), PATIENCE.as_secs() as u32);

@@ -1,4 +1,4 @@
-//! Assigns a topology in two phases (HOUSE "Assignment"): read, prepare on all, commit on all; abort where one says no.
+//! Assigns a topology in two phases: read, prepare on all, commit on all; abort where one says no.
 use std::{sync::Arc, time::Duration};
 
 use shared::{
@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    content,
     event::AssignEvent,
     session::Session,
     shares::{Share, shares},
@@ -86,15 +87,22 @@ pub async fn assign_until(
 ) -> Result<Assigned, Fault> {
     let reports = reports(sessions).await?;
     let (topology, _) = propose(sessions, wanted).await?;
-    if let Some(epoch) = running(&reports, &topology) {
+    if let Some((epoch, topology)) = running(&reports, &topology) {
         tracing::info!(%epoch, "topology {} runs already", topology.layout);
         return Ok(Assigned { epoch, topology, reused: true });
     }
     let epoch = reports.iter().map(|report| report.epoch).max().unwrap_or_default().next();
+    let aborted = || Fault::new("console", FaultKind::AssignmentAborted { epoch });
+    let content = tokio::select! {
+        biased;
+        () = stop.cancelled() => return Err(aborted()),
+        content = content::agree(sessions, &topology.model, tell) => content?,
+    };
+    let topology = Topology { content, ..topology };
     let hash = topology.hash();
     let prepared = tokio::select! {
         biased;
-        () = stop.cancelled() => Err(Fault::new("console", FaultKind::AssignmentAborted { epoch })),
+        () = stop.cancelled() => Err(aborted()),
         prepared = prepare(sessions, &reports, &topology, epoch, tell) => prepared,
     };
     let done = match prepared {
@@ -178,15 +186,19 @@ fn is_sound(card: &ModelCard) -> bool {
     (1..=BLOCK_COUNT_MAX).contains(&count) && count == u64::from(card.block_count)
 }
 
-/// The epoch of the wanted topology, if exactly this runs on all nodes.
-fn running(reports: &[NodeReport], wanted: &Topology) -> Option<Epoch> {
-    let (epoch, hash) = (reports.first()?.epoch, wanted.hash());
+/// The wanted topology and its epoch, if exactly this runs on all nodes. Its content is what they agreed on when it was assigned.
+fn running(reports: &[NodeReport], wanted: &Topology) -> Option<(Epoch, Topology)> {
+    let first = reports.first()?;
+    let (held, ..) = first.topology.as_ref()?;
+    let (epoch, wanted) = (first.epoch, Topology { content: held.content, ..wanted.clone() });
+    let hash = wanted.hash();
     let runs = |(member, report): (usize, &NodeReport)| {
         let serves = matches!(report.state, NodeState::Ready | NodeState::Serving);
         let place = report.topology.as_ref().map(|(topology, hash, member)| (topology, *hash, member.index()));
-        serves && report.epoch == epoch && place == Some((wanted, hash, member))
+        serves && report.epoch == epoch && place == Some((&wanted, hash, member))
     };
-    reports.iter().enumerate().all(runs).then_some(epoch)
+    let runs_everywhere = reports.iter().enumerate().all(runs);
+    runs_everywhere.then_some((epoch, wanted))
 }
 
 /// The topology for nodes (who they are, and where they were dialled) in the order replica, stage, rank.
@@ -209,6 +221,7 @@ fn compose(nodes: &[(&Identity, &str)], wanted: &Wanted, card: &ModelCard) -> Re
         members: nodes.iter().zip(shares(&machines)).enumerate().map(member).collect(),
         model: wanted.model.clone(),
         identity: card.identity,
+        content: None,
         kv: wanted.kv,
         exchange: wanted.exchange,
         collective: wanted.collective,
@@ -360,7 +373,7 @@ mod tests {
         let nodes = [(&one, "a:1"), (&two, "b:1")];
         let topology = compose(&nodes, &wanted(), &card()).expect("it can be made");
         let reports = [report(0, &topology), report(1, &topology)];
-        assert_eq!(running(&reports, &topology), Some(Epoch(7)));
+        assert_eq!(running(&reports, &topology), Some((Epoch(7), topology.clone())));
 
         let refused = |wanted: &Wanted, card: &ModelCard, nodes: &[(&Identity, &str)]| {
             assert_eq!(

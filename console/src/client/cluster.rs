@@ -7,7 +7,7 @@ use shared::{
         message::{RequestBody, ResponseBody},
     },
     telemetry::{NodeReport, NodeState},
-    topology::{Exclusion, Exclusions, Topology},
+    topology::{Exclusion, Exclusions, Member, Topology},
 };
 use tokio::task::JoinSet;
 
@@ -95,6 +95,13 @@ impl Cluster {
         }
     }
 
+    /// Whether a node is excluded but still a member of the running topology: its replica takes no new requests.
+    pub fn is_cordoned(&self, node: &ClusterNode) -> bool {
+        let name = self.name(node);
+        let is_member = |topology: &Topology| topology.members.iter().any(|member| member.name == name);
+        self.exclusion(node).is_some() && self.topology().is_some_and(|(topology, _)| is_member(topology))
+    }
+
     /// The nodes that are out.
     pub fn out(&self) -> impl Iterator<Item = &Exclusion> {
         self.nodes.iter().filter_map(|node| self.exclusion(node))
@@ -105,7 +112,15 @@ impl Cluster {
     /// # Errors
     /// One of them does not answer, or none is left.
     pub fn usable(&self) -> Result<Vec<Arc<Session>>, Fault> {
-        let used = self.nodes.iter().filter(|node| self.exclusion(node).is_none());
+        self.usable_of(self.nodes.len())
+    }
+
+    /// As [`Self::usable`], of so many of the first nodes.
+    ///
+    /// # Errors
+    /// As [`Self::usable`].
+    pub fn usable_of(&self, count: usize) -> Result<Vec<Arc<Session>>, Fault> {
+        let used = self.nodes.iter().take(count).filter(|node| self.exclusion(node).is_none());
         let sessions = used.map(ClusterNode::session).collect::<Result<Vec<_>, _>>()?;
         match self.out().next() {
             Some(entry) if sessions.is_empty() => {
@@ -155,29 +170,63 @@ impl Cluster {
         })
     }
 
-    /// Tells every node that answers and knows less what all of them together know.
-    ///
-    /// # Errors
-    /// The first node that cannot keep the list; the others have been told.
-    pub async fn spread(&self) -> Result<usize, Fault> {
+    /// Dials what was not named but belongs here: the members of the topology, and the node `who` where others know its address.
+    pub async fn with_known(mut self, who: &str) -> Self {
+        let is_missing = |name: &str, address: &str| {
+            self.nodes.iter().all(|node| node.address != address && self.name(node) != name)
+        };
+        let members = self.topology().map_or(&[][..], |(topology, _)| &topology.members);
+        let members = members.iter().map(|member| (&member.name, &member.address));
+        let is_it = |entry: &&Exclusion| entry.node == who || entry.address == super::with_port(who);
+        let entries = self.exclusions.0.iter().filter(is_it).map(|entry| (&entry.node, &entry.address));
+        let missing = members.chain(entries).filter(|(name, address)| is_missing(name, address));
+        let mut missing: Vec<String> = missing.map(|(_, address)| address.clone()).collect();
+        missing.dedup();
+        if !missing.is_empty() {
+            let more = Self::dial(&missing).await;
+            self.exclusions.merge(&more.exclusions);
+            self.nodes.extend(more.nodes);
+        }
+        self
+    }
+
+    /// Whether something takes requests: a whole replica, or all groups where they have roles.
+    pub fn serves(&self) -> bool {
+        let Some((topology, _)) = self.topology() else { return false };
+        // By what they hold, not by their epochs: an assignment that failed may have raised that of some.
+        let holds = |report: &&NodeReport| report.topology.as_ref().is_some_and(|(held, ..)| held == topology);
+        let serves = |member: &Member| {
+            let mut reports = self.nodes.iter().filter_map(ClusterNode::report).filter(holds);
+            let found = reports.find(|report| report.name == member.name && report.fault.is_none());
+            found.is_some_and(|report| matches!(report.state, NodeState::Ready | NodeState::Serving))
+        };
+        let is_whole = |replica: u16| topology.replica(replica).iter().all(serves);
+        let mut replicas = 0..topology.layout.replicas;
+        if topology.layout.groups.is_empty() { replicas.any(is_whole) } else { topology.members.iter().all(serves) }
+    }
+
+    /// Tells every node that answers and knows less what all of them together know. Returns, by address, why some cannot keep it.
+    pub async fn spread(&self) -> Vec<(String, Fault)> {
         let mut told = JoinSet::new();
-        for (session, report) in self.nodes.iter().filter_map(|node| node.answer.as_ref().ok()) {
+        for node in &self.nodes {
+            let Ok((session, report)) = &node.answer else { continue };
             let mut known = report.exclusions.clone();
             if !known.merge(&self.exclusions) {
                 continue;
             }
-            let (session, list) = (Arc::clone(session), self.exclusions.clone());
-            told.spawn(async move {
-                let mut reply = session.ask(RequestBody::Exclude(list)).await?;
-                match reply.next("keeping the list of nodes that are out", KEEP).await? {
-                    ResponseBody::Excluded => Ok(()),
-                    other => Err(unexpected(&session, &other)),
-                }
-            });
+            let (session, list, address) = (Arc::clone(session), self.exclusions.clone(), node.address.clone());
+            told.spawn(async move { (address, keep(&session, list).await) });
         }
         let results = told.join_all().await;
-        let count = results.iter().filter(|result| result.is_ok()).count();
-        results.into_iter().collect::<Result<Vec<()>, Fault>>().map(|_| count)
+        results.into_iter().filter_map(|(address, result)| Some((address, result.err()?))).collect()
+    }
+}
+
+async fn keep(session: &Session, list: Exclusions) -> Result<(), Fault> {
+    let mut reply = session.ask(RequestBody::Exclude(list)).await?;
+    match reply.next("keeping the list of nodes that are out", KEEP).await? {
+        ResponseBody::Excluded => Ok(()),
+        other => Err(unexpected(session, &other)),
     }
 }
 

@@ -149,6 +149,8 @@ pub enum OperateEvent {
     },
     /// An order could not be carried out; nothing changed.
     Refused(Fault),
+    /// A node cannot keep the list of nodes that are out. Enough others do.
+    NotKept(Fault),
 }
 
 /// How far the restart of a node is.

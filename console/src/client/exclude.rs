@@ -1,22 +1,24 @@
-//! Takes a node out of the cluster, or in again: every node is told, then the topology is assigned anew on the rest.
+//! Excludes a node from the cluster or includes it again: every node stores the entry, then the topology is assigned again on the rest.
 use std::{sync::Arc, time::Duration};
 
 use shared::{
+    ids::MemberIndex,
     protocol::error::{Fault, FaultKind},
     telemetry::NodeReport,
+    topology::Exclusion,
 };
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     assign::{Assigned, assign_until, report},
-    cluster::Cluster,
+    cluster::{Cluster, ClusterNode},
     event::{AssignEvent, OperateEvent},
     session::{Session, own_name},
 };
 use crate::wanted::Wanted;
 
-/// Running requests may finish within this before the topology is assigned anew.
+/// Running requests may finish within this before the topology is assigned again.
 pub const GRACE: Duration = Duration::from_secs(20);
 /// Between two looks at the head.
 const LOOK: Duration = Duration::from_millis(100);
@@ -30,11 +32,11 @@ pub struct Outcome {
     pub assigned: Option<Assigned>,
 }
 
-/// Takes the node out (`reason`), or in again (`None`). A topology that runs is assigned anew: without the node, or with
-/// it in its place in the order of the cluster.
+/// Takes the node out (`reason`), or in again (`None`). A topology that runs is assigned again: without the node, or with it in its place
+/// in the order of the cluster. The node itself need not answer, keep the list or have been named to be taken out.
 ///
 /// # Errors
-/// A node that cannot keep the list, or the assignment failed: then the node is out (or in) all the same.
+/// Too few nodes keep the list, or the assignment failed. The previous topology then keeps serving.
 pub async fn exclude(
     cluster: Cluster,
     node: usize,
@@ -44,42 +46,170 @@ pub async fn exclude(
     exclude_until(cluster, node, reason, &CancellationToken::new(), tell).await
 }
 
-/// As [`exclude`]; ended by `stop` while requests finish or nodes load. What was said of the node stays said.
+/// As [`exclude`]; ended by `stop` while requests finish or nodes load: then the node is cordoned.
 ///
 /// # Errors
 /// As [`exclude`], and [`FaultKind::AssignmentAborted`].
 pub async fn exclude_until(
-    mut cluster: Cluster,
+    cluster: Cluster,
     node: usize,
     reason: Option<&str>,
     stop: &CancellationToken,
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) -> Result<Outcome, Fault> {
-    let subject = &cluster.nodes[node];
-    let (name, address) = (cluster.name(subject).to_owned(), subject.address.clone());
-    let others = cluster.nodes.iter().filter(|other| other.address != address && cluster.exclusion(other).is_none());
-    if reason.is_some() && others.count() == 0 {
+    let mut cluster = cluster.with_known("").await;
+    let subject = Subject::of(&cluster, node);
+    let others = subject.others(&cluster);
+    if reason.is_some() && others.is_empty() {
         let reason = "it is the last node that is in: nothing would be left to serve".into();
-        return Err(Fault::new(name, FaultKind::ParameterInvalid { reason }));
+        return Err(Fault::new(subject.name, FaultKind::ParameterInvalid { reason }));
     }
     if reason.is_none() {
         // One that does not answer stays out: the topology could not be assigned with it.
-        subject.session()?;
+        cluster.nodes[node].session()?;
     }
-    cluster.exclusions.say(&name, &address, reason, &own_name());
-    tell(OperateEvent::Told { node: name.clone(), out: reason.is_some() });
-    cluster.spread().await?;
-    let Some((topology, reports)) = cluster.topology() else { return Ok(Outcome { node: name, assigned: None }) };
-    let is_member = topology.members.iter().any(|member| member.name == name || member.address == address);
-    if is_member != reason.is_some() {
-        return Ok(Outcome { node: name, assigned: None });
+    subject.say(&mut cluster, subject.entry(reason), &others, tell).await?;
+    let assigned = assign_rest(&cluster, &subject, reason.is_none(), stop, tell).await;
+    match assigned {
+        Ok(assigned) => Ok(Outcome { node: subject.name, assigned }),
+        Err(fault) => {
+            if stop.is_cancelled() && reason.is_some() {
+                subject.put(&mut cluster, Exclusion { is_cordon: true, ..subject.entry(reason) }).await;
+            } else if cluster.serves() {
+                // Heads refuse requests while a member is out: what serves must not end by a command that failed.
+                subject.take_back(&mut cluster).await;
+            }
+            Err(fault)
+        }
+    }
+}
+
+/// Says that nothing new begins on the replica of a node (`reason`), or that it takes requests again, and leaves the topology as it is.
+/// Returns its name.
+///
+/// # Errors
+/// The head of its replica, or most nodes, cannot keep the list: then nothing has changed.
+pub async fn say(
+    cluster: &mut Cluster,
+    node: usize,
+    reason: Option<&str>,
+    tell: &(dyn Fn(OperateEvent) + Sync),
+) -> Result<String, Fault> {
+    let subject = Subject::of(cluster, node);
+    let mut voters = subject.others(cluster);
+    if voters.is_empty() {
+        voters.push(subject.address.clone());
+    }
+    let head = subject.head(cluster);
+    let entry = Exclusion { is_cordon: reason.is_some(), ..subject.entry(reason) };
+    let refused = subject.say(cluster, entry, &voters, tell).await?;
+    match refused.into_iter().find(|(address, _)| Some(address) == head.as_ref()) {
+        Some((_, fault)) => {
+            subject.take_back(cluster).await;
+            Err(fault)
+        }
+        None => Ok(subject.name),
+    }
+}
+
+/// The node that is taken out or in, and what was said of it before.
+struct Subject {
+    name: String,
+    address: String,
+    before: Option<Exclusion>,
+}
+
+impl Subject {
+    fn of(cluster: &Cluster, node: usize) -> Self {
+        let subject = &cluster.nodes[node];
+        let (name, address) = (cluster.name(subject).to_owned(), subject.address.clone());
+        let before = cluster.exclusions.0.iter().find(|entry| entry.node == name).cloned();
+        Self { name, address, before }
+    }
+
+    fn entry(&self, reason: Option<&str>) -> Exclusion {
+        let (node, address, reason) = (self.name.clone(), self.address.clone(), reason.map(str::to_owned));
+        Exclusion { node, address, reason, by: own_name(), revision: 0, is_cordon: false }
+    }
+
+    /// Addresses of the other nodes that are in.
+    fn others(&self, cluster: &Cluster) -> Vec<String> {
+        let is_other = |node: &&ClusterNode| node.address != self.address && cluster.exclusion(node).is_none();
+        cluster.nodes.iter().filter(is_other).map(|node| node.address.clone()).collect()
+    }
+
+    /// The head of its replica, by its address in the list.
+    fn head(&self, cluster: &Cluster) -> Option<String> {
+        let (topology, _) = cluster.topology()?;
+        let place = topology.members.iter().position(|member| member.name == self.name)?;
+        let replica = topology.layout.replica_of(MemberIndex(place as u16));
+        let head = &topology.members[topology.layout.members(replica).start].name;
+        cluster.find(head).map(|node| cluster.nodes[node].address.clone())
+    }
+
+    /// Tells all nodes, of which most of `voters` must keep it. Returns those that cannot.
+    async fn say(
+        &self,
+        cluster: &mut Cluster,
+        entry: Exclusion,
+        voters: &[String],
+        tell: &(dyn Fn(OperateEvent) + Sync),
+    ) -> Result<Vec<(String, Fault)>, Fault> {
+        tell(OperateEvent::Told { node: self.name.clone(), out: entry.is_out() });
+        let refused = self.put(cluster, entry).await;
+        for (_, fault) in &refused {
+            tell(OperateEvent::NotKept(fault.clone()));
+        }
+        let away = cluster.nodes.iter().filter_map(|node| Some((&node.address, node.answer.as_ref().err()?)));
+        let lost: Vec<&Fault> = refused
+            .iter()
+            .map(|(address, fault)| (address, fault))
+            .chain(away)
+            .filter(|(address, _)| voters.contains(address))
+            .map(|(_, fault)| fault)
+            .collect();
+        match lost.first() {
+            Some(fault) if 2 * lost.len() >= voters.len() => {
+                let fault = (*fault).clone();
+                self.take_back(cluster).await;
+                Err(fault)
+            }
+            _ => Ok(refused),
+        }
+    }
+
+    async fn put(&self, cluster: &mut Cluster, entry: Exclusion) -> Vec<(String, Fault)> {
+        cluster.exclusions.put(entry);
+        cluster.spread().await
+    }
+
+    /// Says again what was said before; a node that cannot keep even that has not kept the other either.
+    async fn take_back(&self, cluster: &mut Cluster) {
+        let before = self.before.clone().unwrap_or_else(|| self.entry(None));
+        drop(self.put(cluster, before).await);
+    }
+}
+
+/// Assigns the running topologies on the nodes that are not excluded; `None` if none has to change.
+async fn assign_rest(
+    cluster: &Cluster,
+    subject: &Subject,
+    joins: bool,
+    stop: &CancellationToken,
+    tell: &(dyn Fn(OperateEvent) + Sync),
+) -> Result<Option<Assigned>, Fault> {
+    let name = &subject.name;
+    let Some((topology, reports)) = cluster.topology() else { return Ok(None) };
+    let is_member = topology.members.iter().any(|member| member.name == *name || member.address == subject.address);
+    if is_member == joins {
+        return Ok(None);
     }
     let members: Vec<&str> = topology.members.iter().map(|member| member.name.as_str()).collect();
-    let stays = |other: &str| if other == name { reason.is_none() } else { members.contains(&other) };
+    let stays = |other: &str| if other == name { joins } else { members.contains(&other) };
     let rest = cluster.nodes.iter().filter(|other| stays(cluster.name(other)));
     let sessions = rest.map(|other| other.session()).collect::<Result<Vec<Arc<Session>>, Fault>>()?;
     let wanted = Wanted::again(topology, sessions.len());
-    // What runs on any replica may finish: all of them are assigned anew.
+    // All replicas are assigned again, so requests on each of them may finish first.
     let is_head = |report: &&NodeReport| {
         let place = report.topology.as_ref().map(|(topology, _, member)| topology.place(*member));
         cluster.is_serving() && place.is_some_and(|place| place.is_head())
@@ -90,26 +220,7 @@ pub async fn exclude_until(
         wait_for_requests(&*cluster.nodes[head].session()?, deadline, stop, tell).await;
     }
     let told = |event: AssignEvent| tell(OperateEvent::Assign(event));
-    let assigned = assign_until(&sessions, &wanted, stop, &told).await?;
-    Ok(Outcome { node: name, assigned: Some(assigned) })
-}
-
-/// Says of a node that it is out (`reason`) or in, and leaves the topology as it is: nothing new begins on its replica. Returns its name.
-///
-/// # Errors
-/// A node that cannot keep the list.
-pub async fn say(
-    cluster: &mut Cluster,
-    node: usize,
-    reason: Option<&str>,
-    tell: &(dyn Fn(OperateEvent) + Sync),
-) -> Result<String, Fault> {
-    let subject = &cluster.nodes[node];
-    let (name, address) = (cluster.name(subject).to_owned(), subject.address.clone());
-    cluster.exclusions.say(&name, &address, reason, &own_name());
-    tell(OperateEvent::Told { node: name.clone(), out: reason.is_some() });
-    cluster.spread().await?;
-    Ok(name)
+    assign_until(&sessions, &wanted, stop, &told).await.map(Some)
 }
 
 /// Waits until nothing runs on the replica of a node, at most [`GRACE`]; whether that came about.
@@ -132,7 +243,7 @@ pub async fn drain_until(
 ) -> Result<bool, Fault> {
     let Some((topology, _)) = cluster.topology() else { return Ok(true) };
     let Some(place) = topology.members.iter().position(|member| member.name == name) else { return Ok(true) };
-    let replica = topology.layout.replica_of(shared::ids::MemberIndex(place as u16));
+    let replica = topology.layout.replica_of(MemberIndex(place as u16));
     let head = &topology.members[topology.layout.members(replica).start].name;
     let Some(node) = cluster.find(head) else {
         let reason = format!("its head {head} was not named: name all nodes with --nodes");

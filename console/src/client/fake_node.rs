@@ -2,7 +2,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use shared::{
-    ids::{Epoch, ModelIdentity},
+    ids::{ContentRoot, Epoch, ModelIdentity},
     latency::RequestTimes,
     protocol::{
         connection::{Arrived, Door, MessageReader, MessageWriter, receive_hello, send_welcome, split},
@@ -13,7 +13,7 @@ use shared::{
             FinishReason, Finished, ModelCard, Prepare, Request, RequestBody, Response, ResponseBody, TokenEvent,
             TokenLogprob, ToolFormat,
         },
-        models::ModelsResponse,
+        models::{ModelsRequest, ModelsResponse},
         noise::{key::Role, keyring::Keyring},
         recovery::{RecoveryAnswer, RecoveryAsk, Standing},
     },
@@ -50,12 +50,18 @@ pub(crate) struct Script {
     pub(crate) epoch: u64,
     /// Turns the console away at the door.
     pub(crate) welcome: Option<FaultKind>,
+    /// What its model file holds.
+    pub(crate) content: u8,
     /// Says no to a prepare.
     pub(crate) prepare: Option<FaultKind>,
+    /// Says no to every prepare but the first.
+    pub(crate) refuses_later: bool,
     /// Loads and loads.
     pub(crate) loads_on: bool,
     /// Says no to a commit.
     pub(crate) commit: Option<FaultKind>,
+    /// Its disk is full: it keeps no list of nodes that are out.
+    pub(crate) keeps_no_list: bool,
     /// Takes requests and never answers.
     pub(crate) is_mute: bool,
     /// What it does with a generation.
@@ -200,6 +206,10 @@ impl State {
                 vec![ResponseBody::Report(Box::new(lock(&self.report).clone()))]
             }
             RequestBody::Identify { model } => vec![ResponseBody::Model(card(model))],
+            RequestBody::Models(ask) if matches!(*ask, ModelsRequest::Content { .. }) => {
+                let root = ContentRoot([self.script.content; 32]);
+                vec![ResponseBody::Models(Box::new(ModelsResponse::Content(root)))]
+            }
             RequestBody::Models(_) => {
                 vec![ResponseBody::Models(Box::new(ModelsResponse::Listed(Vec::new())))]
             }
@@ -224,6 +234,9 @@ impl State {
                 (report.instance, report.state, report.topology) = (report.instance + 1, NodeState::Idle, None);
                 vec![ResponseBody::Restarting]
             }
+            RequestBody::Exclude(_) if self.script.keeps_no_list => {
+                no(&FaultKind::StateUnwritable { reason: "no space left".into() })
+            }
             RequestBody::Exclude(list) => {
                 lock(&self.report).exclusions.merge(&list);
                 vec![ResponseBody::Excluded]
@@ -241,7 +254,9 @@ impl State {
             }
             RequestBody::BenchLinks(_) => no(&FaultKind::NoLinks),
             RequestBody::Recovery(ask) => vec![self.recovery(*ask)],
-            RequestBody::Rekey(_) => vec![ResponseBody::Rekeyed { fingerprint: String::new() }],
+            RequestBody::Rekey(_) | RequestBody::RekeyWrapped(_) => {
+                vec![ResponseBody::Rekeyed { fingerprint: String::new() }]
+            }
             RequestBody::Cancel => vec![ResponseBody::Finished(finished(FinishReason::Cancelled))],
         }
     }
@@ -254,6 +269,9 @@ impl State {
         }
         if let Some(kind) = &self.script.prepare {
             return no(kind);
+        }
+        if self.script.refuses_later && lock(&self.report).topology.is_some() {
+            return no(&FaultKind::Draining);
         }
         lock(&self.report).epoch = prepare.epoch;
         *lock(&self.prepared) = Some(prepare);
@@ -277,6 +295,7 @@ impl State {
                 epoch: report.epoch,
                 committed: None,
                 accepted: false,
+                forgets: false,
                 free: Bytes(0),
                 shard: Bytes(0),
                 supervised: report.supervised,

@@ -4,6 +4,7 @@ pub mod adopt;
 pub mod assign;
 pub mod bench;
 pub mod cluster;
+mod content;
 pub mod event;
 pub mod exclude;
 #[cfg(test)]

@@ -60,7 +60,7 @@ pub async fn begin(cluster: &Cluster, which: &[usize], drain_ms: u32) -> Result<
 /// Takes a node out as far as `how` says; `stop` ends it while requests finish or nodes load, and leaves the node cordoned.
 ///
 /// # Errors
-/// A node that cannot keep the list, or an assignment that failed: then it is out all the same.
+/// Too few nodes keep the list, or an assignment failed: what served before serves on as before.
 pub async fn out(
     mut cluster: Cluster,
     node: usize,

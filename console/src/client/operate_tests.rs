@@ -8,7 +8,8 @@ use super::*;
 use crate::client::{
     assign::assign_until,
     event::AssignEvent,
-    fake_node::Script,
+    exclude::Outcome,
+    fake_node::{FakeNode, Script},
     recovery::rolling,
     tests::{addresses, assigns, open, start, wanted},
 };
@@ -80,6 +81,71 @@ async fn an_assignment_is_aborted_while_nodes_load_and_all_forget_it() {
     assert!(!loads.lock().expect("nobody panicked").is_empty());
     assert!(nodes.iter().all(|node| node.asked().contains(&"abort")), "{:?}", nodes[0].asked());
     assert!(!nodes[0].asked().contains(&"commit"));
+}
+
+/// The reasons of all nodes that are out, as they answer now.
+async fn reasons(nodes: &[FakeNode]) -> Vec<Option<String>> {
+    Cluster::dial(&addresses(nodes)).await.out().map(|entry| entry.reason.clone()).collect()
+}
+
+async fn exclude(nodes: &[FakeNode], named: usize, who: &str) -> Result<Outcome, Fault> {
+    let cluster = Cluster::dial(&addresses(&nodes[..named])).await.with_known(who).await;
+    let node = cluster.find(who).expect("the others know it");
+    exclude_until(cluster, node, Some("disk"), &CancellationToken::new(), &|_| {}).await
+}
+
+#[tokio::test]
+async fn node_with_a_full_disk_is_excluded_by_the_others() {
+    let full = Script { keeps_no_list: true, ..Script::default() };
+    let nodes = start(vec![Script::default(), Script::default(), full]).await;
+    assigns(&nodes).await.0.expect("all nodes agree");
+    let done = exclude(&nodes, 3, "pi3").await.expect("the others keep the list");
+    let names = done.assigned.map(|done| done.topology.members.into_iter().map(|member| member.name).collect());
+    assert_eq!(names, Some(vec!["pi1".to_owned(), "pi2".to_owned()]));
+    assert_eq!(reasons(&nodes).await, [Some("disk".to_owned())]);
+}
+
+#[tokio::test]
+async fn node_that_was_not_named_is_excluded() {
+    let nodes = start(vec![Script::default(), Script::default(), Script::default()]).await;
+    assigns(&nodes).await.0.expect("all nodes agree");
+    let done = exclude(&nodes, 1, "pi3").await.expect("the others keep the list");
+    let layout = done.assigned.map(|done| done.topology.layout.to_string());
+    assert_eq!(layout.as_deref(), Some("tp2"), "members that were not named stay members");
+}
+
+#[tokio::test]
+async fn exclusion_that_too_few_nodes_keep_is_taken_back() {
+    let full = || Script { keeps_no_list: true, ..Script::default() };
+    let nodes = start(vec![Script::default(), full(), full(), Script::default()]).await;
+    assigns(&nodes).await.0.expect("all nodes agree");
+    let fault = exclude(&nodes, 4, "pi4").await.expect_err("two of three others cannot keep it");
+    assert!(matches!(fault.kind, FaultKind::StateUnwritable { .. }), "{fault}");
+    assert_eq!(reasons(&nodes).await, [], "heads that kept it serve on");
+    assert_eq!(nodes[0].asked().iter().filter(|asked| **asked == "prepare").count(), 1, "nothing was assigned");
+}
+
+#[tokio::test]
+async fn exclusion_whose_assignment_fails_is_taken_back() {
+    let refuses = Script { refuses_later: true, ..Script::default() };
+    let nodes = start(vec![refuses, Script::default(), Script::default()]).await;
+    assigns(&nodes).await.0.expect("all nodes agree");
+    let fault = exclude(&nodes, 3, "pi3").await.expect_err("pi1 has no room");
+    assert!(matches!(fault.kind, FaultKind::Draining), "{fault}");
+    assert_eq!(reasons(&nodes).await, [], "what serves takes requests as before");
+    let cluster = Cluster::dial(&addresses(&nodes)).await;
+    assert_eq!(cluster.topology().map(|(topology, _)| topology.members.len()), Some(3));
+}
+
+#[tokio::test]
+async fn cordon_that_its_head_cannot_keep_is_refused() {
+    let full = Script { keeps_no_list: true, ..Script::default() };
+    let nodes = start(vec![full, Script::default(), Script::default()]).await;
+    assigns(&nodes).await.0.expect("all nodes agree");
+    let cluster = Cluster::dial(&addresses(&nodes)).await;
+    let fault = out(cluster, 1, "fan", How::Cordon, &CancellationToken::new(), &|_| {}).await;
+    assert!(matches!(fault, Err(Fault { kind: FaultKind::StateUnwritable { .. }, .. })), "{fault:?}");
+    assert_eq!(reasons(&nodes).await, []);
 }
 
 #[tokio::test]

@@ -84,7 +84,7 @@ pub async fn change(
 ) -> Result<Rolling, Fault> {
     let latest = rolling(cluster).await;
     let wanted = change(latest.as_ref())?;
-    let wanted = Rolling { revision: latest.map_or(0, |latest| latest.revision) + 1, ..wanted };
+    let wanted = Rolling { revision: latest.map_or(0, |latest| latest.revision).saturating_add(1), ..wanted };
     let (mut kept, mut first) = (0, None);
     for session in cluster.nodes.iter().filter_map(|node| node.session().ok()) {
         match tell(&session, RecoveryAsk::Rolling(wanted.clone())).await {

@@ -1,6 +1,11 @@
 //! Sessions of this console.
 pub use shared::protocol::session::{Reply, Session};
-use shared::protocol::{BUILD, NUMERIC_VERSION, error::Fault, handshake::Identity};
+use shared::protocol::{
+    BUILD, NUMERIC_VERSION,
+    error::Fault,
+    handshake::Identity,
+    noise::keyring::{self, Keyring},
+};
 
 /// Who this console is: `user@host`.
 pub fn own_name() -> String {
@@ -14,9 +19,17 @@ pub fn own_name() -> String {
 /// # Errors
 /// It is away, no Bramble, of another version, or refuses.
 pub async fn open(address: &str) -> Result<Session, Fault> {
+    open_with(address, &keyring::own()).await
+}
+
+/// As [`open`], with other keys than this process's.
+///
+/// # Errors
+/// As [`open`].
+pub async fn open_with(address: &str, keyring: &Keyring) -> Result<Session, Fault> {
     let (name, build) = (own_name(), BUILD.into());
     let own = Identity { name, build, numeric: NUMERIC_VERSION, machine: String::new(), cores: Vec::new() };
-    let session = Session::open(address, own).await?;
+    let session = Session::open_with(address, own, keyring).await?;
     tracing::info!(address, node = session.identity.name, build = session.identity.build, "session opened");
     Ok(session)
 }

@@ -21,12 +21,12 @@ enum Place {
 
 /// Takes a body apart.
 #[derive(Clone, Debug)]
-pub(super) struct BodyReader {
+pub(crate) struct BodyReader {
     place: Place,
 }
 
 impl BodyReader {
-    pub(super) fn new(length: Length) -> Self {
+    pub(crate) fn new(length: Length) -> Self {
         let place = match length {
             Length::Bytes(0) => Place::End,
             Length::Bytes(left) => Place::Data { left, in_chunk: false },
@@ -37,7 +37,7 @@ impl BodyReader {
     }
 
     /// Whether the body is whole.
-    pub(super) fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.place == Place::End
     }
 
@@ -51,7 +51,7 @@ impl BodyReader {
     ///
     /// # Errors
     /// What is wrong with the chunks.
-    pub(super) fn feed(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<usize, String> {
+    pub(crate) fn feed(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<usize, String> {
         let mut taken = 0;
         while taken < bytes.len() && self.place != Place::End {
             let rest = &bytes[taken..];

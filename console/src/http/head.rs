@@ -5,7 +5,7 @@ pub(super) const HEAD_BYTES_MAX: usize = 64 << 10;
 
 /// How long a body is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Length {
+pub(crate) enum Length {
     /// So many bytes.
     Bytes(u64),
     /// Chunks, of which the last is empty.

@@ -9,6 +9,7 @@ mod events;
 #[cfg(test)]
 pub(crate) mod fake;
 mod head;
+mod request_head;
 mod url;
 
 pub use api::{Answer, Ask, Gathering, Kind, Told, model, new_request_id, stream};
@@ -16,6 +17,7 @@ pub use client::{Api, CONNECT, Request, Response};
 pub use events::{EVENT_BYTES_MAX, Events};
 pub use head::Head;
 pub use url::{HTTP_PORT, Url};
+pub(crate) use {body::BodyReader, request_head::RequestLines};
 
 /// Most bytes of a body that is read as a whole.
 pub const BODY_BYTES_MAX: usize = 8 << 20;

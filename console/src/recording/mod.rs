@@ -18,6 +18,7 @@ use crate::{
     effect::Wanted,
     event::{AssignEvent, ClientEvent, Event},
     state::{Assignment, GenerateDefaults, State, node::Link},
+    wanted::Asked,
 };
 
 /// Version of the format.
@@ -40,6 +41,9 @@ pub struct Header {
     pub nodes: Vec<String>,
     /// What was wanted of them.
     pub wanted: Option<Wanted>,
+    /// What of it was asked for.
+    #[serde(default)]
+    pub asked: Option<Asked>,
     /// What stood in the prompt box.
     pub prompt: String,
     /// What each generation asked for.

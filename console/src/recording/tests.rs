@@ -33,6 +33,7 @@ fn header() -> Header {
         started_unix_ms: 1_700_000_000_000,
         nodes: (0..NODES).map(address).collect(),
         wanted: Some(wanted()),
+        asked: None,
         prompt: "ROMEO:".to_owned(),
         defaults: defaults(),
         keys: String::new(),

@@ -37,6 +37,7 @@ impl Files {
             started_unix_ms: unix_time().as_millis() as u64,
             nodes: state.nodes.iter().map(|node| node.address.clone()).collect(),
             wanted: state.wanted.clone(),
+            asked: state.asked.clone(),
             prompt: state.editor.text().to_owned(),
             defaults: state.defaults.clone(),
             keys: state.desk.keys.changed(),

@@ -1,5 +1,7 @@
 //! Text from outside made safe to draw: no control characters, nothing that turns the writing direction around.
 
+use shared::text::is_unsafe;
+
 /// What a tab becomes.
 const TAB: &str = "    ";
 
@@ -10,7 +12,7 @@ pub fn clean(text: &str) -> String {
         match letter {
             '\n' => clean.push('\n'),
             '\t' => clean.push_str(TAB),
-            _ if letter.is_control() || turns_direction(letter) => {}
+            _ if is_unsafe(letter) => {}
             _ => clean.push(letter),
         }
     }
@@ -20,11 +22,6 @@ pub fn clean(text: &str) -> String {
 /// The text on one line: new lines become spaces.
 pub fn clean_line(text: &str) -> String {
     clean(text).replace('\n', " ")
-}
-
-/// Marks that reorder what follows, line and paragraph separators, and the byte order mark.
-fn turns_direction(letter: char) -> bool {
-    matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}' | '\u{feff}')
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ use crate::{
         request::Request,
         sync::Metric,
     },
-    wanted::least_loaded,
+    wanted::{Asked, least_loaded},
 };
 
 /// What of a frame scrolls, and how much of it is seen: the view tells the state after drawing.
@@ -157,6 +157,8 @@ pub struct State {
     pub nodes: Vec<Node>,
     /// What the operator wants to run.
     pub wanted: Option<Wanted>,
+    /// What this console was started with, until that is seen to.
+    pub asked: Option<Asked>,
     /// How far that is.
     pub assignment: Assignment,
     /// What the last assignment of this console made run.
@@ -241,6 +243,7 @@ impl State {
             now: Duration::ZERO,
             nodes: nodes.iter().map(|address| Node::new(address)).collect(),
             wanted,
+            asked: None,
             assignment,
             assigned: None,
             request: Request::nothing(),

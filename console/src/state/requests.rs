@@ -56,6 +56,12 @@ fn key(node: &Node, epoch: Epoch, trace: &RequestReport) -> String {
     format!("{}/{epoch}/{}", node.address, trace.number)
 }
 
+/// The place of the node that is the head of a row's request; `None` for one that is held here.
+pub fn head(state: &State, key: &str) -> Option<usize> {
+    let is_of = |node: &Node| key.strip_prefix(&node.address).is_some_and(|rest| rest.starts_with('/'));
+    state.nodes.iter().position(is_of)
+}
+
 /// The selected request, if it is under way on a head: its node's place, its number there, and in words what it is.
 pub fn selected(state: &State) -> Option<(usize, u64, String)> {
     let table = table(state);

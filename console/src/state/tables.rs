@@ -20,23 +20,24 @@ pub fn arrangement(state: &State, page: Page) -> &Arrangement {
     &state.arrangements[page.index()]
 }
 
-/// The key of the row that is selected on a page: the node that is looked at, else what was selected there.
+/// The key of the row that is selected on a page, which is always a row that is shown: the node that is looked at, or what was selected
+/// there, as long as the filter takes it, else the first row. Empty where no row is shown: there is nothing that a key could act on.
 pub fn selected(state: &State, page: Page) -> String {
-    match page {
-        Page::Cluster => state.nodes.get(state.selected).map_or_else(String::new, |node| node.address.clone()),
-        _ => {
-            let arrangement = arrangement(state, page);
-            let Some(table) = table(state, page) else { return String::new() };
-            let rows = arrangement.rows(&table);
-            rows.get(arrangement.place(&rows)).map_or_else(String::new, |row| row.key.clone())
-        }
-    }
+    let Some(table) = table(state, page) else { return String::new() };
+    let (rows, place) = shown(state, page, &table);
+    rows.get(place).map_or_else(String::new, |row| row.key.clone())
 }
 
 /// The rows of a page's table as they are shown, and the place of the selected one among them.
 pub fn shown<'a>(state: &State, page: Page, table: &'a Table) -> (Vec<&'a Row>, usize) {
-    let rows = arrangement(state, page).rows(table);
-    let key = selected(state, page);
-    let place = rows.iter().position(|row| row.key == key).unwrap_or(0);
+    let arrangement = arrangement(state, page);
+    let rows = arrangement.rows(table);
+    let place = match page {
+        Page::Cluster => {
+            let node = state.nodes.get(state.selected).map(|node| node.address.as_str());
+            rows.iter().position(|row| Some(row.key.as_str()) == node).unwrap_or(0)
+        }
+        _ => arrangement.place(&rows),
+    };
     (rows, place)
 }

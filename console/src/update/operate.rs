@@ -5,7 +5,7 @@ use shared::{
     topology::{Rolling, exclusion::REASON_LENGTH_MAX, rolling::Phase},
 };
 
-use super::release_held;
+use super::{release_held, table::node_of_selected};
 use crate::{
     effect::Effect,
     event::OperateEvent,
@@ -72,11 +72,11 @@ fn ask_out(state: &mut State, how: How) {
     if refuses(state) {
         return;
     }
-    let node = state.selected;
-    let Some(known) = state.nodes.get(node) else {
-        state.notice = Some("no node is selected".to_owned());
+    let Some(node) = node_of_selected(state) else {
+        state.notice = Some("no node is selected here; 1 lists the nodes".to_owned());
         return;
     };
+    let known = &state.nodes[node];
     // What takes nothing new may still be waited for, or be taken out for good.
     let goes_further = match how {
         How::Cordon => false,
@@ -318,6 +318,11 @@ pub(super) fn on_event(state: &mut State, event: OperateEvent) -> Vec<Effect> {
             if let Some(Operation::Change { requests, .. }) = &mut state.operation {
                 *requests = count;
             }
+            return Vec::new();
+        }
+        OperateEvent::NotKept(fault) => {
+            let what = format!("cannot keep the list of nodes that are out: {}", fault.kind);
+            say(state, Severity::Warning, &fault.node, &what);
             return Vec::new();
         }
         OperateEvent::Rolled(rolling) => {

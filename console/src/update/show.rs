@@ -53,6 +53,7 @@ fn open(state: &mut State) {
     match state.spot.page {
         Page::Generate => state.spot = Spot::first_of(Page::Generate),
         Page::Topology => plan::ask_assign(state),
+        Page::Requests => {}
         _ => {
             if let Some(place) = table::node_of_selected(state) {
                 select(state, place);

@@ -6,6 +6,7 @@ use crate::{
         Focus, Page, Spot, State,
         events::severity_after,
         filter::Filter,
+        requests,
         table::Arrangement,
         tables::{self, shown},
     },
@@ -21,7 +22,10 @@ pub(super) fn act(state: &mut State, action: Action) {
     let Some(table) = tables::table(state, page) else { return };
     match action {
         Action::Filter => state.spot.focus = Focus::Filter,
-        Action::KeepFilter => state.spot = Spot::first_of(page),
+        Action::KeepFilter => {
+            settle(state);
+            state.spot = Spot::first_of(page);
+        }
         Action::SortNext => arrangement(state).sort_further(&table, false),
         Action::SortPrevious => arrangement(state).sort_further(&table, true),
         Action::SortReverse => arrangement(state).reverse(),
@@ -56,12 +60,25 @@ pub(super) fn select(state: &mut State, key: Option<String>) {
     arrangement(state).first = first;
 }
 
-/// The node that the selected row is about.
+/// Moves the selection into the rows that the filter shows.
+fn settle(state: &mut State) {
+    let key = tables::selected(state, state.spot.page);
+    if !key.is_empty() {
+        select(state, Some(key));
+    }
+}
+
+/// The node that the selected row is about; on pages without such rows the node that is looked at.
 pub(super) fn node_of_selected(state: &State) -> Option<usize> {
-    match state.spot.page {
-        Page::Cluster | Page::Sync => Some(state.selected).filter(|place| *place < state.nodes.len()),
-        Page::Events => state.events.entry(&tables::selected(state, Page::Events))?.node,
-        _ => None,
+    let page = state.spot.page;
+    let key = tables::selected(state, page);
+    match page {
+        Page::Cluster => state.nodes.iter().position(|node| node.address == key),
+        Page::Events => state.events.entry(&key)?.node,
+        Page::Requests => requests::head(state, &key),
+        Page::Sync | Page::Generate | Page::Node | Page::Topology => {
+            Some(state.selected).filter(|place| *place < state.nodes.len())
+        }
     }
 }
 
@@ -69,6 +86,7 @@ pub(super) fn node_of_selected(state: &State) -> Option<usize> {
 pub(super) fn filter(state: &mut State, text: &str) {
     if state.spot.page.has_table() {
         arrangement(state).filter = Filter::new(text);
+        settle(state);
     } else {
         state.notice = Some(format!("the page {} has no table to filter", state.spot.page.title()));
     }
@@ -111,6 +129,7 @@ pub(super) fn click(state: &mut State, x: u16, y: u16) -> bool {
 pub(super) fn type_text(state: &mut State, text: &str) {
     let filter = &mut arrangement(state).filter;
     *filter = Filter::new(&(filter.typed().to_owned() + &text.replace(char::is_control, " ")));
+    settle(state);
 }
 
 /// Editing keys in the filter.
@@ -127,6 +146,7 @@ pub(super) fn edit(state: &mut State, action: Action) {
         _ => return,
     }
     *filter = Filter::new(&typed);
+    settle(state);
 }
 
 /// Esc in the filter: no filter. Returns whether there was something to leave.
@@ -141,3 +161,7 @@ pub(super) fn escape(state: &mut State) -> bool {
     }
     is_filtered || is_typing
 }
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;

@@ -42,8 +42,10 @@ pub(super) fn words(state: &State, dialog: &Dialog) -> Words {
         Question::Assign { wanted, members } => ("Assign".to_owned(), assign(state, wanted, members)),
         Question::AbortAssignment => abort(state),
         Question::CancelRequest { node, who, .. } => {
-            let text =
-                format!("{} ends {who}. Whoever sent it gets what is there, marked as cancelled.", name(state, *node));
+            let text = format!(
+                "{} ends {who}. Its client keeps the text so far and is told that it was cancelled.",
+                name(state, *node)
+            );
             ("Cancel a request".to_owned(), vec![plain(text)])
         }
     };
@@ -219,8 +221,10 @@ fn assign(state: &State, wanted: &Wanted, members: &[usize]) -> Vec<Paragraph> {
     let head =
         layout.heads().filter_map(|MemberIndex(head)| members.get(usize::from(head)).copied()).collect::<Vec<_>>();
     let requests: u32 = state.nodes.iter().filter_map(|node| node.report.as_ref()).map(|report| report.requests).sum();
+    let is_other_model = runs.is_some_and(|topology| topology.model != wanted.model);
     let cut = match requests {
         0 => "No request runs.".to_owned(),
+        count if is_other_model => format!("{count} running: they end, because another model would answer."),
         count => format!("{count} running: those of the HTTP API go on where they were, others fail."),
     };
     let mut paragraphs = vec![plain(now)];

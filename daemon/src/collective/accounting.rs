@@ -1,4 +1,4 @@
-//! Where the time of each collective went: own compute, waiting for a rank, wire (HOUSE "Where time goes").
+//! Where the time of each collective went: own compute, waiting for a rank, wire. Clocks of two machines are never compared.
 //! Records go into a ring that any thread may read; the engine's thread alone writes.
 use std::{sync::Arc, time::Instant};
 

@@ -104,19 +104,20 @@ impl AcrossLinks {
         let mut payload = far.spare.pop().unwrap_or_default();
         payload.clear();
         fill(&mut payload);
-        let bytes = payload.len();
-        far.backlog_bytes += bytes;
+        far.backlog_bytes += payload.len();
+        let bytes = far.peer.wire_bytes(payload.len());
         far.backlog.push_back((header, payload));
         self.pump();
         self.make_room(to);
-        bytes as u64
+        bytes
     }
 
     fn header(&self, transfer: u64, sequence: u32) -> FrameHeader {
         let (kind, place) = (FrameKind::KeysValues, FramePlace::default());
         let (epoch, hash, from) = (self.epoch, self.hash, Rank(self.own.0));
         let (step, slowest) = (transfer, Rank(0));
-        FrameHeader { kind, from, length: 0, epoch, hash, step, sequence, place, slowest, compute_ns: 0 }
+        let (length, compute_ns, payload_sum) = (0, 0, 0);
+        FrameHeader { kind, from, length, epoch, hash, step, sequence, place, slowest, compute_ns, payload_sum }
     }
 
     /// Waits until no more than the bound waits for a socket.
@@ -262,7 +263,9 @@ mod tests {
         let (mut sender, mut receiver, _) = pair();
         let (mut sent, mut got) = (0_u32, 0_u32);
         while sent < 200 {
-            sender.send(MemberIndex(5), (7, sent), |out| out.resize(out.len() + 65_536, sent as u8));
+            // The same count whether it left at once or waits for the socket.
+            let bytes = sender.send(MemberIndex(5), (7, sent), |out| out.resize(out.len() + 65_536, sent as u8));
+            assert_eq!(bytes, (HEADER_BYTES + 65_536) as u64, "frame {sent}");
             sent += 1;
         }
         assert!(sender.is_sending(), "12 MB do not fit into sockets");

@@ -198,7 +198,8 @@ impl Links {
         let Seat { own, epoch, hash, .. } = self.seat;
         let Mark { kind, step, sequence, place } = mark;
         let compute_ns = compute.0;
-        Ok(FrameHeader { kind, from: own, length: 0, epoch, hash, step, sequence, place, slowest, compute_ns })
+        let (from, length, payload_sum) = (own, 0, 0);
+        Ok(FrameHeader { kind, from, length, epoch, hash, step, sequence, place, slowest, compute_ns, payload_sum })
     }
 
     /// Waits until a frame of each rank in `from` is in front and all that was sent within the stage is with the system.

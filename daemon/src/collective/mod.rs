@@ -68,6 +68,16 @@ pub enum CollectiveError {
     },
 }
 
+impl CollectiveError {
+    /// The rank whose link is of no use any more: it is lost, whether its bytes stopped, came damaged or are those of another place.
+    pub fn lost(&self) -> Option<Rank> {
+        match self {
+            Self::Closed(rank) | Self::Frame { rank, .. } | Self::OutOfStep { rank, .. } => Some(*rank),
+            Self::Aborted | Self::System { .. } => None,
+        }
+    }
+}
+
 /// What the model needs from the other ranks of its stage.
 pub trait Collective {
     /// `hidden += sum over ranks of partial`, the same bytes on every rank. Both are `[token, embedding_length]`.

@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     io::{self, IoSlice},
-    net::TcpStream,
+    net::{Shutdown, TcpStream},
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     time::{Duration, Instant},
 };
@@ -15,6 +15,7 @@ use nix::{
 use shared::{
     ids::Rank,
     protocol::{
+        checksum::checksum,
         frame::{FrameError, FrameHeader, HEADER_BYTES},
         seal::Seals,
     },
@@ -131,6 +132,9 @@ impl Peer {
         self.out.resize(HEADER_BYTES, 0);
         fill(&mut self.out);
         header.length = (self.out.len() - HEADER_BYTES) as u32;
+        if self.seals.out.is_plain() {
+            header.payload_sum = checksum(&self.out[HEADER_BYTES..]);
+        }
         self.out[..HEADER_BYTES].copy_from_slice(&header.encode());
         self.seals.out.seal(&mut self.out, HEADER_BYTES);
         self.sent = 0;
@@ -152,7 +156,7 @@ impl Peer {
             return Ok(bytes);
         }
         debug_assert!(self.is_flushed(), "a message waits for the one before it");
-        header.length = payload.len() as u32;
+        (header.length, header.payload_sum) = (payload.len() as u32, checksum(payload));
         let (header, flags) = (header.encode(), MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
         let parts = [IoSlice::new(&header), IoSlice::new(payload)];
         calls.writes += 1;
@@ -207,7 +211,7 @@ impl Peer {
             if is_first {
                 self.begun_at = self.read_at;
             }
-            self.find_front(rank)?;
+            self.look_for_front(rank)?;
         }
         Ok(())
     }
@@ -222,7 +226,21 @@ impl Peer {
             // What is behind it came with its last bytes: nothing is read while a frame is in front.
             self.begun_at = self.read_at;
         }
-        self.find_front(rank)
+        self.look_for_front(rank)
+    }
+
+    /// Bytes that a message with a payload of this length has on the wire.
+    pub(super) fn wire_bytes(&self, payload: usize) -> u64 {
+        (HEADER_BYTES + payload + self.seals.out.overhead()) as u64
+    }
+
+    /// A link with a broken frame is lost to both of its ends: what is behind the frame cannot be told from noise.
+    fn look_for_front(&mut self, rank: Rank) -> Result<(), CollectiveError> {
+        self.find_front().map_err(|error| {
+            // A socket that is closed already needs no end.
+            let _ = self.stream.shutdown(Shutdown::Both);
+            CollectiveError::Frame { rank, error }
+        })
     }
 
     /// Where a frame ends whose header is in front.
@@ -231,15 +249,17 @@ impl Peer {
     }
 
     /// Looks whether a whole frame is in front; grows the buffer as far as bytes of that frame can come.
-    fn find_front(&mut self, rank: Rank) -> Result<(), CollectiveError> {
+    fn find_front(&mut self) -> Result<(), FrameError> {
         let header = match self.input[..self.filled].first_chunk::<HEADER_BYTES>() {
-            Some(bytes) => FrameHeader::decode(bytes).map_err(|error| CollectiveError::Frame { rank, error })?,
+            Some(bytes) => FrameHeader::decode(bytes)?,
             None => return Ok(()),
         };
         let end = self.end_of(header);
         if self.filled >= end {
-            let broken = |error| CollectiveError::Frame { rank, error: FrameError::Seal(error) };
-            self.seals.input.open(&mut self.input[..end], HEADER_BYTES).map_err(broken)?;
+            self.seals.input.open(&mut self.input[..end], HEADER_BYTES)?;
+            if self.seals.input.is_plain() {
+                header.check_payload(&self.input[HEADER_BYTES..end])?;
+            }
             self.front = Some(header);
         } else if self.filled == self.input.len() {
             // Doubling as bytes arrive: a header alone never makes a large buffer.

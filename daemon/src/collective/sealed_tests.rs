@@ -9,6 +9,7 @@ use std::{
 use shared::{
     ids::{Epoch, Rank, TopologyHash},
     protocol::{
+        checksum::checksum,
         frame::{FrameError, FrameHeader, FrameKind, FramePlace, HEADER_BYTES},
         seal::{Cipher, Protection, SealError, Seals},
     },
@@ -43,7 +44,9 @@ fn sealed(seals: &mut Seals, payload: &[u8]) -> Vec<u8> {
     let (kind, step, sequence) = AT;
     let (from, length, place) = (Rank(1), payload.len() as u32, FramePlace::default());
     let (epoch, hash, slowest) = (WHO.0, WHO.1, from);
-    let header = FrameHeader { kind, from, length, epoch, hash, step, sequence, place, slowest, compute_ns: 0 };
+    let (compute_ns, payload_sum) = (0, 0);
+    let header =
+        FrameHeader { kind, from, length, epoch, hash, step, sequence, place, slowest, compute_ns, payload_sum };
     let mut bytes = [header.encode().as_slice(), payload].concat();
     seals.out.seal(&mut bytes, HEADER_BYTES);
     bytes
@@ -104,6 +107,9 @@ fn a_frame_that_is_replayed_left_out_or_changed_is_refused_by_name() {
             let changed = error(&|first, mut second, _| {
                 // The header stays one that can be: what is wrong is its tag.
                 second[if byte == 1 { 40 } else { byte }] ^= 4;
+                // Whoever changes a header on purpose also changes its checksum.
+                let sum = checksum(&second[..HEADER_BYTES - 8]);
+                second[HEADER_BYTES - 8..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
                 [first, second].concat()
             });
             assert_eq!(changed, SealError::Forged, "byte {byte}");

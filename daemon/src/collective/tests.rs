@@ -13,6 +13,7 @@ use shared::{
     ids::{Epoch, LayerIndex, Rank, TopologyHash},
     protocol::{
         bench::BenchLinks,
+        checksum::checksum,
         frame::{FrameHeader, FrameKind, FramePlace, HEADER_BYTES},
     },
     schedule::{Algorithm, Choice, payload_bytes},
@@ -288,6 +289,7 @@ fn frame(change: impl FnOnce(&mut FrameHeader)) -> Vec<u8> {
         place: FramePlace { algorithm: Algorithm::Direct.number(), round: 0 },
         slowest: Rank(1),
         compute_ns: 5,
+        payload_sum: checksum(&payload),
     };
     change(&mut header);
     [header.encode().as_slice(), &payload].concat()
@@ -337,7 +339,8 @@ fn a_frame_of_another_place_is_an_error_and_not_a_wrong_token() {
         assert!(matches!(result, Err(CollectiveError::OutOfStep { rank: Rank(1), .. })), "{result:?}");
     }
     let short = against(|mut stream| {
-        let bytes = frame(|header| header.length = 128);
+        let sum = checksum(&frame(|_| {})[HEADER_BYTES..HEADER_BYTES + 128]);
+        let bytes = frame(|header| (header.length, header.payload_sum) = (128, sum));
         let _ = stream.write_all(&bytes[..HEADER_BYTES + 128]);
         let _ = stream.read(&mut [0; 1024]);
     });
@@ -347,6 +350,22 @@ fn a_frame_of_another_place_is_an_error_and_not_a_wrong_token() {
         let _ = stream.read(&mut [0; 1024]);
     });
     assert!(matches!(garbage, Err(CollectiveError::Frame { rank: Rank(1), .. })), "{garbage:?}");
+}
+
+#[test]
+fn a_damaged_frame_ends_the_link_for_both_ends() {
+    for byte in [0, 5, 20, 50, 60, HEADER_BYTES, HEADER_BYTES + 3, HEADER_BYTES + 255] {
+        let damaged = against(move |mut stream| {
+            let mut bytes = frame(|_| {});
+            bytes[byte] ^= 0x10;
+            stream.write_all(&bytes).expect("the rank reads");
+            // Its own part may have come before; then there is nothing more.
+            stream.set_read_timeout(Some(Duration::from_secs(20))).expect("an option");
+            while stream.read(&mut [0; 1024]).expect("the link ends in time") > 0 {}
+        });
+        let is_named = matches!(damaged, Err(CollectiveError::Frame { rank: Rank(1), error: FrameError::Damaged(_) }));
+        assert!(is_named, "byte {byte}: {damaged:?}");
+    }
 }
 
 #[test]

@@ -50,6 +50,8 @@ impl Config {
             ("insecure", Some(Value::Boolean(self.insecure))),
             ("http", Some(Value::String(listen))),
             ("api_keys", Some(texts(http.keys.iter().map(|_| LEFT_OUT.to_owned())))),
+            ("http_hosts", Some(texts(http.hosts.iter().cloned()))),
+            ("http_origins", Some(texts(http.origins.iter().cloned()))),
             ("peers", Some(texts(http.peers.iter().cloned()))),
             ("http_queue", Some(number(http.queue as u64))),
             ("http_queue_ms", Some(milliseconds(http.queue_wait))),
@@ -72,7 +74,7 @@ mod tests {
 
     #[test]
     fn settings_are_shown_as_a_file_that_is_accepted_without_a_key_in_it() {
-        let text = "name = \"pi1\"\nhttp = \"127.0.0.1:9980\"\napi_keys = [\"sk-0123456789\"]\nthreads = 3\nmemory_max_mib = 7\nexclude_after_ms = 0\n";
+        let text = "name = \"pi1\"\nhttp = \"127.0.0.1:9980\"\napi_keys = [\"sk-0123456789\"]\nthreads = 3\nhttp_hosts = [\"llm.example.org\"]\nhttp_origins = [\"https://chat.example.org\"]\nmemory_max_mib = 7\nexclude_after_ms = 0\n";
         let config = Config::merge(Arguments::default(), toml::from_str(text).expect("a file")).expect("it is good");
         let shown = config.shown();
         assert!(!shown.contains("sk-0123456789") && shown.contains("(left out)"), "{shown}");

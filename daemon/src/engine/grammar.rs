@@ -1,10 +1,14 @@
 //! What answers must look like: which tokens may follow, for each constrained sequence, on every rank of the last stage. Ranks come to
 //! the same mask each for itself, from the sequence's own tokens; each applies it to its slice of the vocabulary.
-//! The vocabulary is read when the first constrained request comes, on a thread of the driver while there are answers to go on with.
-//! Without one, nothing here costs anything.
+//! Vocabulary and schemas are read when the first constrained request comes, on threads of the driver; a panic of the library ends one
+//! answer. The head has tried each schema in a process of its own before any rank hears of it (`text`).
 use std::{
     fmt,
-    sync::{Arc, OnceLock},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, OnceLock,
+        mpsc::{Receiver, sync_channel},
+    },
 };
 
 use llguidance::{
@@ -16,10 +20,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use shared::{gguf::GgufFile, ids::Slot, protocol::message::Grammar, tokenizer::Tokenizer, topology::spec::SLOTS_MAX};
 
-use super::plan::Plan;
+use super::{plan::Plan, schema};
 
-/// Most objects and lists of a schema. Compiling one recurses along its references: 1000 need 8 MiB of the engine's stack.
-const SCHEMA_NODES_MAX: usize = 1000;
+/// Longest token that the library's tree of the vocabulary holds, in bytes.
+const TOKEN_BYTES_MAX: usize = 1024;
+/// Nodes that the tree can have: one for each beginning of a token.
+const TREE_NODES_END: usize = 1 << 22;
 /// Steps of the trial that shows whether a grammar is too large to be followed.
 const TRIAL_STEPS: usize = 64;
 /// White space between two parts of an answer, a new line with its indentation at most: models without an idea of what follows would
@@ -63,16 +69,54 @@ impl Pieces {
     /// The pieces of a file's tokenizer.
     fn read(PieceSource { file, vocabulary_length, .. }: &PieceSource) -> Result<Self, String> {
         let tokenizer = Tokenizer::from_metadata(file.metadata()).map_err(|error| error.to_string())?;
+        let pieces = Self::of(&tokenizer, *vocabulary_length);
+        pieces.check().map(|()| pieces)
+    }
+
+    fn of(tokenizer: &Tokenizer, vocabulary_length: usize) -> Self {
         let word = |id: u32| match tokenizer.piece(id, false) {
             piece if piece.is_empty() => [&[SPECIAL], tokenizer.piece(id, true).as_slice()].concat(),
             piece => piece,
         };
-        let ids = 0..*vocabulary_length as u32;
+        let ids = 0..vocabulary_length as u32;
         let ends = ids.clone().filter(|id| tokenizer.is_end(*id)).collect();
         let is_token = |id: &u32| (*id as usize) < tokenizer.vocabulary_length();
         let words = ids.map(|id| if is_token(&id) { word(id) } else { Vec::new() }).collect();
-        Ok(Self { words, ends })
+        Self { words, ends }
     }
+
+    /// Refuses what the library's tree of the vocabulary cannot hold: it would panic.
+    fn check(&self) -> Result<(), String> {
+        let refuse = |reason: String| Err(format!("no constrained answers with this model's vocabulary: {reason}"));
+        if let Some((id, word)) = self.words.iter().enumerate().find(|(_, word)| word.len() > TOKEN_BYTES_MAX) {
+            return refuse(format!("token {id} has {} bytes, at most {TOKEN_BYTES_MAX} are followed", word.len()));
+        }
+        let mut sorted: Vec<&[u8]> = self.words.iter().map(Vec::as_slice).collect();
+        sorted.sort_unstable();
+        let shared = |pair: &[&[u8]]| pair[0].iter().zip(pair[1]).take_while(|(a, b)| a == b).count();
+        let new = sorted.windows(2).map(|pair| pair[1].len() - shared(pair)).sum::<usize>();
+        let nodes = 1 + new + sorted.first().map_or(0, |first| first.len());
+        if nodes >= TREE_NODES_END {
+            return refuse(format!(
+                "its tokens have {nodes} different beginnings, at most {TREE_NODES_END} are followed"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Whether answers can be constrained with a vocabulary of so many rows of logits.
+///
+/// # Errors
+/// Why not.
+pub fn check_vocabulary(tokenizer: &Tokenizer, vocabulary_length: usize) -> Result<(), String> {
+    Pieces::of(tokenizer, vocabulary_length).check()
+}
+
+/// A panic of the library as an error.
+fn caught<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    // What it may leave half done is dropped with it.
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("the constraint library panicked".into()))
 }
 
 /// Bounds of time and memory: about 10 ms a token on a Pi at most, 20 MB a sequence.
@@ -109,29 +153,21 @@ fn compile(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
             serde_json::from_str(text).map_err(|error| format!("the schema is no JSON: {error}"))?
         }
     };
-    let nodes = node_count(&schema);
-    if nodes > SCHEMA_NODES_MAX {
-        return Err(format!("the schema has {nodes} objects and lists, at most {SCHEMA_NODES_MAX} are followed"));
-    }
+    schema::check(&schema)?;
     let Value::Object(root) = &mut schema else { return Err("the schema is no object".into()) };
     root.insert("x-guidance".into(), json!({ "whitespace_pattern": WHITE_SPACE }));
     Ok(TopLevelGrammar::from_json_schema(schema))
 }
 
-/// Objects and lists of a value.
-fn node_count(value: &Value) -> usize {
-    match value {
-        Value::Object(map) => 1 + map.values().map(node_count).sum::<usize>(),
-        Value::Array(list) => 1 + list.iter().map(node_count).sum::<usize>(),
-        _ => 0,
-    }
-}
-
-/// Whether a grammar can be followed, tried on single bytes: no vocabulary is needed.
+/// Whether a grammar can be followed, tried on single bytes: no vocabulary is needed. May break the process: for one of its own.
 ///
 /// # Errors
-/// Why it cannot, in words for whoever wrote it.
+/// Why it cannot, in words for the author of the schema.
 pub fn check(grammar: &Grammar) -> Result<(), String> {
+    caught(|| tried(grammar))
+}
+
+fn tried(grammar: &Grammar) -> Result<(), String> {
     let refuse = |reason: String| format!("the answer's form: {}", first_line(&reason));
     let factory = factory(&ApproximateTokEnv::single_byte_env()).map_err(refuse)?;
     let mut matcher = Matcher::new(factory.create_parser(compile(grammar).map_err(refuse)?));
@@ -167,10 +203,17 @@ pub struct Grammars {
     slots: Vec<Option<Followed>>,
 }
 
+/// What follows a sequence.
+enum Following {
+    /// It is compiled on another thread, which always ends: the library's work is bounded.
+    Coming(Receiver<Result<Matcher, String>>),
+    /// `None` where it could not be followed: nothing is allowed then.
+    Here(Box<Option<Matcher>>),
+}
+
 /// A constrained sequence.
 struct Followed {
-    /// `None` where it could not be followed: nothing is allowed then.
-    matcher: Option<Matcher>,
+    matcher: Following,
     begin: usize,
     /// Tokens that the matcher knows.
     tokens: Vec<u32>,
@@ -195,7 +238,7 @@ impl Grammars {
         let Some(source) = self.source.as_ref().filter(|_| self.is_prepared.is_none()) else { return };
         let (own, place) = (source.clone(), Arc::clone(&self.factory));
         let job = Box::new(move || {
-            place.get_or_init(|| vocabulary(&own).and_then(|vocabulary| factory(&vocabulary)));
+            place.get_or_init(|| read(&own));
         });
         self.is_prepared = Some((source.aside)(job));
     }
@@ -214,13 +257,11 @@ impl Grammars {
         }
         for opened in &plan.opened {
             let Some(Constraint { grammar, begin }) = &opened.grammar else { continue };
-            let matcher =
-                self.matcher(grammar).map_err(|reason| tracing::error!("an answer cannot be constrained: {reason}"));
+            let matcher = self.begin(grammar);
             if self.slots.is_empty() {
                 self.slots.resize_with(usize::from(SLOTS_MAX), || None);
             }
-            let followed =
-                Followed { matcher: matcher.ok(), begin: *begin as usize, tokens: Vec::new(), mask: SimpleVob::new() };
+            let followed = Followed { matcher, begin: *begin as usize, tokens: Vec::new(), mask: SimpleVob::new() };
             if let Some(place) = self.slots.get_mut(opened.slot.index()) {
                 *place = Some(followed);
             }
@@ -239,15 +280,44 @@ impl Grammars {
         Some(followed.mask.as_slice())
     }
 
-    fn matcher(&self, grammar: &Grammar) -> Result<Matcher, String> {
-        let compiled = compile(grammar)?;
-        let source = self.source.as_ref().ok_or("this rank does not know the vocabulary")?;
-        // Waits for whoever reads it; without one it is read here.
-        let read = || vocabulary(source).and_then(|vocabulary| factory(&vocabulary));
-        let factory = self.factory.get_or_init(read).as_ref()?;
-        let matcher = Matcher::new(factory.create_parser(compiled));
-        matcher.get_error().map_or(Ok(matcher), |error| Err(first_line(&error)))
+    /// Has a grammar compiled beside the engine, or compiles it here where it cannot.
+    fn begin(&self, grammar: &Grammar) -> Following {
+        let Some(source) = self.source.clone() else {
+            return Following::Here(Box::new(told(Err("this rank does not know the vocabulary".into()))));
+        };
+        let (sender, receiver) = sync_channel(1);
+        let (own, place, wanted) = (source.clone(), Arc::clone(&self.factory), grammar.clone());
+        // An answer that ended meanwhile does not receive it.
+        let job = Box::new(move || drop(sender.send(matcher(&own, &place, &wanted))));
+        match (source.aside)(job) {
+            true => Following::Coming(receiver),
+            false => Following::Here(Box::new(told(matcher(&source, &self.factory, grammar)))),
+        }
     }
+}
+
+/// What can be followed; else the log tells why not.
+fn told(found: Result<Matcher, String>) -> Option<Matcher> {
+    found.map_err(|reason| tracing::error!("an answer cannot be constrained: {reason}")).ok()
+}
+
+/// The factory of a vocabulary; takes long.
+fn read(source: &PieceSource) -> Result<ParserFactory, String> {
+    caught(|| vocabulary(source).and_then(|vocabulary| factory(&vocabulary)))
+}
+
+/// What follows a grammar; takes long.
+fn matcher(
+    source: &PieceSource,
+    place: &OnceLock<Result<ParserFactory, String>>,
+    grammar: &Grammar,
+) -> Result<Matcher, String> {
+    // Waits for another thread that reads it already.
+    let factory = place.get_or_init(|| read(source)).as_ref()?;
+    caught(|| {
+        let matcher = Matcher::new(factory.create_parser(compile(grammar)?));
+        matcher.get_error().map_or(Ok(matcher), |error| Err(first_line(&error)))
+    })
 }
 
 fn vocabulary(source: &PieceSource) -> Result<TokEnv, String> {
@@ -259,6 +329,16 @@ fn vocabulary(source: &PieceSource) -> Result<TokEnv, String> {
     Ok(Arc::new(ApproximateTokEnv::new(trie)))
 }
 
+impl Following {
+    fn here(&mut self) -> Option<&mut Matcher> {
+        if let Self::Coming(receiver) = self {
+            let found = receiver.recv().unwrap_or_else(|_| Err("its thread ended".into()));
+            *self = Self::Here(Box::new(told(found)));
+        }
+        if let Self::Here(matcher) = self { matcher.as_mut().as_mut() } else { None }
+    }
+}
+
 impl Followed {
     /// Brings the matcher to the end of a sequence and computes the mask; an empty one where nothing may follow.
     fn follow(&mut self, history: &[u32]) {
@@ -267,7 +347,7 @@ impl Followed {
     }
 
     fn advance(&mut self, answer: &[u32]) -> Option<SimpleVob> {
-        let matcher = self.matcher.as_mut()?;
+        let matcher = self.matcher.here()?;
         // Tokens that were proposed and not taken are taken back.
         let common = self.tokens.iter().zip(answer).take_while(|(known, token)| known == token).count();
         matcher.rollback(self.tokens.len() - common).ok()?;
@@ -311,12 +391,39 @@ mod tests {
         jobs.pop().expect("there is one")();
         assert!(grammars.is_ready());
         let read = grammars.factory.get().map(std::ptr::from_ref);
-        grammars.matcher(&Grammar::Json).expect("it is good");
+        let mut following = grammars.begin(&Grammar::Json);
+        let mut jobs: Vec<Job> = ASIDE.take();
+        assert!(jobs.len() == 1, "it is compiled beside the engine, too");
+        jobs.pop().expect("there is one")();
+        assert!(following.here().is_some());
         assert_eq!(grammars.factory.get().map(std::ptr::from_ref), read);
         let mut alone = Grammars::new(Some(PieceSource { aside: |_| false, ..source }));
         alone.prepare();
         assert!(alone.is_ready(), "nobody else reads it");
-        alone.matcher(&Grammar::Json).expect("whom nobody prepared reads it");
+        assert!(alone.begin(&Grammar::Json).here().is_some(), "whom nobody prepared reads it");
         assert!(alone.factory.get().is_some() && Grammars::new(None).is_ready());
+    }
+
+    #[test]
+    fn a_vocabulary_that_the_library_cannot_hold_is_refused() {
+        let check = |words: Vec<Vec<u8>>| Pieces { words, ends: vec![0] }.check();
+        let tree = |words: Vec<Vec<u8>>| {
+            let info = TokRxInfo::new(words.len() as u32, 0);
+            caught(|| Ok(TokTrie::from(&info, &words).vocab_size()))
+        };
+        let longest = |length: usize| vec![b"</s>".to_vec(), vec![b'x'; length], b"y".to_vec()];
+        assert_eq!((check(longest(1024)), tree(longest(1024))), (Ok(()), Ok(3)));
+        assert!(check(longest(1025)).is_err_and(|reason| reason.contains("token 1 has 1025 bytes")));
+        assert!(tree(longest(4096)).is_err(), "the bound is there for a reason");
+        // Tokens of 1000 bytes that share next to nothing.
+        let word = |index: u32| [&index.to_be_bytes()[..], &[7; 996]].concat();
+        assert!(check((0..4300).map(word).collect()).is_err_and(|reason| reason.contains("beginnings")));
+        assert_eq!(check((0..4000).map(word).collect()), Ok(()));
+        assert_eq!(check(vec![Vec::new(), b"ab".to_vec(), b"ab".to_vec(), b"abc".to_vec()]), Ok(()));
+    }
+
+    #[test]
+    fn a_panic_of_the_library_is_an_error() {
+        assert!(caught(|| -> Result<(), String> { panic!("as the library does") }).is_err());
     }
 }

@@ -6,7 +6,7 @@ use std::{
         Arc,
         mpsc::{Receiver, TryRecvError},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use shared::{
@@ -16,7 +16,7 @@ use shared::{
         bench::BenchLinks,
         error::{Fault, FaultKind},
         frame::FrameKind,
-        message::{FinishReason, Finished, Generate, Grammar, TokenEvent, TokenLogprob},
+        message::{FinishReason, Finished, TokenEvent, TokenLogprob},
     },
     telemetry::RankTotals,
     tokenizer::Tokenizer,
@@ -26,35 +26,34 @@ use shared::{
 use smallvec::SmallVec;
 
 use super::{
-    grammar::{self, Constraint},
     output::Output,
     plan::{Limits, Plan},
-    prompt::{self, Template},
+    port::EngineOrder,
     sample::Chosen,
     sampler::Sampler,
-    schedule::{Admitted, RequestKey, Scheduler},
+    schedule::{RequestKey, Scheduler},
     step::{EngineError, Stepper},
     transfer::Elsewhere,
 };
-use crate::{
-    collective::Links,
-    node::{EngineCommand, Progress},
-};
+use crate::{collective::Links, node::Progress};
+
+/// Requests that came are taken in for at most so long between two steps: running answers do not wait for those that begin.
+const TAKING_IN: Duration = Duration::from_millis(2);
 
 /// A request from its arrival to its end.
 #[derive(Debug)]
-struct Request {
-    output: Output,
-    prompt_length: usize,
+pub(super) struct Request {
+    pub(super) output: Output,
+    pub(super) prompt_length: usize,
     /// Tokens of the answer that were there when it came.
-    resumed: usize,
+    pub(super) resumed: usize,
     /// Most tokens of the answer.
-    max_tokens: usize,
-    ignores_end: bool,
-    received: Instant,
-    times: RequestTimes,
-    ranks: Vec<RankTotals>,
-    sampling_rounds: u32,
+    pub(super) max_tokens: usize,
+    pub(super) ignores_end: bool,
+    pub(super) received: Instant,
+    pub(super) times: RequestTimes,
+    pub(super) ranks: Vec<RankTotals>,
+    pub(super) sampling_rounds: u32,
 }
 
 /// A step of which tokens are to come.
@@ -82,15 +81,14 @@ type PerSlot<T> = SmallVec<[T; SLOTS_MAX as usize]>;
 
 /// The head of a replica.
 pub struct Head<'a> {
-    node: String,
+    pub(super) node: String,
     pub(super) limits: Limits,
     /// Whether tokens may be drafted.
-    drafts: bool,
-    tokenizer: Tokenizer,
-    template: Template,
+    pub(super) drafts: bool,
+    pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) stepper: Stepper,
     pub(super) scheduler: Scheduler,
-    requests: BTreeMap<RequestKey, Request>,
+    pub(super) requests: BTreeMap<RequestKey, Request>,
     step: u64,
     pub(super) sink: &'a dyn Fn(Progress),
     /// In a topology whose groups have roles.
@@ -106,7 +104,7 @@ impl<'a> Head<'a> {
     /// A head without requests. `sink` is told how they go on.
     pub fn new(
         (node, limits): (String, Limits),
-        (tokenizer, template): (Tokenizer, Template),
+        tokenizer: Arc<Tokenizer>,
         stepper: Stepper,
         sink: &'a dyn Fn(Progress),
     ) -> Self {
@@ -120,7 +118,6 @@ impl<'a> Head<'a> {
             limits,
             drafts,
             tokenizer,
-            template,
             stepper,
             scheduler,
             requests,
@@ -154,23 +151,34 @@ impl<'a> Head<'a> {
     ///
     /// # Errors
     /// Anything that ends the topology.
-    pub fn serve(&mut self, orders: &Receiver<EngineCommand>) -> Result<(), EngineError> {
+    pub fn serve(&mut self, orders: &Receiver<EngineOrder>) -> Result<(), EngineError> {
+        let mut taking_in = Duration::ZERO;
         loop {
             self.set_busy();
-            let order = if self.has_work() {
+            let order = if taking_in >= TAKING_IN && self.has_work() {
+                Err(TryRecvError::Empty)
+            } else if self.has_work() {
                 orders.try_recv()
             } else {
                 self.stepper.group.links().map_or(Ok(()), Links::flush)?;
                 orders.recv().map_err(|_| TryRecvError::Disconnected)
             };
             match order {
-                Ok(EngineCommand::Submit(key, generate)) => self.submit(key, &generate),
-                Ok(EngineCommand::Cancel(key)) => self.cancel(key),
-                Ok(EngineCommand::Across(replica, message)) => self.across(replica, &message),
-                Ok(EngineCommand::AcrossLost(replica)) => self.across_lost(replica),
-                Ok(EngineCommand::BenchLinks(key, wanted)) => self.bench_links(key, &wanted)?,
-                Ok(EngineCommand::Stop) | Err(TryRecvError::Disconnected) => return Ok(()),
-                Err(TryRecvError::Empty) => self.advance()?,
+                Ok(EngineOrder::Begin(key, prepared)) => {
+                    let begun = Instant::now();
+                    self.begin(key, *prepared);
+                    taking_in += begun.elapsed();
+                }
+                Ok(EngineOrder::Cancel(key)) => self.cancel(key),
+                Ok(EngineOrder::Withdrawn(key)) => self.withdrawn(key),
+                Ok(EngineOrder::Across(replica, message)) => self.across(replica, &message),
+                Ok(EngineOrder::AcrossLost(replica)) => self.across_lost(replica),
+                Ok(EngineOrder::BenchLinks(key, wanted)) => self.bench_links(key, &wanted)?,
+                Ok(EngineOrder::Stop) | Err(TryRecvError::Disconnected) => return Ok(()),
+                Err(TryRecvError::Empty) => {
+                    taking_in = Duration::ZERO;
+                    self.advance()?;
+                }
             }
         }
     }
@@ -223,70 +231,6 @@ impl<'a> Head<'a> {
         }
     }
 
-    fn submit(&mut self, key: RequestKey, generate: &Arc<Generate>) {
-        let received = Instant::now();
-        let refused = |kind: FaultKind| (self.sink)(Progress::Refused(key, Fault::new(&self.node, kind)));
-        let mut tokens = match prompt::tokens(&generate.prompt, &self.tokenizer, &self.template) {
-            Ok(tokens) => tokens,
-            Err(kind) => return refused(kind),
-        };
-        if let Some(Err(reason)) = generate.grammar.as_ref().map(grammar::check) {
-            return refused(FaultKind::ParameterInvalid { reason });
-        }
-        let prompt_length = tokens.len();
-        tokens.extend_from_slice(&generate.resumed);
-        let context = self.limits.context_length;
-        let in_vocabulary = tokens.iter().all(|id| (*id as usize) < self.limits.vocabulary_length);
-        let refusal = match tokens.len() {
-            _ if prompt_length == 0 => Some(FaultKind::PromptEmpty),
-            tokens if tokens > context => {
-                Some(FaultKind::PromptTooLong { tokens: tokens as u32, context: context as u32 })
-            }
-            _ if !in_vocabulary => {
-                let most = self.limits.vocabulary_length;
-                Some(FaultKind::ParameterInvalid { reason: format!("a token id beyond the vocabulary of {most}") })
-            }
-            _ => None,
-        };
-        if let Some(kind) = refusal {
-            return refused(kind);
-        }
-        let max_tokens = (generate.max_tokens as usize).min(context);
-        let times = RequestTimes { prompt_tokens: prompt_length as u32, ..RequestTimes::default() };
-        let world = self.world();
-        let mut output = Output::new(&self.tokenizer, generate.stop.clone());
-        // Whoever resumes has the text of these; what they hold back is held back here, too.
-        let ends = |id: u32| !generate.ignores_end && self.tokenizer.is_end(id);
-        let is_over = |id: &u32| ends(*id) || output.push(&self.tokenizer, *id).1;
-        let is_over = generate.resumed.iter().any(is_over);
-        let request = Request {
-            output,
-            prompt_length,
-            resumed: generate.resumed.len(),
-            max_tokens,
-            ignores_end: generate.ignores_end,
-            received,
-            times,
-            ranks: vec![RankTotals::default(); world],
-            sampling_rounds: 0,
-        };
-        self.requests.insert(key, request);
-        let tool_format = prompt::tool_format(&self.template);
-        (self.sink)(Progress::Started(key, tokens[..prompt_length].to_vec(), tool_format));
-        if is_over {
-            // Only the word that it is done was lost.
-            return self.finish(key, FinishReason::Stop);
-        }
-        // Room for what is still to be sampled; an answer that is nearly full may have no more.
-        let max_tokens = max_tokens.saturating_sub(generate.resumed.len()).max(1);
-        let constraint = |grammar: &Grammar| Constraint { grammar: grammar.clone(), begin: prompt_length as u32 };
-        let (sampling, grammar) = (generate.sampling.clone(), generate.grammar.as_ref().map(constraint));
-        let drafts_max = if self.drafts && grammar.is_none() { generate.drafts_max.into() } else { 0 };
-        let goes_elsewhere = self.elsewhere.as_ref().is_some_and(|elsewhere| elsewhere.takes(tokens.len()));
-        let admitted = Admitted { key, prompt: tokens, max_tokens, sampling, drafts_max, grammar };
-        if goes_elsewhere { self.scheduler.submit_elsewhere(admitted) } else { self.scheduler.submit(admitted) }
-    }
-
     fn cancel(&mut self, key: RequestKey) {
         if self.requests.contains_key(&key) {
             self.finish(key, FinishReason::Cancelled);
@@ -314,7 +258,7 @@ impl<'a> Head<'a> {
     }
 
     /// Ranks of the replica.
-    fn world(&self) -> usize {
+    pub(super) fn world(&self) -> usize {
         usize::from(self.stepper.place.stages) * self.stepper.place.group.len()
     }
 
@@ -460,7 +404,10 @@ impl<'a> Head<'a> {
         if (self.tokenizer.is_end(chosen.id) && !request.ignores_end) || chosen.id == Chosen::NONE {
             return self.finish(key, FinishReason::Stop);
         }
-        let (text, stopped) = request.output.push(&self.tokenizer, chosen.id);
+        if chosen.id == Chosen::BROKEN {
+            return self.fail(key);
+        }
+        let (mut text, stopped) = request.output.push(&self.tokenizer, chosen.id);
         let sampled = request.resumed + request.times.sampled_tokens as usize;
         let reason = match () {
             () if stopped => Some(FinishReason::Stop),
@@ -468,6 +415,10 @@ impl<'a> Head<'a> {
             () if request.prompt_length + sampled >= self.limits.context_length => Some(FinishReason::Context),
             () => None,
         };
+        if reason.is_some() {
+            // With the last token all of the text is out: if the end is lost with its head, nothing else is.
+            text.push_str(&request.output.finish());
+        }
         let logprob = |(id, logprob): &(u32, f32)| TokenLogprob {
             id: *id,
             text: String::from_utf8_lossy(&self.tokenizer.piece(*id, true)).into_owned(),
@@ -482,10 +433,10 @@ impl<'a> Head<'a> {
     }
 
     /// The end of a request: the text that was held back, then the figures.
-    fn finish(&mut self, key: RequestKey, reason: FinishReason) {
+    pub(super) fn finish(&mut self, key: RequestKey, reason: FinishReason) {
         self.forget_transfer(key);
         self.scheduler.end(key);
-        let Some(request) = self.requests.remove(&key) else { return };
+        let Some(mut request) = self.requests.remove(&key) else { return };
         let text = request.output.finish();
         if !text.is_empty() {
             (self.sink)(Progress::Token(key, TokenEvent { id: None, text: text.into(), logprobs: Vec::new() }));

@@ -1,4 +1,5 @@
 //! The engine: its own thread, plain synchronous Rust. The head schedules and samples; the other ranks follow its plans.
+mod begin;
 pub mod blocks;
 pub mod costs;
 pub mod drafts;
@@ -7,10 +8,11 @@ pub mod grammar;
 pub mod head;
 pub mod output;
 pub mod plan;
-pub mod prompt;
+pub mod port;
 pub mod sample;
 pub mod sampler;
 pub mod schedule;
+mod schema;
 pub mod step;
 pub mod transfer;
 
@@ -31,14 +33,14 @@ use self::{
     grammar::{Grammars, PieceSource},
     head::Head,
     plan::Limits,
-    prompt::Template,
+    port::EngineOrder,
     step::{EngineError, Stepper},
     transfer::{Elsewhere, Partners, Transfers},
 };
 use crate::{
-    collective::{Abort, CollectiveError, Group},
+    collective::{Abort, Group},
     model::Model,
-    node::{EngineCommand, Progress},
+    node::Progress,
 };
 
 /// All that an engine is made of.
@@ -58,9 +60,7 @@ pub struct Setup {
     /// For benchmarks: a head drafts no tokens and computes every prompt anew.
     pub plain: bool,
     /// On the head.
-    pub tokenizer: Option<Tokenizer>,
-    /// On the head.
-    pub template: Template,
+    pub tokenizer: Option<Arc<Tokenizer>>,
     /// On the ranks of the last stage.
     pub pieces: Option<PieceSource>,
     /// What watchers see.
@@ -88,7 +88,7 @@ fn tune(group: &mut Group) -> Result<(), EngineError> {
 
 /// Runs an engine until it is told to stop or cannot go on. It holds its links until then: a rank that fails because
 /// another was lost must not look lost itself.
-pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progress)) {
+pub fn run(setup: Setup, orders: &Receiver<EngineOrder>, sink: &dyn Fn(Progress)) {
     let model = (setup.model)();
     let mut stepper = Stepper::new(setup.place, model, setup.group, setup.limits);
     stepper.grammars = Grammars::new(setup.pieces);
@@ -100,8 +100,7 @@ pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progres
     let (result, mut stepper) = match setup.tokenizer {
         _ if tuned.is_err() => (tuned, Some(stepper)),
         Some(tokenizer) if stepper.place.is_head() => {
-            let speaks = (tokenizer, setup.template);
-            let head = Head::new((setup.node, setup.limits), speaks, stepper, sink).beside(elsewhere);
+            let head = Head::new((setup.node, setup.limits), tokenizer, stepper, sink).beside(elsewhere);
             let mut head = if setup.plain { head.plain() } else { head };
             (head.serve(orders), Some(head.into_stepper()))
         }
@@ -115,10 +114,11 @@ pub fn run(setup: Setup, orders: &Receiver<EngineCommand>, sink: &dyn Fn(Progres
     setup.abort.set_busy(false);
     // The other groups go on without this one.
     stepper.iter_mut().for_each(|stepper| stepper.transfers = None);
-    let rank = match &error {
-        EngineError::Collective(CollectiveError::Closed(rank)) => Some(*rank),
-        _ => None,
-    };
-    sink(Progress::Broken { rank, reason: error.to_string() });
-    while !matches!(orders.recv(), Ok(EngineCommand::Stop) | Err(_)) {}
+    let reason = error.to_string();
+    sink(match &error {
+        EngineError::Collective(error) => Progress::Broken { rank: error.lost(), reason },
+        EngineError::Model(_) => Progress::Unreadable(reason),
+        _ => Progress::Broken { rank: None, reason },
+    });
+    while !matches!(orders.recv(), Ok(EngineOrder::Stop) | Err(_)) {}
 }

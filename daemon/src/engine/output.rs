@@ -23,11 +23,11 @@ impl Output {
         self.release()
     }
 
-    /// The end: the rest of the text.
-    pub fn finish(mut self) -> String {
+    /// The end: the rest of the text, once.
+    pub fn finish(&mut self) -> String {
         let rest = self.detokenizer.finish();
         self.held.push_str(&rest);
-        self.held
+        std::mem::take(&mut self.held)
     }
 
     fn release(&mut self) -> (CompactString, bool) {

@@ -99,6 +99,8 @@ impl Sampler {
         let summaries = self.summaries.iter().skip(place).step_by(count);
         let mut step = match self.chooser.begin(place, &sequence.sampling, entry.position, summaries) {
             Err(SampleError::NoToken) if stepper.grammars.holds(entry.slot) => return Ok(Chosen::none()),
+            // What one sequence computes breaks no other: its request fails.
+            Err(SampleError::NoToken | SampleError::NotANumber) => return Ok(Chosen::broken()),
             begun => begun?,
         };
         loop {
@@ -123,7 +125,10 @@ impl Sampler {
             if let Some(error) = wrong {
                 return Err(error.into());
             }
-            step = self.chooser.answer(answers)?;
+            step = match self.chooser.answer(answers) {
+                Err(SampleError::NoToken) => return Ok(Chosen::broken()),
+                step => step?,
+            };
         }
     }
 }

@@ -3,7 +3,6 @@ use std::collections::VecDeque;
 
 use shared::{
     ids::Slot,
-    sampling::SamplingParameters,
     telemetry::KvUse,
     topology::{layout::STEP_TOKENS_MAX, spec::KV_BLOCK_LENGTH},
     units::Nanoseconds,
@@ -11,111 +10,21 @@ use shared::{
 use smallvec::SmallVec;
 
 use super::{
-    blocks::{Blocks, Table},
+    blocks::Blocks,
     costs::{Costs, Open, ROWS_MAX},
-    drafts::{Acceptance, Match, find},
-    grammar::Constraint,
+    drafts::{Acceptance, Match},
     plan::{Limits, Opened, Plan, PlanEntry},
 };
+pub use sequence::{Admitted, Departure};
+use sequence::{Drafts, Opening, Phase, Running};
 use share::{Prefill, Prompts};
 
+mod sequence;
 mod share;
 
 /// Names a request inside an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestKey(pub u64);
-
-/// A request whose prompt is tokenized and fits.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Admitted {
-    /// Its name.
-    pub key: RequestKey,
-    /// Its prompt, at least one token.
-    pub prompt: Vec<u32>,
-    /// Most tokens to sample, at least one.
-    pub max_tokens: usize,
-    /// How tokens are drawn.
-    pub sampling: SamplingParameters,
-    /// Most tokens that may be drafted at once.
-    pub drafts_max: usize,
-    /// What the answer must look like.
-    pub grammar: Option<Constraint>,
-}
-
-/// A request whose prompt is to be computed elsewhere: it has its slot and its blocks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Departure {
-    /// Its name.
-    pub key: RequestKey,
-    /// Its place.
-    pub slot: Slot,
-    /// Its blocks.
-    pub blocks: Vec<u32>,
-    /// How many of these hold its beginning already.
-    pub first_block: u32,
-}
-
-/// Where the prompt of a running sequence is computed.
-#[derive(Debug, PartialEq)]
-enum Computed {
-    /// Here; the ranks know the sequence.
-    Here,
-    /// Elsewhere; the ranks do not know the sequence yet.
-    Elsewhere(SamplingParameters, Option<Constraint>),
-    /// It was, or is to be here after all: the next plan opens the sequence.
-    Back(SamplingParameters, Option<Constraint>),
-}
-
-#[derive(Debug)]
-struct Running {
-    key: RequestKey,
-    /// Prompt, then sampled tokens.
-    tokens: Vec<u32>,
-    /// Tokens of it that came with the request; of a prompt that was computed elsewhere without the last.
-    prompt_length: usize,
-    computed: Computed,
-    /// Tokens that went through the layers.
-    fed: usize,
-    table: Table,
-    /// Counts those that were opened before.
-    number: u64,
-    /// Most tokens, prompt included.
-    length: usize,
-    drafts_max: usize,
-    /// What was entered behind the latest token, where it was found, and how many of it were drawn so far.
-    drafts: Drafts,
-    found: Match,
-    accepted: usize,
-    acceptance: Acceptance,
-}
-
-type Drafts = SmallVec<[u32; ROWS_MAX]>;
-
-impl Running {
-    /// Whether its prompt is through: it feeds one sampled token at a time, or waits for the next.
-    fn is_answering(&self) -> bool {
-        self.fed >= self.prompt_length
-    }
-
-    /// Whether its prompt goes through the layers here.
-    fn is_prompt(&self) -> bool {
-        !self.is_answering() && self.computed == Computed::Here
-    }
-
-    /// Drafts what may follow the latest token, at most `most` tokens, in a step that carries `rows` answers' tokens without them.
-    fn draft(&mut self, most: usize, rows: usize, costs: &Costs) {
-        // What is drawn after the last draft must fit, too.
-        let most = most.min(self.length.saturating_sub(self.tokens.len() + 1)).min(self.drafts_max);
-        let Some(found) = Some(most).filter(|most| *most > 0).and_then(|_| find(&self.tokens)) else { return };
-        let count = self.acceptance.count(found, most, rows, costs);
-        (self.found, self.accepted) = (found, 0);
-        for index in found.next..found.next + count {
-            // What is repeated right now goes on with itself.
-            let token = self.tokens.get(index).copied().unwrap_or_else(|| self.drafts[index - self.tokens.len()]);
-            self.drafts.push(token);
-        }
-    }
-}
 
 /// Slots, queue and free KV blocks of a replica.
 #[derive(Debug)]
@@ -215,11 +124,14 @@ impl Scheduler {
     /// Keys and values of so many tokens of a slot are there (none: its prompt is computed here after all): it goes on from there.
     pub fn come_back(&mut self, slot: Slot, tokens: usize) {
         let Some(running) = self.slots.get_mut(slot.index()).and_then(Option::as_mut) else { return };
-        if let Computed::Elsewhere(sampling, grammar) = &running.computed {
-            running.computed = Computed::Back(sampling.clone(), grammar.clone());
-            if tokens > 0 {
-                (running.fed, running.prompt_length) = (tokens, tokens);
+        match std::mem::replace(&mut running.phase, Phase::Open) {
+            Phase::Elsewhere(opening) => {
+                if tokens > 0 {
+                    (running.fed, running.prompt_length) = (tokens, tokens);
+                }
+                running.phase = Phase::Opening(Opening { cached: running.fed, ..opening });
             }
+            other => running.phase = other,
         }
     }
 
@@ -251,9 +163,12 @@ impl Scheduler {
         if let Some(index) = self.slots.iter().position(holds)
             && let Some(running) = self.slots[index].take()
         {
-            self.blocks.release(running.table, &running.tokens[..running.fed]);
+            // The block that was to be copied for it holds nothing as long as no step has said so.
+            let whole = running.fed / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH;
+            let computed = if running.table.copy.is_some() { whole } else { running.fed };
+            self.blocks.release(running.table, &running.tokens[..computed]);
             // What no rank knows is not closed.
-            self.closed.extend((running.computed == Computed::Here).then_some(Slot(index as u16)));
+            self.closed.extend(matches!(running.phase, Phase::Open).then_some(Slot(index as u16)));
         }
         // Without work the head sleeps until the next request: that time is nobody's computing.
         self.was_busy &= self.has_work();
@@ -275,11 +190,12 @@ impl Scheduler {
         }
     }
 
-    /// Writes the next step into `plan`; false when nothing runs.
+    /// Writes the next step into `plan`; false when there is none to send. What the ranks must know (openings, closings, copies of blocks)
+    /// is kept with the sequences until a step takes it along: nothing is lost with a plan that is not sent.
     pub fn next_plan(&mut self, plan: &mut Plan) -> bool {
         plan.clear();
         plan.continues = self.was_busy;
-        self.open(plan);
+        plan.prepares = self.admit();
         self.was_busy = self.slots.iter().any(Option::is_some);
         if !self.was_busy {
             // Slots that ended stay in `closed` until a step goes out; no rank needs to know before.
@@ -291,6 +207,7 @@ impl Scheduler {
         }
         // A slot that was closed and is opened again in one plan is closed first on every rank.
         plan.closed.append(&mut self.closed);
+        self.open(plan);
         true
     }
 
@@ -383,46 +300,46 @@ impl Scheduler {
         self.costs.observe(plan.entries.len(), plan.is_prefill, time);
     }
 
-    /// Moves waiting requests into free slots while their blocks are there: no sequence can run out of blocks later.
-    fn open(&mut self, plan: &mut Plan) {
-        self.reopen(plan);
-        let mut next = 0;
+    /// Moves waiting requests into free slots while their blocks are there: no sequence can run out of blocks later. Whether one waits
+    /// until the vocabulary is read.
+    fn admit(&mut self) -> bool {
+        let (mut next, mut prepares) = (0, false);
         while next < self.waiting.len() {
-            let Some(index) = self.slots.iter().position(Option::is_none) else { return };
+            let Some(index) = self.slots.iter().position(Option::is_none) else { break };
             let request = &self.waiting[next];
             let is_early = request.grammar.is_some() && !self.takes_grammars && self.slots.iter().any(Option::is_some);
-            plan.prepares |= is_early;
+            prepares |= is_early;
             if is_early || self.is_computed_beside(&request.prompt) {
                 next += 1;
                 continue;
             }
             let length = (request.prompt.len() + request.max_tokens).min(self.limits.context_length);
-            let Some(table) = self.blocks.take(&request.prompt, length) else { return };
-            let Some(request) = self.waiting.remove(next) else { return };
+            let Some(mut table) = self.blocks.take(&request.prompt, length) else { break };
+            let Some(request) = self.waiting.remove(next) else { break };
             let slot = Slot(index as u16);
             let mut tokens = Vec::with_capacity(length);
             tokens.extend_from_slice(&request.prompt);
             let (prompt_length, acceptance) = (tokens.len(), self.acceptance.begin());
-            let Admitted { key, prompt, sampling, drafts_max, grammar, .. } = request;
-            let (fed, computed) = if let Some(place) = self.elsewhere.iter().position(|known| *known == key) {
+            let Admitted { key, sampling, drafts_max, grammar, .. } = request;
+            let opening = |cached: usize| Opening { sampling, grammar, cached };
+            let (fed, phase) = if let Some(place) = self.elsewhere.iter().position(|known| *known == key) {
                 self.elsewhere.swap_remove(place);
                 // A block that is begun comes whole, or is computed whole.
                 let first_block = table.cached / KV_BLOCK_LENGTH;
                 let blocks = table.blocks.clone();
+                table.copy = None;
                 self.departures.push(Departure { key, slot, blocks, first_block: first_block as u32 });
-                (first_block * KV_BLOCK_LENGTH, Computed::Elsewhere(sampling, grammar))
+                let whole = first_block * KV_BLOCK_LENGTH;
+                (whole, Phase::Elsewhere(opening(whole)))
             } else {
-                plan.blocks.extend(table.blocks.iter().map(|block| (slot, *block)));
-                plan.copies.extend(table.copy);
-                plan.opened.push(Opened { slot, sampling, cached: table.cached as u32, prompt, grammar });
-                (table.cached, Computed::Here)
+                (table.cached, Phase::Opening(opening(table.cached)))
             };
             self.opened += 1;
             self.slots[index] = Some(Running {
                 key,
                 tokens,
                 prompt_length,
-                computed,
+                phase,
                 fed,
                 table,
                 number: self.opened,
@@ -434,19 +351,24 @@ impl Scheduler {
                 acceptance,
             });
         }
+        prepares
     }
 
-    /// Opens sequences whose prompts were to be computed elsewhere.
-    fn reopen(&mut self, plan: &mut Plan) {
-        for (index, running) in self.slots.iter_mut().enumerate() {
-            let (slot, Some(running)) = (Slot(index as u16), running) else { continue };
-            if let Computed::Back(sampling, grammar) = &running.computed {
-                let (sampling, grammar) = (sampling.clone(), grammar.clone());
-                let (cached, prompt) = (running.fed as u32, running.tokens.clone());
-                plan.blocks.extend(running.table.blocks.iter().map(|block| (slot, *block)));
-                plan.opened.push(Opened { slot, sampling, cached, prompt, grammar });
-                running.computed = Computed::Here;
-            }
+    /// Opens sequences with a step that is sent, in the order in which they got their blocks: copies follow one another.
+    fn open(&mut self, plan: &mut Plan) {
+        let number = |(index, running): (usize, &Option<Running>)| {
+            let running = running.as_ref().filter(|running| matches!(running.phase, Phase::Opening(_)))?;
+            Some((running.number, index))
+        };
+        let mut opening: SmallVec<[(u64, usize); 8]> = self.slots.iter().enumerate().filter_map(number).collect();
+        opening.sort_unstable();
+        for (_, index) in opening {
+            let (slot, Some(running)) = (Slot(index as u16), &mut self.slots[index]) else { continue };
+            let phase = std::mem::replace(&mut running.phase, Phase::Open);
+            let Phase::Opening(Opening { sampling, grammar, cached }) = phase else { continue };
+            plan.blocks.extend(running.table.blocks.iter().map(|block| (slot, *block)));
+            plan.copies.extend(running.table.copy.take());
+            plan.opened.push(Opened { slot, sampling, cached: cached as u32, prompt: running.tokens.clone(), grammar });
         }
     }
 
@@ -476,6 +398,8 @@ fn enter(slot: Slot, running: &mut Running, count: usize, entries: &mut Vec<Plan
     running.fed += count;
 }
 
+#[cfg(test)]
+mod follow_tests;
 #[cfg(test)]
 mod load_tests;
 #[cfg(test)]

@@ -82,7 +82,7 @@ impl Stepper {
     /// stages but the last, none.
     ///
     /// # Errors
-    /// The plan cannot be followed, a peer is lost, or the logits are no numbers.
+    /// The plan cannot be followed, or a peer is lost.
     pub fn step(&mut self, plan: &Plan, summaries: &mut Vec<Summary>) -> Result<(), EngineError> {
         summaries.clear();
         self.sequences.apply(plan)?;
@@ -93,6 +93,13 @@ impl Stepper {
             let mut read = Ok(());
             self.group.take_over(before, hidden, |bytes| read = decode_totals(bytes, totals))?;
             read?;
+        }
+        if self.place.is_last_stage() {
+            // What grammars need is made on other threads while the layers run.
+            if plan.prepares {
+                self.grammars.prepare();
+            }
+            self.grammars.apply(plan);
         }
         let vocabulary = self.model.shard().plan.vocabulary.clone();
         let batch = Batch { tokens, blocks };
@@ -110,10 +117,6 @@ impl Stepper {
             let wants_logits = tokens.iter().any(|token| token.wants_logits);
             return self.hand_over(next, tokens.len(), wants_logits);
         }
-        if plan.prepares {
-            self.grammars.prepare();
-        }
-        self.grammars.apply(plan);
         let wanted = tokens.iter().filter(|token| token.wants_logits);
         for (index, BatchToken { slot, position, .. }) in wanted.enumerate() {
             let sequence = self.sequences.get(*slot).ok_or(EngineError::Message(FrameKind::Plan))?;
@@ -121,7 +124,7 @@ impl Stepper {
             let history = &sequence.tokens[..=*position as usize];
             let slice = self.slices.get_mut(index).ok_or(EngineError::Message(FrameKind::Plan))?;
             let mask = self.grammars.mask(*slot, history);
-            summaries.push(slice.summary(&sequence.sampling, *position, history, (logits, mask))?);
+            summaries.push(slice.summary(&sequence.sampling, *position, history, (logits, mask)));
         }
         Ok(())
     }

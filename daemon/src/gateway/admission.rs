@@ -159,7 +159,7 @@ impl Admission {
                     let (outcome, admission) = (Outcome::Neither, Arc::clone(self));
                     return Ok(Place { head, outcome, admission, since: Instant::now() });
                 }
-                Way::Nowhere if Instant::now() >= patience => return Err(Refused::Nowhere),
+                Way::Nowhere if Instant::now() >= patience || self.is_cordoned(claim) => return Err(Refused::Nowhere),
                 Way::Nowhere | Way::Busy => {}
             }
             let either = async {
@@ -173,6 +173,11 @@ impl Admission {
                 return Err(if way == Way::Nowhere { Refused::Nowhere } else { Refused::Overdue });
             }
         }
+    }
+
+    /// An operator keeps all replicas from taking anything new: only an answer that has begun waits for the end of that.
+    fn is_cordoned(&self, claim: Claim) -> bool {
+        !claim.is_resumed && self.cluster.serving().cordon().is_some()
     }
 
     fn enter(&self, is_resumed: bool) -> Result<Ticket<'_>, Refused> {

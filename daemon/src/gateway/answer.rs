@@ -7,12 +7,12 @@ use std::{
 };
 
 use shared::{
-    ids::ModelIdentity,
+    ids::ModelRoots,
     latency::RequestTimes,
     protocol::{
-        error::{Fault, FaultClass, FaultKind, Loss},
+        error::{Fault, FaultKind, Loss},
         handshake::Identity,
-        message::{FinishReason, Finished, Generate, Prompt, RequestBody, ResponseBody, TokenEvent, ToolFormat},
+        message::{FinishReason, Finished, Generate, RequestBody, ResponseBody, TokenEvent, ToolFormat},
         session::{Reply, Session},
     },
 };
@@ -22,6 +22,9 @@ use super::{
     Gateway,
     admission::{Claim, Place, Refused},
     error::ApiError,
+    losses::Losses,
+    pinned::Pinned,
+    request::Wish,
     route::Outcome,
 };
 
@@ -29,6 +32,8 @@ use super::{
 const IDLE_MAX: usize = 4;
 /// A head that says nothing for so long is asked for a report.
 const LOOK: Duration = Duration::from_secs(1);
+/// Heads compare the model of a request from this wire version on.
+const MODEL_COMPARED_FROM: u16 = 5;
 /// Between two attempts to place an answer.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -115,6 +120,7 @@ impl Default for Ended {
 
 /// A request on a head.
 struct Attempt {
+    model: ModelRoots,
     reply: Reply,
     session: Session,
     place: Place,
@@ -123,13 +129,15 @@ struct Attempt {
 /// An answer.
 pub(super) struct Answer {
     gateway: Arc<Gateway>,
-    generate: Generate,
-    prefix: u64,
+    wish: Wish,
+    /// The model that it belongs to.
+    model: Arc<Pinned>,
     accepted: Instant,
     attempt: Option<Attempt>,
-    /// The prompt's tokens, once a head has told them, and which model they are for.
+    /// The prompt's tokens, once a head has told them.
     prompt: Option<Vec<u32>>,
-    model: Option<ModelIdentity>,
+    /// Numeric version of the head that began it: only the same one samples the same tokens.
+    numeric: Option<u32>,
     tokens: Vec<u32>,
     /// Text without a token: the end must follow, else it would be told twice.
     rest: Option<TokenEvent>,
@@ -141,21 +149,22 @@ pub(super) struct Answer {
     lost: Option<Instant>,
     /// Why the latest attempt failed.
     why: Option<ApiError>,
+    losses: Losses,
     resumed: u32,
 }
 
 impl Answer {
-    /// An answer that nobody runs yet.
-    pub(super) fn new(gateway: Arc<Gateway>, generate: Generate, prefix: u64, accepted: Instant) -> Self {
+    /// An answer that no head has been asked for yet.
+    pub(super) fn new(gateway: Arc<Gateway>, wish: Wish, model: Arc<Pinned>, accepted: Instant) -> Self {
         gateway.running.fetch_add(1, Ordering::Relaxed);
         Self {
             gateway,
-            generate,
-            prefix,
+            wish,
+            model,
             accepted,
             attempt: None,
             prompt: None,
-            model: None,
+            numeric: None,
             tokens: Vec::new(),
             rest: None,
             finished: None,
@@ -164,6 +173,7 @@ impl Answer {
             last_token: Duration::ZERO,
             lost: None,
             why: None,
+            losses: Losses::default(),
             resumed: 0,
         }
     }
@@ -171,14 +181,14 @@ impl Answer {
     /// What comes next; after `Finished` nothing does. Dropping the answer cancels it on its head.
     ///
     /// # Errors
-    /// It is refused, or cannot go on anywhere.
+    /// It is refused, was cancelled by an operator, or cannot be continued anywhere.
     pub(super) async fn next(&mut self) -> Result<Said, ApiError> {
         if let Some(ended) = self.finished.take() {
             return Ok(Said::Finished(ended));
         }
         loop {
             if self.attempt.is_none() {
-                if self.tokens.len() >= self.generate.max_tokens as usize {
+                if self.tokens.len() >= self.wish.generate.max_tokens as usize {
                     // All tokens were there, only the word that it is done was lost.
                     return Ok(self.finish(nothing_further()));
                 }
@@ -189,8 +199,9 @@ impl Answer {
             match body {
                 Ok(ResponseBody::Started { prompt_token_ids, tool_format }) => {
                     if self.prompt.is_none() {
+                        self.model.begin(&attempt.model)?;
                         self.prompt = Some(prompt_token_ids);
-                        self.model = self.gateway.identity_served();
+                        self.numeric = Some(attempt.session.identity.numeric);
                         return Ok(Said::Started { tool_format });
                     }
                 }
@@ -199,11 +210,18 @@ impl Answer {
                         let now = self.accepted.elapsed();
                         self.first_token.get_or_insert(now);
                         (self.last_token, self.lost) = (now, None);
+                        self.losses.token();
                         self.tokens.push(id);
                         return Ok(Said::Token(token));
                     }
                     None => self.rest = Some(token),
                 },
+                // Only an operator cancels it there: whoever listens here has not.
+                Ok(ResponseBody::Finished(finished)) if finished.reason == FinishReason::Cancelled => {
+                    self.finish(finished);
+                    self.gateway.metrics.cancelled();
+                    return Err(ApiError::cancelled(self.tokens.len()));
+                }
                 Ok(ResponseBody::Finished(finished)) => return Ok(self.finish(finished)),
                 Ok(_) => {
                     let kind = FaultKind::Malformed { reason: "an unexpected answer".into() };
@@ -216,7 +234,7 @@ impl Answer {
 
     fn finish(&mut self, finished: Finished) -> Said {
         let mut head = String::new();
-        if let Some(Attempt { reply, session, mut place }) = self.attempt.take() {
+        if let Some(Attempt { reply, session, mut place, .. }) = self.attempt.take() {
             drop(reply);
             let several = finished.times.sampled_tokens > 1;
             place.outcome = Outcome::Done(several.then(|| finished.times.tpot_ms()));
@@ -246,11 +264,21 @@ impl Answer {
     /// The head failed it: it is an error, or is begun again.
     fn fail(&mut self, fault: &Fault) -> Result<(), ApiError> {
         let Some(mut attempt) = self.attempt.take() else { return Ok(()) };
-        if !may_go_on(&fault.kind) {
-            return Err(fault.into());
+        if self.may_change_model(fault) {
+            self.why = Some(fault.into());
+            return Ok(());
         }
-        if is_lost(&fault.kind) {
-            attempt.place.outcome = Outcome::Lost;
+        match self.losses.fail(fault) {
+            Ok(true) => attempt.place.outcome = Outcome::Lost,
+            Ok(false) => {}
+            Err(end) => {
+                let is_its_doing = end.kind != fault.kind;
+                if is_its_doing {
+                    attempt.place.outcome = Outcome::Lost;
+                    tracing::warn!(head = attempt.place.head, "a request is not tried again: {end}");
+                }
+                return Err(ApiError::from(&end));
+            }
         }
         self.rest = None;
         self.lost.get_or_insert_with(Instant::now);
@@ -266,7 +294,7 @@ impl Answer {
         let settings = &self.gateway.settings;
         let lost = self.lost.filter(|_| self.prompt.is_some());
         let deadline = lost.map_or(self.accepted + settings.queue_wait, |lost| lost + settings.resume_wait);
-        let claim = Claim { prefix: self.prefix, deadline, is_resumed: lost.is_some() };
+        let claim = Claim { prefix: self.wish.prefix, deadline, is_resumed: lost.is_some() };
         loop {
             if let Some(why) = self.why.take() {
                 if Instant::now() + PAUSE >= deadline {
@@ -275,16 +303,17 @@ impl Answer {
                 sleep(PAUSE).await;
             }
             let mut place = self.gateway.admission.admit(claim).await.map_err(|refused| self.refusal(refused))?;
-            if lost.is_some() && self.gateway.identity_served() != self.model {
-                let why = "another model was assigned while the answer ran; send the request again".into();
-                return Err(ApiError::not_serving("model_replaced", why, 1));
-            }
+            // What is known here may be a moment old: the head itself compares, too.
+            let model = self.model.next(self.gateway.cluster.serving().topology, self.tokens.len())?;
             let sent = self.accepted.elapsed();
-            match self.send(&place.head).await {
+            match self.send(&place.head, model).await {
                 Ok((session, reply)) => {
                     self.dispatched.get_or_insert(sent);
-                    return Ok(Attempt { reply, session, place });
+                    return Ok(Attempt { model, reply, session, place });
                 }
+                Err(fault) if self.may_change_model(&fault) => self.why = Some(ApiError::from(&fault)),
+                // What no head can be asked says nothing of this one.
+                Err(fault) if may_not_begin(&fault.kind) => return Err(ApiError::from(&fault)),
                 Err(fault) => {
                     place.outcome = Outcome::Lost;
                     self.why = Some(ApiError::from(&fault));
@@ -305,18 +334,45 @@ impl Answer {
         }
     }
 
-    async fn send(&self, head: &str) -> Result<(Session, Reply), Fault> {
-        let generate = match &self.prompt {
-            Some(prompt) if !self.tokens.is_empty() => Generate {
-                prompt: Prompt::Tokens(prompt.clone()),
-                resumed: self.tokens.clone(),
-                ..self.generate.clone()
-            },
-            _ => self.generate.clone(),
-        };
+    /// Whether a head refuses only because it serves another model than was known here, and the answer has not begun.
+    fn may_change_model(&self, fault: &Fault) -> bool {
+        self.prompt.is_none() && matches!(fault.kind, FaultKind::ModelReplaced { .. })
+    }
+
+    async fn send(&self, head: &str, model: ModelRoots) -> Result<(Session, Reply), Fault> {
+        let begun = self.prompt.as_deref().filter(|_| !self.tokens.is_empty()).map(|prompt| (prompt, &self.tokens[..]));
+        let generate = Generate { model: Some(model.into()), ..self.wish.generate(begun) };
         let session = self.gateway.sessions.open(head, &self.gateway.identity).await?;
+        self.check_head(&session, model).await?;
         let reply = session.ask(RequestBody::Generate(Box::new(generate))).await?;
         Ok((session, reply))
+    }
+
+    /// Whether a head would continue the answer as it began. Those of version 4 do not compare models: their report tells.
+    async fn check_head(&self, session: &Session, expected: ModelRoots) -> Result<(), Fault> {
+        let theirs = session.identity.numeric;
+        if let Some(own) = self.numeric.filter(|own| *own != theirs && !self.tokens.is_empty()) {
+            return Err(Fault::new(&session.identity.name, FaultKind::NumericVersion { theirs, own }));
+        }
+        if session.version >= MODEL_COMPARED_FROM {
+            return Ok(());
+        }
+        let mut reply = session.ask(RequestBody::Report).await?;
+        let ResponseBody::Report(report) = reply.next("a report", self.gateway.settings.silent).await? else {
+            return Ok(());
+        };
+        match report.topology {
+            Some((topology, ..)) if topology.roots().differs(&expected) => {
+                let actual = topology.roots();
+                let kind = FaultKind::ModelReplaced {
+                    model: topology.model,
+                    expected: expected.into(),
+                    actual: actual.into(),
+                };
+                Err(Fault::new(&session.identity.name, kind))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -328,7 +384,7 @@ impl Drop for Answer {
 
 /// The next response; a head that does not even answer a question is lost, also while its connection stays.
 async fn heard(gateway: &Gateway, attempt: &mut Attempt) -> Result<ResponseBody, Fault> {
-    let Attempt { reply, session, place } = attempt;
+    let Attempt { reply, session, place, .. } = attempt;
     tokio::select! {
         // What has arrived is taken first: only a head that says nothing is suspected.
         biased;
@@ -365,20 +421,10 @@ fn nothing_further() -> Finished {
     Finished { reason: FinishReason::Length, times, ranks: Vec::new(), sampling_rounds: 0 }
 }
 
-/// Whether a replica is to blame.
-fn is_lost(kind: &FaultKind) -> bool {
-    matches!(kind.class(), FaultClass::Lost | FaultClass::Unreachable) || matches!(kind, FaultKind::NotServing { .. })
-}
-
-/// Whether another replica, or the same later, can go on.
-fn may_go_on(kind: &FaultKind) -> bool {
-    let elsewhere = matches!(
+/// Whether a head would give another answer, or none could be asked for this one.
+fn may_not_begin(kind: &FaultKind) -> bool {
+    matches!(
         kind,
-        FaultKind::NotHead
-            | FaultKind::Draining
-            | FaultKind::Excluded { .. }
-            | FaultKind::QueueFull { .. }
-            | FaultKind::Superseded { .. }
-    );
-    (is_lost(kind) || elsewhere) && *kind != FaultKind::SlowReader
+        FaultKind::NumericVersion { .. } | FaultKind::ModelReplaced { .. } | FaultKind::ParameterInvalid { .. }
+    )
 }

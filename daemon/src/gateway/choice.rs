@@ -80,8 +80,10 @@ impl Choice {
                     parts.push(Part::Content(String::new(), std::mem::take(&mut self.pending)));
                 }
                 let reason = match ended.reason {
-                    FinishReason::Stop | FinishReason::Cancelled if self.calls > 0 => "tool_calls",
-                    FinishReason::Stop | FinishReason::Cancelled => "stop",
+                    FinishReason::Stop if self.calls > 0 => "tool_calls",
+                    FinishReason::Stop => "stop",
+                    // An answer that was cancelled ends as an error; should it come here, it is no whole one.
+                    FinishReason::Cancelled => "cancelled",
                     FinishReason::Length | FinishReason::Context => "length",
                 };
                 parts.push(Part::End(reason, ended));
@@ -164,6 +166,16 @@ mod tests {
         without.take(started(ToolFormat::Hermes));
         assert!(matches!(&without.take(token(1, text))[..], [Part::Content(content, _)] if content == text));
     }
+
+    #[test]
+    fn a_cancelled_choice_never_looks_complete() {
+        let mut choice = Choice::new(Tools { are_given: true, ..Tools::default() }, None);
+        choice.take(started(ToolFormat::Hermes));
+        choice.take(token(1, "<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>"));
+        let ended = Ended { reason: FinishReason::Cancelled, ..Ended::default() };
+        assert!(matches!(choice.take(Said::Finished(Box::new(ended)))[..], [Part::End("cancelled", _)]));
+    }
+
     #[test]
     fn a_forced_call_is_one_whatever_the_template_knows() {
         let mut choice = Choice::new(Tools { are_given: true, are_forced: true, is_one: true }, None);

@@ -12,10 +12,11 @@ use shared::{
         error::{Fault, FaultKind},
         handshake::Identity,
         message::{RequestBody, ResponseBody},
+        recovery::Committed,
         session::Session,
     },
     telemetry::{NodeReport, NodeState},
-    topology::{Member, Topology},
+    topology::{Exclusion, Member, Topology},
 };
 use tokio::{
     sync::Notify,
@@ -61,6 +62,16 @@ pub(super) struct Replica {
 pub(super) struct Serving {
     pub(super) topology: Option<Arc<Topology>>,
     pub(super) replicas: Vec<Replica>,
+    /// Nodes that an operator cordoned, of replicas that would serve without that.
+    pub(super) cordons: Vec<Exclusion>,
+}
+
+impl Serving {
+    /// Why nothing takes requests, where that is an operator's doing alone: waiting would not help.
+    pub(super) fn cordon(&self) -> Option<&Exclusion> {
+        let serves = self.replicas.iter().any(|replica| replica.is_serving);
+        self.cordons.first().filter(|_| !serves)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -88,6 +99,13 @@ impl Cluster {
     /// Knows nothing yet; `own` is this node's address.
     pub(super) fn new(own: String, peers: Vec<String>, identity: Identity, silent: Duration) -> Self {
         Self { own, peers, identity, silent, known: Mutex::default(), changed: Notify::new() }
+    }
+
+    /// What this node served before its start comes back by itself: until reports say otherwise requests wait for it.
+    pub(super) fn expect(&mut self, Committed { epoch, topology }: Committed) {
+        let known = self.known.get_mut().unwrap_or_else(PoisonError::into_inner);
+        known.latest = Some((epoch, topology.hash(), Arc::new(topology)));
+        known.served = Some(Instant::now());
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -231,24 +249,30 @@ impl Cluster {
         let known = self.known();
         let Some((_, hash, topology)) = &known.latest else { return Serving::default() };
         let patience = self.silent.max(Duration::from_secs(1));
-        let replica = |head: MemberIndex| {
-            let head = &topology.members[head.index()];
+        let mut cordons = Vec::new();
+        let replica = |index: MemberIndex| {
+            let head = &topology.members[index.index()];
             let seen = known.nodes.get(&head.address);
             let takes = |seen: &&Seen| {
                 let is_in = seen.report.topology.as_ref().is_some_and(|(_, own, _)| own == hash);
                 is_in && matches!(seen.report.state, NodeState::Ready | NodeState::Serving)
             };
+            let takes = seen.filter(|seen| seen.at.elapsed() < patience).as_ref().is_some_and(takes);
+            let entry = |member: &Member| seen?.report.exclusions.of(&member.name, &member.address);
+            let members = topology.replica(topology.place(index).replica);
+            let cordon = members.iter().find_map(entry).filter(|entry| takes && entry.is_cordon);
+            cordons.extend(cordon.cloned());
             Replica {
                 head: head.address.clone(),
                 name: head.name.clone(),
                 slots: u32::from(topology.slots),
                 requests: seen.map_or(0, |seen| seen.report.requests),
                 at: seen.map_or_else(Instant::now, |seen| seen.at),
-                is_serving: seen.filter(|seen| seen.at.elapsed() < patience).as_ref().is_some_and(takes),
+                is_serving: takes && cordon.is_none(),
             }
         };
         let replicas = topology.layout.heads().map(replica).collect();
-        Serving { topology: Some(Arc::clone(topology)), replicas }
+        Serving { topology: Some(Arc::clone(topology)), replicas, cordons }
     }
 }
 

@@ -9,7 +9,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::Value;
-use shared::protocol::BUILD;
 use tokio::{
     sync::mpsc::{Receiver, Sender, channel},
     task::JoinSet,
@@ -19,10 +18,12 @@ use tokio::{
 use super::{
     Gateway,
     answer::{Answer, Ended, Said},
+    bodies::Held,
     choice::{Choice, Part},
     error::ApiError,
-    http::{Arrival, is_model},
+    http::Arrival,
     object::{Common, Usage, Whole},
+    pinned::Pinned,
     request::{Asked, Kind},
     stream::{Events, FirstByte, Gone, events},
     trace,
@@ -38,8 +39,11 @@ type Parts = Receiver<(usize, Result<Part, ApiError>)>;
 /// A request under way. Dropping it cancels all of its choices.
 struct Run {
     gateway: Arc<Gateway>,
+    model: Arc<Pinned>,
     common: Common,
     arrival: Arrival,
+    /// Prompts stay in memory until the end: another head may be asked with them.
+    _held: Held,
     parts: Parts,
     _choices: JoinSet<()>,
     count: usize,
@@ -52,19 +56,22 @@ struct Run {
     ended: usize,
 }
 
-/// Runs what was asked.
+/// Runs what was asked; `held` is what its prompts take of the bytes for bodies.
 ///
 /// # Errors
 /// Whatever becomes known before the answer begins; after that a stream tells its errors itself.
-pub(super) async fn complete(gateway: Arc<Gateway>, asked: Asked, arrival: Arrival) -> Result<Response, ApiError> {
+pub(super) async fn complete(
+    gateway: Arc<Gateway>,
+    asked: Asked,
+    held: Held,
+    arrival: Arrival,
+) -> Result<Response, ApiError> {
     gateway.cluster.await_topology().await;
-    let Some(served) = gateway.model() else { return Err(gateway.not_serving()) };
-    if let Some(model) = asked.model.as_ref().filter(|model| !model.is_empty() && !is_model(model, &served)) {
-        return Err(ApiError::no_such_model(model, &served));
-    }
+    let Some(served) = gateway.cluster.serving().topology else { return Err(gateway.not_serving()) };
+    let model = Pinned::new(asked.model.clone(), served)?;
     let deadline = arrival.at + gateway.settings.request_max;
     let (is_streamed, includes_usage) = (asked.is_streamed, asked.includes_usage);
-    let mut run = begin(Arc::clone(&gateway), asked, arrival, served);
+    let mut run = begin(Arc::clone(&gateway), asked, held, arrival, model);
     let overdue = || ApiError::overdue(gateway.settings.request_max.as_secs());
     if !is_streamed {
         let ended = tokio::select! {
@@ -78,7 +85,7 @@ pub(super) async fn complete(gateway: Arc<Gateway>, asked: Asked, arrival: Arriv
         };
     }
     // Until something runs an error has a status of its own.
-    let first = match timeout_at(deadline.into(), run.parts.recv()).await {
+    let first = match timeout_at(deadline.into(), run.part()).await {
         Ok(Some((index, part))) => (index, part?),
         Ok(None) => return Err(run.gateway.not_serving()),
         Err(_) => return Err(overdue()),
@@ -100,32 +107,32 @@ pub(super) async fn complete(gateway: Arc<Gateway>, asked: Asked, arrival: Arriv
     Ok(response)
 }
 
-fn begin(gateway: Arc<Gateway>, asked: Asked, arrival: Arrival, model: String) -> Run {
-    let (sender, parts) = channel(PARTS_MAX);
+fn begin(gateway: Arc<Gateway>, asked: Asked, held: Held, arrival: Arrival, model: Pinned) -> Run {
+    let (model, (sender, parts)) = (Arc::new(model), channel(PARTS_MAX));
     let mut choices = JoinSet::new();
     let count = asked.choices.len();
-    let seeds: Vec<u64> = asked.choices.iter().map(|(generate, _)| generate.sampling.seed).collect();
+    let seeds: Vec<u64> = asked.choices.iter().map(|wish| wish.seed).collect();
     let per_prompt = seeds.iter().skip(1).position(|seed| *seed == seeds[0]).map_or(count, |at| at + 1);
-    for (index, (generate, prefix)) in asked.choices.into_iter().enumerate() {
-        let answer = Answer::new(Arc::clone(&gateway), generate, prefix, arrival.at);
+    for (index, wish) in asked.choices.into_iter().enumerate() {
+        let answer = Answer::new(Arc::clone(&gateway), wish, Arc::clone(&model), arrival.at);
         let choice = Choice::new(asked.tools, asked.logprobs);
         choices.spawn(pump(index, answer, choice, sender.clone()));
     }
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let identity =
-        gateway.cluster.serving().topology.map_or_else(String::new, |topology| topology.identity.to_string());
     let prefix = if asked.kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
     let common = Common {
         kind: asked.kind,
         id: format!("{prefix}-{}", arrival.id),
         created,
-        model,
-        fingerprint: format!("bramble-{BUILD}-{identity}"),
+        model: String::new(),
+        fingerprint: String::new(),
     };
     Run {
         gateway,
+        model,
         common,
         arrival,
+        _held: held,
         parts,
         _choices: choices,
         count,
@@ -159,6 +166,15 @@ async fn pump(index: usize, mut answer: Answer, mut choice: Choice, parts: Sende
 }
 
 impl Run {
+    /// The next part. With the first one it is known which model computes them all.
+    async fn part(&mut self) -> Option<(usize, Result<Part, ApiError>)> {
+        let part = self.parts.recv().await;
+        if self.common.model.is_empty() {
+            (self.common.model, self.common.fingerprint) = self.model.names();
+        }
+        part
+    }
+
     /// Counts the end of a choice.
     fn end(&mut self, index: usize, ended: &Ended) {
         self.ended += 1;
@@ -183,8 +199,10 @@ impl Run {
     async fn whole(&mut self) -> Result<Value, ApiError> {
         let mut choices: Vec<Whole> = (0..self.count).map(|_| Whole::default()).collect();
         while self.ended < self.count {
-            let Some((index, part)) = self.parts.recv().await else { return Err(self.gateway.not_serving()) };
-            let part = part?;
+            let Some((index, part)) = self.part().await else { return Err(self.gateway.not_serving()) };
+            let part = part.map_err(|error| {
+                error.with_partial(|| self.common.whole(&choices, self.with_logprobs, self.usage, Value::Null))
+            })?;
             if let Part::End(_, ended) = &part {
                 self.end(index, ended);
             }
@@ -200,7 +218,7 @@ impl Run {
             let (index, part) = match next.take() {
                 Some(part) => part,
                 None => tokio::select! {
-                    part = self.parts.recv() => match part {
+                    part = self.part() => match part {
                         Some(part) => part,
                         None => return Ok(()),
                     },

@@ -2,11 +2,19 @@
 //! the next step.
 use axum::{
     Json,
-    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
+    http::{HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER},
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use shared::protocol::error::{Fault, FaultClass, FaultKind};
+use shared::{
+    browser::Refusal,
+    protocol::error::{Fault, FaultClass, FaultKind},
+};
+
+/// Clients of OpenAI's API send 408, 409, 429 and 5xx again by themselves unless this header says `false`.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+/// What Google's APIs answer for a call that was cancelled. No status of RFC 9110 says it, and clients do not send it again.
+const CANCELLED: u16 = 499;
 
 /// A refusal or failure of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,11 +27,16 @@ pub(super) struct ApiError {
     message: String,
     /// Seconds after which it is worth trying again.
     retry_after: Option<u64>,
+    /// Sending the same again would do harm, or is against the operator's will.
+    is_final: bool,
+    /// What there is of the answer.
+    partial: Option<Box<Value>>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, code: &str, message: String) -> Self {
-        Self { status, kind, code: code.into(), param: None, message, retry_after: None }
+        let (code, param, retry_after, is_final, partial) = (code.into(), None, None, false, None);
+        Self { status, kind, code, param, message, retry_after, is_final, partial }
     }
 
     /// A parameter that cannot be.
@@ -74,9 +87,53 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "body_too_large", message)
     }
 
-    /// The body did not come in time.
-    pub(super) fn body_overdue(seconds: u64) -> Self {
-        let message = format!("the body did not arrive within {seconds} s; send it faster");
+    /// A web page may have caused the request, or its body is not declared as JSON.
+    pub(super) fn refused(refusal: &Refusal) -> Self {
+        let status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::FORBIDDEN);
+        Self::new(status, "invalid_request_error", refusal.code(), refusal.to_string())
+    }
+
+    /// A prompt that no node takes.
+    pub(super) fn prompt_too_large(param: &str, bytes: usize, most: usize) -> Self {
+        let message = format!("{param} has {bytes} bytes or more, at most {most}; shorten it");
+        let error = Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "prompt_too_large", message);
+        Self { param: Some(param.into()), ..error }
+    }
+
+    /// A prompt of more tokens than the context has.
+    pub(super) fn prompt_exceeds_context(context: usize) -> Self {
+        let message = format!("prompt has more than {context} tokens, which is the context of this model; shorten it");
+        let error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", "context_length_exceeded", message);
+        Self { param: Some("prompt".into()), ..error }
+    }
+
+    /// All choices of a request take more memory than any request may.
+    pub(super) fn prompts_too_large(bytes: usize, most: usize) -> Self {
+        let message =
+            format!("the prompts of all choices take {bytes} bytes, at most {most}; ask for fewer or shorten them");
+        let error = Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "prompt_too_large", message);
+        Self { param: Some("n".into()), ..error }
+    }
+
+    /// Other requests take the memory for bodies.
+    pub(super) fn bodies_full(most: usize) -> Self {
+        let message = format!("other requests hold the {most} bytes for bodies and prompts; try again in 1 s");
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "bodies_full", message);
+        Self { retry_after: Some(1), ..error }
+    }
+
+    /// All connections that may ask for this have work.
+    pub(super) fn connections_full() -> Self {
+        let message = "all connections of this node have work; try again in 1 s (/health and /metrics answer)";
+        let error =
+            Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", "connections_full", message.into());
+        Self { retry_after: Some(1), ..error }
+    }
+
+    /// The body came too slowly.
+    pub(super) fn body_overdue(seconds: u64, pace: usize) -> Self {
+        let message =
+            format!("the body was not there after {seconds} s; send it faster, at least {pace} bytes a second");
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "body_timeout", message)
     }
 
@@ -115,10 +172,35 @@ impl ApiError {
         Self { retry_after: Some(5), ..error }
     }
 
+    /// Another model is served than the one that the answer belongs to.
+    pub(super) fn model_replaced(tokens: usize) -> Self {
+        let message = format!(
+            "another model was assigned after {tokens} tokens of this answer, and no other model continues it; send the request again"
+        );
+        Self::not_serving("model_replaced", message, 1)
+    }
+
+    /// An operator ended the answer. An error, not a reason to finish: OpenAI's reasons all mean an answer that can be used.
+    pub(super) fn cancelled(tokens: usize) -> Self {
+        let status = StatusCode::from_u16(CANCELLED).unwrap_or(StatusCode::BAD_REQUEST);
+        let message = format!(
+            "an operator cancelled the request after {tokens} tokens, its text is incomplete; ask the operator before sending it again"
+        );
+        Self { is_final: true, ..Self::new(status, "cancelled", "cancelled", message) }
+    }
+
+    /// With the answer as far as it came, where the error is of an answer that had begun.
+    pub(super) fn with_partial(self, answer: impl FnOnce() -> Value) -> Self {
+        let partial = (self.code == "cancelled").then(|| Box::new(answer()));
+        Self { partial, ..self }
+    }
+
     /// The object that clients get.
     pub(super) fn object(&self) -> Value {
         let Self { message, kind, param, code, .. } = self;
-        json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
+        let mut object = self.partial.as_deref().cloned().unwrap_or_else(|| json!({}));
+        object["error"] = json!({"message": message, "type": kind, "param": param, "code": code});
+        object
     }
 }
 
@@ -137,6 +219,11 @@ impl From<&Fault> for ApiError {
             }
             (FaultKind::PromptEmpty, _) => client("prompt"),
             (FaultKind::NoTemplate, _) => client("messages"),
+            (FaultKind::ModelReplaced { .. }, _) => Self::not_serving(code, message, 1),
+            (FaultKind::EndsHeads { .. }, _) => {
+                let error = Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", code, message);
+                Self { is_final: true, ..error }
+            }
             (FaultKind::ParameterInvalid { .. }, _) => Self { param: None, ..client("") },
             (FaultKind::QueueFull { .. }, _) => {
                 let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", code, message);
@@ -156,6 +243,9 @@ impl IntoResponse for ApiError {
         let mut response = (self.status, Json(self.object())).into_response();
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.is_final {
+            response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
         }
         response
     }

@@ -3,9 +3,9 @@ use std::time::Instant;
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
-use shared::telemetry::NodeState;
+use shared::{telemetry::NodeState, topology::Exclusion};
 
-use super::{Gateway, error::ApiError, trace::milliseconds};
+use super::{Gateway, cluster::Serving, error::ApiError, trace::milliseconds};
 
 /// A remaining time is told once so much is loaded, and only then.
 const SHARE_MIN: f64 = 0.05;
@@ -59,6 +59,7 @@ impl Gateway {
             _ if load.is_some() => {
                 ("loading", StatusCode::SERVICE_UNAVAILABLE, "the model is being loaded; wait".into())
             }
+            _ if serving.cordon().is_some() => ("cordoned", StatusCode::SERVICE_UNAVAILABLE, cordoned(&serving)),
             (None, _) => {
                 ("starting", StatusCode::SERVICE_UNAVAILABLE, "the node has not reported yet; try again".into())
             }
@@ -96,7 +97,11 @@ impl Gateway {
     /// Why nothing serves, for a request.
     pub(super) fn not_serving(&self) -> ApiError {
         let standing = self.standing();
-        let code = if standing.status == "loading" { "model_loading" } else { "not_serving" };
+        let code = match standing.status {
+            "loading" => "model_loading",
+            "cordoned" => "cordoned",
+            _ => "not_serving",
+        };
         let (progress, retry_after) = match standing.load {
             Some((done, total, left)) if total > 0 => {
                 let share = 100.0 * done as f64 / total as f64;
@@ -107,6 +112,13 @@ impl Gateway {
         };
         ApiError::not_serving(code, format!("{}{progress}", standing.message), retry_after)
     }
+}
+
+/// Who keeps all replicas from taking requests, why, and what ends that.
+fn cordoned(serving: &Serving) -> String {
+    let Some(Exclusion { node, reason, by, .. }) = serving.cordon() else { return String::new() };
+    let why = reason.as_deref().unwrap_or_default();
+    format!("{node} is cordoned ({why}; by {by}) and no other replica takes requests: console node uncordon {node}")
 }
 
 /// Seconds left at the pace since the load began; `None` while that says little.

@@ -1,39 +1,41 @@
 //! Paths, keys, request ids and bodies: everything around a request that has nothing to do with its answer.
 use std::{
     hash::{BuildHasher, RandomState},
+    pin::Pin,
     sync::{Arc, atomic::Ordering},
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
 use axum::{
     Json, Router,
-    body::{Body, to_bytes},
+    body::{Body, Bytes, HttpBody},
     extract::{Path, Query, Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, header},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{any, get, post},
 };
+use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
-use shared::ids::ModelIdentity;
-use tokio::time::timeout;
+use tokio::{task::spawn_blocking, time::timeout};
 
 use super::{
     Gateway,
+    bodies::{Held, Received, SHORT_BYTES},
     complete::complete,
+    connections::{Visit, Working},
     error::ApiError,
     metrics::Moment,
-    request::{Kind, read},
+    outline::Bounds,
+    pages,
+    request::{Asked, Kind, read},
 };
 
-/// Longest body.
-const BODY_BYTES_MAX: usize = 8 << 20;
-/// Bodies longer than this are read a few at a time.
-const LONG_BODY_BYTES: usize = 256 << 10;
 /// Bodies up to this are read also when nothing comes of them.
-const SHORT_BODY_BYTES: usize = 16 << 10;
-/// A body must be there within this.
-const BODY: Duration = Duration::from_secs(30);
+const BRIEF_BYTES: usize = 16 << 10;
+/// A long body waits so long for those before it to be parsed.
+const PARSING: Duration = Duration::from_secs(10);
 /// Longest request id that is taken over.
 const ID_BYTES_MAX: usize = 128;
 /// Traces that are given where no number is asked for.
@@ -72,9 +74,20 @@ async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next:
     let arrival = Arrival { id: request_id(request.headers()), at: Instant::now() };
     let path = known_path(request.uri().path());
     let id = HeaderValue::from_str(&arrival.id);
-    let is_open = path == "/health" || is_allowed(&gateway, request.headers());
     request.extensions_mut().insert(arrival);
-    let mut response = if is_open { next.run(request).await } else { ApiError::unauthorized().into_response() };
+    let page = pages::page(&gateway.settings.browsers, &request);
+    let is_crowded = request.extensions().get::<Visit>().is_some_and(|visit| visit.is_reserved);
+    let mut response = match &page {
+        // Before anything else is looked at: what a page causes must cost next to nothing.
+        Err(refused) => refused.clone().into_response(),
+        Ok(Some(_)) if pages::is_preflight(&request) => pages::preflight(request.headers()),
+        Ok(_) if is_crowded && !matches!(path, "/health" | "/metrics") => ApiError::connections_full().into_response(),
+        Ok(_) if path == "/health" || is_allowed(&gateway, request.headers()) => next.run(request).await,
+        Ok(_) => ApiError::unauthorized().into_response(),
+    };
+    if let Ok(Some(origin)) = page {
+        pages::allow(&mut response, origin);
+    }
     if let Ok(id) = id {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -120,41 +133,69 @@ async fn ask(gateway: Arc<Gateway>, kind: Kind, request: Request) -> Result<Resp
     let (parts, body) = request.into_parts();
     let arrival = parts.extensions.get::<Arrival>().cloned();
     let arrival = arrival.expect("every request passes the layer that puts it there");
+    pages::json(&parts.headers)?;
     let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     // Before the body is looked at: a refusal must cost next to nothing.
     if let Some(waiting) = gateway.admission.is_full() {
         // What is short is taken off the connection, so that it can be used again.
-        if length.is_some_and(|length: usize| length <= SHORT_BODY_BYTES) {
-            drop(body_of(body).await);
+        if length.is_some_and(|length: usize| length <= BRIEF_BYTES) {
+            drop(gateway.bodies.receive(body, length).await);
         }
         return Err(ApiError::queue_full(waiting, gateway.admission.retry_after()));
     }
-    let asked = {
-        if length.is_some_and(|length: usize| length > BODY_BYTES_MAX) {
-            return Err(ApiError::too_large(BODY_BYTES_MAX));
-        }
-        let is_long = length.is_none_or(|length| length > LONG_BODY_BYTES);
-        let _place = if is_long { gateway.long_bodies.acquire().await.ok() } else { None };
-        let bytes = body_of(body).await?;
-        read(kind, &bytes, seed(&arrival.id))?
-    };
-    complete(gateway, asked, arrival).await
+    let received = gateway.bodies.receive(body, length).await?;
+    // From here on the client waits for this node and not the other way round: its connection stays.
+    let working = parts.extensions.get::<Visit>().map(Visit::working);
+    let (asked, held) = parse(&gateway, kind, received, seed(&arrival.id)).await?;
+    let response = complete(gateway, asked, held, arrival).await?;
+    Ok(response.map(|body| Body::new(Answering { body, _working: working })))
 }
 
-async fn body_of(body: Body) -> Result<axum::body::Bytes, ApiError> {
-    match timeout(BODY, to_bytes(body, BODY_BYTES_MAX)).await {
-        Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(error)) => {
-            let mut source = std::error::Error::source(&error);
-            while let Some(cause) = source {
-                if cause.to_string().contains("limit exceeded") {
-                    return Err(ApiError::too_large(BODY_BYTES_MAX));
-                }
-                source = cause.source();
-            }
-            Err(ApiError::malformed("the body could not be read to its end; send it again"))
-        }
-        Err(_) => Err(ApiError::body_overdue(BODY.as_secs())),
+/// Reads a body; a long one on a thread where nothing waits for it, few at a time.
+async fn parse(gateway: &Gateway, kind: Kind, received: Received, seed: u64) -> Result<(Asked, Held), ApiError> {
+    let topology = gateway.cluster.serving().topology;
+    let bounds = Bounds { context: topology.map(|topology| topology.context_length as usize) };
+    let Received { bytes, mut held } = received;
+    if bytes.len() <= SHORT_BYTES {
+        return Ok((read(kind, &bytes, seed, bounds)?, held));
+    }
+    let place = timeout(PARSING, Arc::clone(&gateway.parsing).acquire_owned()).await;
+    let Ok(Ok(place)) = place else { return Err(ApiError::bodies_full(bytes.len())) };
+    let parsed = spawn_blocking(move || {
+        let _place = place;
+        read(kind, &bytes, seed, bounds)
+    });
+    let asked = parsed.await.unwrap_or_else(|error| {
+        tracing::error!("a body of a request could not be read: {error}");
+        Err(ApiError::malformed("the body cannot be read; look at the log of this node"))
+    })?;
+    gateway.bodies.settle(&mut held, asked.bytes())?;
+    Ok((asked, held))
+}
+
+/// The body of an answer, whose connection has work until it is written.
+struct Answering {
+    body: Body,
+    _working: Option<Working>,
+}
+
+impl HttpBody for Answering {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -168,11 +209,6 @@ impl Gateway {
     pub(super) fn model(&self) -> Option<String> {
         let topology = self.cluster.serving().topology?;
         Some(topology.model.clone())
-    }
-
-    /// Which file that is.
-    pub(super) fn identity_served(&self) -> Option<ModelIdentity> {
-        self.cluster.serving().topology.map(|topology| topology.identity)
     }
 
     fn model_object(&self) -> Option<Value> {

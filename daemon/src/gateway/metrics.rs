@@ -286,9 +286,20 @@ fn gauge(text: &mut String, name: &str, help: &str, value: f64) {
     line(text, name, "", "", value);
 }
 
-/// A label's value: names are free of control characters.
+/// A label's value. Names come from other nodes, also of a release that lets control characters through: none may end the line or reach a
+/// terminal.
 fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"")
+    let mut label = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '\\' => label.push_str("\\\\"),
+            '"' => label.push_str("\\\""),
+            '\n' => label.push_str("\\n"),
+            other if other.is_control() => label.push(char::REPLACEMENT_CHARACTER),
+            other => label.push(other),
+        }
+    }
+    label
 }
 
 #[cfg(test)]
@@ -306,7 +317,8 @@ mod tests {
             metrics.ended(&ended);
         }
         metrics.answered("/v1/completions", 429);
-        let replicas = vec![("a\"b".into(), 1, true, false)];
+        let replicas =
+            vec![("a\"b".into(), 1, true, false), ("c\\\"} 1\nevil_metric 66\r\u{9b}".into(), 1, true, false)];
         let text = metrics.text(&Moment { occupancy: Occupancy::default(), running: 2, own: None, replicas });
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let (_, value) = line.rsplit_once(' ').expect("a value");
@@ -322,6 +334,7 @@ mod tests {
             "bramble_refused_total 1",
             "bramble_requests_running 2",
             "bramble_replica_running{head=\"a\\\"b\"} 1",
+            "bramble_replica_running{head=\"c\\\\\\\"} 1\\nevil_metric 66\u{fffd}\u{fffd}\"} 1",
         ] {
             assert!(text.lines().any(|line| line == expected), "{expected} is not in\n{text}");
         }

@@ -2,15 +2,22 @@
 //! Owns admission, routing and what clients see; never schedules, computes or assigns.
 mod admission;
 mod answer;
+mod bodies;
 mod choice;
 mod cluster;
 mod complete;
+mod connections;
+mod conversation;
 mod error;
 mod fields;
 mod health;
 mod http;
+mod losses;
 mod metrics;
 mod object;
+mod outline;
+mod pages;
+mod pinned;
 mod request;
 mod route;
 mod settings;
@@ -18,7 +25,7 @@ mod socket;
 mod stream;
 mod trace;
 
-pub use settings::{Key, Settings, Wanted};
+pub use settings::{Key, Settings, Wanted, check_mode};
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -27,7 +34,7 @@ use std::{
 };
 
 use anyhow::Context;
-use shared::protocol::handshake::Identity;
+use shared::protocol::{handshake::Identity, recovery::Committed};
 use tokio::{
     net::TcpListener,
     sync::Semaphore,
@@ -36,10 +43,13 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use self::{admission::Admission, answer::Sessions, cluster::Cluster, health::Load, metrics::Metrics, trace::Traces};
+use self::{
+    admission::Admission, answer::Sessions, bodies::Bodies, cluster::Cluster, health::Load, metrics::Metrics,
+    trace::Traces,
+};
 
-/// Long bodies that are read and parsed at the same time.
-const LONG_BODIES_MAX: usize = 8;
+/// Long bodies that are parsed at the same time.
+const PARSING_MAX: usize = 2;
 
 /// What clients are told at the end of the drain must be with them in this time.
 const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -56,7 +66,9 @@ struct Gateway {
     loading: Mutex<Option<Load>>,
     /// Answers under way.
     running: AtomicU32,
-    long_bodies: Semaphore,
+    bodies: Bodies,
+    /// Places to parse long ones.
+    parsing: Arc<Semaphore>,
     /// Cancelled when answers that still run must end.
     cut: CancellationToken,
 }
@@ -89,11 +101,21 @@ pub async fn bind(settings: &Settings) -> anyhow::Result<Option<TcpListener>> {
     }
 }
 
-/// Serves on a bound address. `own` is where the node itself listens.
-pub fn serve(listener: TcpListener, settings: Settings, own: SocketAddr, identity: Identity) -> Running {
-    let cluster = Cluster::new(dialled(own), settings.peers.clone(), identity.clone(), settings.silent);
+/// Serves on a bound address. `own` is where the node itself listens, `committed` the topology that it had before this start.
+pub fn serve(
+    listener: TcpListener,
+    settings: Settings,
+    own: SocketAddr,
+    identity: Identity,
+    committed: Option<Committed>,
+) -> Running {
+    let mut cluster = Cluster::new(dialled(own), settings.peers.clone(), identity.clone(), settings.silent);
+    if let Some(committed) = committed.filter(|_| settings.recovers) {
+        cluster.expect(committed);
+    }
     let cluster = Arc::new(cluster);
     let cut = CancellationToken::new();
+    let bodies = Bodies::new(settings.memory);
     let gateway = Gateway {
         admission: Arc::new(Admission::new(Arc::clone(&cluster), settings.queue, settings.recovers)),
         settings,
@@ -103,7 +125,8 @@ pub fn serve(listener: TcpListener, settings: Settings, own: SocketAddr, identit
         traces: Traces::default(),
         loading: Mutex::new(None),
         running: AtomicU32::new(0),
-        long_bodies: Semaphore::new(LONG_BODIES_MAX),
+        bodies,
+        parsing: Arc::new(Semaphore::new(PARSING_MAX)),
         cut: cut.clone(),
         cluster: Arc::clone(&cluster),
     };

@@ -1,16 +1,21 @@
-//! From a body to what is asked of heads: one `Generate` for each choice, and what the answer is to look like. Pure.
-use std::hash::{DefaultHasher, Hash, Hasher};
+//! From a body to what is asked of heads: a `Generate` for each prompt, which its choices share, and what the answer is to look like. Pure.
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+};
 
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use shared::{
-    protocol::message::{Chat, Generate, Grammar, Prompt, STOP_BYTES_MAX, STOP_STRINGS_MAX},
+    protocol::message::{Generate, Grammar, Prompt, STOP_BYTES_MAX, STOP_STRINGS_MAX},
     sampling::{LOGIT_BIAS_MAX, LOGPROBS_MAX, SamplingParameters, TOP_K_MAX},
 };
 
 use super::{
     choice::Tools,
+    conversation,
     error::ApiError,
     fields::{Fields, brief},
+    outline::{Bounds, Outline},
 };
 
 /// Most answers to one request.
@@ -23,6 +28,39 @@ const CHAT_TOKENS: u64 = 1024;
 const TOKENS_MAX: u64 = 1 << 20;
 /// Bytes of a prompt's beginning that name the replica which may have it.
 const PREFIX_BYTES: usize = 512;
+
+/// Every field that counts but `prompt`; others are not even built.
+const FIELDS: [&str; 29] = [
+    "best_of",
+    "echo",
+    "frequency_penalty",
+    "ignore_eos",
+    "logit_bias",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "messages",
+    "min_p",
+    "model",
+    "n",
+    "parallel_tool_calls",
+    "presence_penalty",
+    "repeat_penalty",
+    "repetition_penalty",
+    "response_format",
+    "seed",
+    "speculative.n_max",
+    "stop",
+    "stream",
+    "stream_options",
+    "suffix",
+    "temperature",
+    "tool_choice",
+    "tools",
+    "top_k",
+    "top_logprobs",
+    "top_p",
+];
 
 /// Which of the two APIs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +77,8 @@ pub(super) struct Asked {
     pub(super) kind: Kind,
     /// As the client named it.
     pub(super) model: Option<String>,
-    /// One for each choice, with the hash of its prompt's beginning.
-    pub(super) choices: Vec<(Generate, u64)>,
+    /// One for each choice.
+    pub(super) choices: Vec<Wish>,
     pub(super) is_streamed: bool,
     /// A last chunk with the usage.
     pub(super) includes_usage: bool,
@@ -50,21 +88,61 @@ pub(super) struct Asked {
     pub(super) tools: Tools,
 }
 
+/// One choice of an answer.
+#[derive(Clone, Debug)]
+pub(super) struct Wish {
+    /// What is asked of a head, but for the seed; shared by all choices of one prompt.
+    pub(super) generate: Arc<Generate>,
+    pub(super) seed: u64,
+    /// The hash of the prompt's beginning.
+    pub(super) prefix: u64,
+}
+
+impl Wish {
+    /// What is sent to a head. An answer that has begun is asked for with its prompt's ids and its tokens so far.
+    pub(super) fn generate(&self, begun: Option<(&[u32], &[u32])>) -> Generate {
+        let Generate { prompt, sampling, stop, grammar, .. } = &*self.generate;
+        let (prompt, resumed) = match begun {
+            Some((ids, tokens)) => (Prompt::Tokens(ids.to_vec()), tokens.to_vec()),
+            None => (prompt.clone(), Vec::new()),
+        };
+        let sampling = SamplingParameters { seed: self.seed, ..sampling.clone() };
+        let mut generate = Generate::new(prompt, self.generate.max_tokens, sampling, stop.clone());
+        generate.resumed = resumed;
+        generate.grammar.clone_from(grammar);
+        generate.drafts_max = self.generate.drafts_max;
+        generate.ignores_end = self.generate.ignores_end;
+        generate
+    }
+}
+
+impl Asked {
+    /// Bytes that prompts take until heads have them: each once here, and for each choice once more and as a message.
+    pub(super) fn bytes(&self) -> usize {
+        let mut bytes = 0;
+        let mut latest: Option<&Arc<Generate>> = None;
+        for Wish { generate, .. } in &self.choices {
+            let own = generate.prompt.byte_count();
+            let is_shared = latest.is_some_and(|latest| Arc::ptr_eq(latest, generate));
+            bytes += if is_shared { 2 * own } else { 3 * own };
+            latest = Some(generate);
+        }
+        bytes
+    }
+}
+
 /// Reads a body. `seed` is for requests that give none.
 ///
 /// # Errors
 /// The first field that cannot be.
-pub(super) fn read(kind: Kind, body: &[u8], seed: u64) -> Result<Asked, ApiError> {
-    let value: Value = serde_json::from_slice(body)
-        .map_err(|error| ApiError::malformed(format!("the body is no JSON: {error}; send a JSON object")))?;
-    let Value::Object(mut object) = value else {
-        return Err(ApiError::malformed(format!("the body is {}, it must be a JSON object", brief(&value))));
-    };
+pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result<Asked, ApiError> {
+    let outline = Outline::read(body)?;
+    let mut object = outline.values(&FIELDS)?;
     let (mut tools, mut forced) = (Tools::default(), None);
     let prompts = match kind {
-        Kind::Completion => prompts(object.remove("prompt"))?,
+        Kind::Completion => outline.prompts(bounds)?,
         Kind::Chat => {
-            let (chat, force) = chat(&mut object)?;
+            let (chat, force) = conversation::read(&mut object)?;
             (tools.are_given, tools.are_forced) = (chat.tools.is_some(), force.is_some());
             forced = force;
             vec![Prompt::Chat(Box::new(chat))]
@@ -89,14 +167,13 @@ pub(super) fn read(kind: Kind, body: &[u8], seed: u64) -> Result<Asked, ApiError
     let mut choices = Vec::new();
     for prompt in prompts {
         let prefix = prefix(&prompt);
-        for index in 0..n {
-            let sampling = SamplingParameters { seed: sampling.seed.wrapping_add(index), ..sampling.clone() };
-            let mut generate = Generate::new(prompt.clone(), max_tokens, sampling, stop.clone());
-            generate.grammar.clone_from(&grammar);
-            generate.drafts_max = drafts_max.unwrap_or(generate.drafts_max);
-            generate.ignores_end = ignores_end;
-            choices.push((generate, prefix));
-        }
+        let mut generate = Generate::new(prompt, max_tokens, sampling.clone(), stop.clone());
+        generate.grammar.clone_from(&grammar);
+        generate.drafts_max = drafts_max.unwrap_or(generate.drafts_max);
+        generate.ignores_end = ignores_end;
+        let generate = Arc::new(generate);
+        let wish = |index| Wish { generate: Arc::clone(&generate), seed: sampling.seed.wrapping_add(index), prefix };
+        choices.extend((0..n).map(wish));
     }
     Ok(Asked {
         kind,
@@ -123,125 +200,6 @@ fn refuse_unsupported(fields: Fields<'_>) -> Result<(), ApiError> {
         return Err(ApiError::invalid("suffix", "suffix is not supported; leave it out"));
     }
     Ok(())
-}
-
-/// A string, a list of ids, or lists of either.
-fn prompts(value: Option<Value>) -> Result<Vec<Prompt>, ApiError> {
-    let ids = |list: &[Value]| -> Option<Vec<u32>> {
-        list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
-    };
-    let refusal = || {
-        let message =
-            "prompt must be a string, a list of strings, a list of token ids, or a list of such lists; give one";
-        ApiError::invalid("prompt", message)
-    };
-    match value.unwrap_or(Value::Null) {
-        Value::String(text) => Ok(vec![Prompt::Text(text)]),
-        Value::Array(list) if list.first().is_some_and(Value::is_u64) => {
-            Ok(vec![Prompt::Tokens(ids(&list).ok_or_else(refusal)?)])
-        }
-        Value::Array(list) if !list.is_empty() && list.len() <= CHOICES_MAX => {
-            let prompt = |value: Value| match value {
-                Value::String(text) => Some(Prompt::Text(text)),
-                Value::Array(list) => ids(&list).map(Prompt::Tokens),
-                _ => None,
-            };
-            list.into_iter().map(prompt).collect::<Option<_>>().ok_or_else(refusal)
-        }
-        _ => Err(refusal()),
-    }
-}
-
-/// Messages and tools as they came: the head's template reads them. With them the grammar of a call that must be made.
-fn chat(object: &mut Map<String, Value>) -> Result<(Chat, Option<Grammar>), ApiError> {
-    let messages = object.remove("messages").unwrap_or(Value::Null);
-    let Some(list) = messages.as_array().filter(|list| !list.is_empty()) else {
-        return Err(ApiError::invalid(
-            "messages",
-            "messages must be a list of at least one message with role and content",
-        ));
-    };
-    for (index, message) in list.iter().enumerate() {
-        let role = message.get("role").and_then(Value::as_str);
-        if role.is_none_or(str::is_empty) {
-            let param = format!("messages[{index}].role");
-            return Err(ApiError::invalid(&param, format!("{param} is missing; give system, user, assistant or tool")));
-        }
-        check_content(index, message)?;
-    }
-    let messages = messages.to_string();
-    let list = match object.remove("tools").filter(|tools| !tools.is_null()) {
-        None => Vec::new(),
-        Some(Value::Array(list)) => list,
-        Some(other) => {
-            return Err(ApiError::invalid("tools", format!("tools is {}, it must be a list", brief(&other))));
-        }
-    };
-    let choice = object.get("tool_choice").filter(|choice| !choice.is_null());
-    let list = chosen(list, choice)?;
-    let is_forced = choice.is_some_and(|choice| choice.is_object() || choice == "required");
-    if is_forced && list.is_empty() {
-        return Err(ApiError::invalid("tool_choice", "tool_choice asks for a call and there are no tools; give tools"));
-    }
-    if list.is_empty() || choice.is_some_and(|choice| choice == "none") {
-        return Ok((Chat { messages, tools: None }, None));
-    }
-    let grammar = is_forced.then(|| Grammar::JsonSchema(call_schema(&list).to_string()));
-    Ok((Chat { messages, tools: Some(Value::Array(list).to_string()) }, grammar))
-}
-
-/// What a call of one of the tools looks like.
-fn call_schema(tools: &[Value]) -> Value {
-    let call = |tool: &Value| {
-        let function = &tool["function"];
-        let arguments = function.get("parameters").cloned().unwrap_or_else(|| json!({"type": "object"}));
-        json!({
-            "type": "object",
-            "properties": {"name": {"const": function["name"]}, "arguments": arguments},
-            "required": ["name", "arguments"],
-            "additionalProperties": false,
-        })
-    };
-    let calls: Vec<Value> = tools.iter().map(call).collect();
-    if let [one] = &calls[..] { one.clone() } else { json!({"anyOf": calls}) }
-}
-
-/// Text, parts of text, or nothing where calls stand instead.
-fn check_content(index: usize, message: &Value) -> Result<(), ApiError> {
-    let param = format!("messages[{index}].content");
-    match message.get("content").unwrap_or(&Value::Null) {
-        Value::String(_) => Ok(()),
-        Value::Null if message.get("tool_calls").is_some() || message.get("function_call").is_some() => Ok(()),
-        Value::Array(parts) => {
-            let is_text = |part: &Value| part.get("type").and_then(Value::as_str).is_none_or(|kind| kind == "text");
-            if parts.iter().all(|part| part.is_object() && is_text(part)) {
-                return Ok(());
-            }
-            Err(ApiError::invalid(&param, format!("{param} has a part that is no text; the model reads only text")))
-        }
-        other => Err(ApiError::invalid(&param, format!("{param} is {}, it must be a string", brief(other)))),
-    }
-}
-
-/// The tools that may be called: one, where the client names it.
-fn chosen(list: Vec<Value>, choice: Option<&Value>) -> Result<Vec<Value>, ApiError> {
-    let name = |tool: &Value| tool.get("function")?.get("name")?.as_str().map(str::to_owned);
-    if let Some(index) = list.iter().position(|tool| name(tool).is_none()) {
-        let param = format!("tools[{index}].function.name");
-        return Err(ApiError::invalid(
-            &param,
-            format!("{param} is missing; describe each tool as a function with a name"),
-        ));
-    }
-    let Some(wanted) = choice.and_then(name) else { return Ok(list) };
-    let found: Vec<Value> = list.into_iter().filter(|tool| name(tool).as_deref() == Some(&wanted)).collect();
-    if found.is_empty() {
-        return Err(ApiError::invalid(
-            "tool_choice",
-            format!("tool_choice names {wanted:?}, which is not among the tools"),
-        ));
-    }
-    Ok(found)
 }
 
 fn logprobs(kind: Kind, fields: Fields<'_>) -> Result<Option<u32>, ApiError> {
@@ -368,13 +326,15 @@ fn prefix(prompt: &Prompt) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn chat_with(more: Value) -> Result<Asked, ApiError> {
         let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});
         let fields = more.as_object().expect("an object").clone();
         body.as_object_mut().expect("an object").extend(fields);
-        read(Kind::Chat, body.to_string().as_bytes(), 1)
+        read(Kind::Chat, body.to_string().as_bytes(), 1, Bounds { context: None })
     }
 
     fn tool(name: &str) -> Value {
@@ -386,7 +346,7 @@ mod tests {
         let grammar = |choice: Value| {
             let asked =
                 chat_with(json!({"tools": [tool("add"), tool("sum")], "tool_choice": choice})).expect("it is good");
-            let (generate, _) = &asked.choices[0];
+            let generate = &asked.choices[0].generate;
             let Prompt::Chat(chat) = &generate.prompt else { panic!("a conversation") };
             (generate.grammar.clone(), chat.tools.clone().map(|tools| tools.contains("sum")), asked.tools)
         };
@@ -412,25 +372,65 @@ mod tests {
     fn choices_have_seeds_one_after_another_and_the_same_beginning() {
         let asked =
             chat_with(json!({"n": 3, "seed": -1, "max_tokens": 5, "max_completion_tokens": 7})).expect("it is good");
-        let seeds: Vec<u64> = asked.choices.iter().map(|(generate, _)| generate.sampling.seed).collect();
+        let seeds: Vec<u64> = asked.choices.iter().map(|wish| wish.generate(None).sampling.seed).collect();
         assert_eq!(seeds, [u64::MAX, 0, 1]);
-        assert!(
-            asked.choices.iter().all(|(generate, prefix)| generate.max_tokens == 7 && *prefix == asked.choices[0].1)
-        );
+        let first = &asked.choices[0];
+        assert!(asked.choices.iter().all(|wish| wish.generate.max_tokens == 7 && wish.prefix == first.prefix));
+        assert!(asked.choices.iter().all(|wish| Arc::ptr_eq(&wish.generate, &first.generate)), "one prompt in memory");
+        assert_eq!(asked.bytes(), 7 * first.generate.prompt.byte_count());
+        let resumed = first.generate(Some((&[1, 2], &[3])));
+        assert_eq!((resumed.prompt, resumed.resumed), (Prompt::Tokens(vec![1, 2]), vec![3]));
         let asked = chat_with(json!({"logprobs": true, "top_logprobs": 0})).expect("it is good");
-        assert_eq!((asked.logprobs, asked.choices[0].0.sampling.logprobs), (Some(0), 1), "the token's own is told");
+        assert_eq!(
+            (asked.logprobs, asked.choices[0].generate.sampling.logprobs),
+            (Some(0), 1),
+            "the token's own is told"
+        );
         assert!(chat_with(json!({"top_logprobs": 3})).is_err());
+    }
+
+    #[test]
+    fn every_field_that_is_read_is_taken_from_the_body() {
+        let source = include_str!("request.rs").split("#[cfg(test)]").next().expect("there is a beginning");
+        let code: String =
+            source.split_whitespace().chain(include_str!("conversation.rs").split_whitespace()).collect();
+        let mut count = 0;
+        for reader in ["get(\"", "number(\"", "whole(\"", "flag(\"", "text(\"", "object(\"", "remove(\""] {
+            for call in code.split(reader).skip(1) {
+                let name = call.split('"').next().expect("a name ends");
+                // Of objects within fields.
+                if ![
+                    "role",
+                    "content",
+                    "type",
+                    "function",
+                    "name",
+                    "parameters",
+                    "tool_calls",
+                    "function_call",
+                    "json_schema",
+                    "schema",
+                    "include_usage",
+                ]
+                .contains(&name)
+                {
+                    assert!(FIELDS.contains(&name), "{name} is never taken");
+                    count += 1;
+                }
+            }
+        }
+        assert!(count >= 25, "only {count} fields were found");
     }
 
     #[test]
     fn a_body_nested_beyond_reason_or_cut_anywhere_is_malformed() {
         let deep = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));
-        assert!(read(Kind::Completion, deep.as_bytes(), 1).is_err());
+        let read = |body: &[u8]| read(Kind::Completion, body, 1, Bounds { context: None });
+        assert!(read(deep.as_bytes()).is_err());
         let good =
             json!({"prompt": "a", "stop": ["b"], "logit_bias": {"1": 2.0}, "response_format": {"type": "json_object"}})
                 .to_string();
-        assert!(read(Kind::Completion, good.as_bytes(), 1).is_ok());
-        (0..good.len())
-            .for_each(|end| assert!(read(Kind::Completion, &good.as_bytes()[..end], 1).is_err(), "cut at {end}"));
+        assert!(read(good.as_bytes()).is_ok());
+        (0..good.len()).for_each(|end| assert!(read(&good.as_bytes()[..end]).is_err(), "cut at {end}"));
     }
 }

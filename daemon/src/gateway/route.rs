@@ -120,7 +120,7 @@ impl Router {
         let head = chosen.head.clone();
         let standing = self.heads.entry(head.clone()).or_default();
         standing.running += 1;
-        if matches!(standing.gate, Gate::Open(_)) {
+        if matches!(standing.gate, Gate::Open(until) if now >= until) {
             standing.gate = Gate::Probing;
         }
         self.remember(prefix, &head);
@@ -155,7 +155,13 @@ impl Router {
             Outcome::Lost => {
                 standing.failures += 1;
                 standing.failed_at = Some(now);
-                if standing.failures >= FAILURES_MAX || standing.gate == Gate::Probing {
+                // One that is out already and was used for want of another stays out as long as it was.
+                let is_judged = match standing.gate {
+                    Gate::Closed => standing.failures >= FAILURES_MAX,
+                    Gate::Open(_) => false,
+                    Gate::Probing => true,
+                };
+                if is_judged {
                     take_out(standing, now);
                 }
             }
@@ -319,6 +325,23 @@ mod tests {
         (0..3).for_each(|_| router.ended("a", Outcome::Lost, begin));
         let later = begin + Duration::from_millis(1);
         assert_eq!(to(router.choose(&[replica("a", 0, later)], 1, later)), "a");
+    }
+
+    #[test]
+    fn a_loss_on_the_last_resort_does_not_prolong_its_exclusion() {
+        let begin = Instant::now();
+        let at = |ms: u64| begin + Duration::from_millis(ms);
+        let mut router = Router::default();
+        (0..3).for_each(|_| router.ended("a", Outcome::Lost, begin));
+        for ms in 1..4 {
+            assert_eq!(to(router.choose(&[replica("a", 0, at(ms))], 1, at(ms))), "a");
+            router.ended("a", Outcome::Lost, at(ms));
+        }
+        let later = begin + OUT;
+        let replicas = [replica("a", 0, later), replica("b", 1, later)];
+        router.learn(&replicas);
+        router.learn(&[replica("a", 0, later), Replica { at: later + OUT, ..replica("b", 1, later) }]);
+        assert_eq!(to(router.choose(&replicas, 2, later)), "a", "its first exclusion is over");
     }
 
     #[test]

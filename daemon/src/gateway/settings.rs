@@ -1,13 +1,15 @@
 //! Where the gateway listens, who may use it and how long it has patience: checked before anything is opened.
 use std::{
     fmt, fs,
+    io::Read,
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    os::unix::fs::MetadataExt,
     path::Path,
     time::Duration,
 };
 
 use anyhow::{Context, bail, ensure};
-use shared::protocol::PORT;
+use shared::{browser::BrowserPolicy, protocol::PORT};
 
 /// The port of the HTTP API beside 9999.
 const HTTP_PORT: u16 = 9980;
@@ -46,6 +48,14 @@ pub struct Wanted {
     pub keys: Vec<String>,
     /// A file of keys, one a line.
     pub key_file: Option<std::path::PathBuf>,
+    /// Names of this node and of its machine.
+    pub own: Vec<String>,
+    /// Further names under which it may be asked; `*`: any.
+    pub hosts: Vec<String>,
+    /// Web pages that may ask; `*`: any.
+    pub origins: Vec<String>,
+    /// Bytes of memory of this machine.
+    pub memory: u64,
     /// Nodes to ask for a topology.
     pub peers: Vec<String>,
     /// Requests that may wait.
@@ -71,6 +81,14 @@ pub struct Settings {
     pub is_default: bool,
     /// Who may use it; empty: everyone who reaches it.
     pub keys: Vec<Key>,
+    /// Further names under which it may be asked, as they were written.
+    pub hosts: Vec<String>,
+    /// Web pages that may ask, as they were written.
+    pub origins: Vec<String>,
+    /// The rule that follows from both and from the node's own names.
+    pub browsers: BrowserPolicy,
+    /// Bytes of memory of this machine.
+    pub memory: u64,
     /// `ADDR:PORT` of nodes that know a topology, for a node without a shard.
     pub peers: Vec<String>,
     /// Most requests that wait for a place.
@@ -129,12 +147,20 @@ impl Wanted {
                 peer.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
             ensure!(has_port, "peer {peer:?} is not ADDRESS:PORT; for example 192.168.1.11:{PORT}");
         }
+        let browsers = match BrowserPolicy::new(&self.own, &self.hosts, &self.origins) {
+            Ok(browsers) => browsers,
+            Err(why) => bail!("http_hosts or http_origins: {why}"),
+        };
         let queue = self.queue.unwrap_or(64);
         ensure!(queue <= 4096, "http_queue is {queue}, it must be at most 4096");
         Ok(Settings {
             listen: address,
             is_default,
             keys: texts.into_iter().map(Key).collect(),
+            hosts: self.hosts,
+            origins: self.origins,
+            browsers,
+            memory: self.memory,
             peers: self.peers,
             queue,
             queue_wait: self.queue_wait,
@@ -153,9 +179,26 @@ fn beside(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port().checked_sub(distance).filter(|port| *port >= 1024).unwrap_or(HTTP_PORT))
 }
 
+/// Refuses a file with API keys that others can read, or that its group can change.
+///
+/// # Errors
+/// Its permissions allow more than its owner and the daemon's group need.
+pub fn check_mode(path: &Path, metadata: &fs::Metadata) -> anyhow::Result<()> {
+    let (path, mode) = (path.display(), metadata.mode() & 0o777);
+    ensure!(
+        mode & 0o027 == 0,
+        "{path} holds API keys and others can read or change it (mode {mode:04o}): chown root:bramble {path}; chmod 640 {path}"
+    );
+    Ok(())
+}
+
 /// One key a line; empty lines and those with # are none.
 fn keys_in(path: &Path) -> anyhow::Result<Vec<String>> {
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read the API keys in {}", path.display()))?;
+    let reading = || format!("cannot read the API keys in {}", path.display());
+    let mut file = fs::File::open(path).with_context(reading)?;
+    check_mode(path, &file.metadata().with_context(reading)?)?;
+    let mut text = String::new();
+    file.read_to_string(&mut text).with_context(reading)?;
     let keys: Vec<String> =
         text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).map(Into::into).collect();
     ensure!(!keys.is_empty(), "{} holds no API key; write one a line", path.display());
@@ -207,6 +250,8 @@ mod tests {
             ),
             (Box::new(|wanted: &mut Wanted| wanted.http = Some("here".into())), "here"),
             (Box::new(|wanted: &mut Wanted| wanted.peers = vec!["pi1".into()]), "pi1"),
+            (Box::new(|wanted: &mut Wanted| wanted.hosts = vec!["http://pi1".into()]), "http_hosts"),
+            (Box::new(|wanted: &mut Wanted| wanted.origins = vec!["chat.example".into()]), "chat.example"),
             (Box::new(|wanted: &mut Wanted| wanted.queue = Some(5000)), "http_queue"),
             (Box::new(|wanted: &mut Wanted| wanted.key_file = Some("/nowhere/keys".into())), "/nowhere/keys"),
         ] {

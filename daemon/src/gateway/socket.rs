@@ -1,14 +1,15 @@
-//! The listener: bounded connections, each with a deadline for its request's head, for each write, and for lying idle.
+//! The listener: bounded connections (`connections.rs` says which), each with a deadline for its request's head, for each write, and for lying
+//! idle.
 use std::{
     io,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
 
 use axum::Router;
-use hyper::server::conn::http1;
+use hyper::{Request, body::Incoming, server::conn::http1, service::Service};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
@@ -16,13 +17,12 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
     time::{Instant, Sleep, sleep},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// Most connections at the same time; further ones wait in the kernel's queue.
-const CONNECTIONS_MAX: usize = 1024;
+use super::connections::{Connections, Visit};
+
 /// A request's head must be there within this; so long a connection may lie idle, too.
 const HEAD: Duration = Duration::from_secs(20);
 /// Bytes of a request's head and of what waits for the socket.
@@ -32,41 +32,64 @@ const WRITE: Duration = Duration::from_secs(20);
 
 /// Serves until `stop`; connections go on until they are done.
 pub(super) async fn accept(listener: TcpListener, router: Router, open: TaskTracker, stop: CancellationToken) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let connections = Arc::<Mutex<Connections>>::default();
     loop {
-        let place = tokio::select! {
-            place = Arc::clone(&places).acquire_owned() => place,
-            () = stop.cancelled() => return,
-        };
-        let Ok(place) = place else { return };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = stop.cancelled() => return,
         };
         match accepted {
-            Ok((stream, _)) => {
-                let (router, stop) = (router.clone(), stop.clone());
+            Ok((stream, peer)) => {
+                // Where it cannot be served, it is closed.
+                let Some(visit) = lock(&connections).admit(peer.ip()) else { continue };
+                let (router, stop, connections) = (router.clone(), stop.clone(), Arc::clone(&connections));
                 open.spawn(async move {
-                    serve(stream, router, stop).await;
-                    drop(place);
+                    tokio::select! {
+                        () = serve(stream, Visited { router: TowerToHyperService::new(router), visit: visit.clone() }, stop) => {}
+                        () = visit.end.cancelled() => {}
+                    }
+                    lock(&connections).done(&visit);
                 });
             }
             Err(error) => {
                 // Out of descriptors, mostly: a pause lets connections end.
                 tracing::warn!("cannot accept a connection of the HTTP API: {error}");
+                lock(&connections).evict();
                 sleep(Duration::from_millis(100)).await;
             }
         }
     }
 }
 
-async fn serve(stream: TcpStream, router: Router, stop: CancellationToken) {
+fn lock(connections: &Mutex<Connections>) -> MutexGuard<'_, Connections> {
+    // The list is whole even if a task panicked while it held the lock.
+    connections.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tells each request which connection it came by.
+struct Visited {
+    router: TowerToHyperService<Router>,
+    visit: Visit,
+}
+
+impl Service<Request<Incoming>> for Visited {
+    type Response = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Response;
+    type Error = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Error;
+    type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(self.visit.clone());
+        self.router.call(request)
+    }
+}
+
+async fn serve(stream: TcpStream, service: Visited, stop: CancellationToken) {
     // Without it only latency suffers.
     let _ = stream.set_nodelay(true);
     let stream = TokioIo::new(Patient { stream, overdue: None });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(BUFFER_BYTES);
-    let mut connection = std::pin::pin!(builder.serve_connection(stream, TowerToHyperService::new(router)));
+    let mut connection = std::pin::pin!(builder.serve_connection(stream, service));
     // A client that goes away, or sends what is no HTTP, ends its connection and nothing else.
     tokio::select! {
         _ = connection.as_mut() => {}

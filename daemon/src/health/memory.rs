@@ -52,6 +52,14 @@ pub fn available() -> Bytes {
     Bytes(System::new_with_specifics(refresh).map_or(0, |system| system.available_memory()))
 }
 
+/// What this process may have at most: the machine's memory, or its control group's limit; 0 if it cannot be read.
+pub fn total() -> Bytes {
+    let refresh = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+    let Ok(system) = System::new_with_specifics(refresh) else { return Bytes(0) };
+    let group = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory);
+    Bytes(system.total_memory().min(group))
+}
+
 /// Resident in this process, file pages included; 0 if it cannot be read.
 pub fn resident() -> Bytes {
     let Ok(mut system) = System::new_with_specifics(RefreshKind::nothing()) else { return Bytes(0) };

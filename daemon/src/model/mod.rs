@@ -14,5 +14,5 @@ pub mod weights;
 
 pub use forward::{Batch, BatchToken, ForwardError, KvSink, Model};
 pub use kv_cache::KvCache;
-pub use packed::PackedCache;
+pub use packed::{Cached, PackedCache};
 pub use weights::{Layer, LoadError, Matrix, Shard, Source};

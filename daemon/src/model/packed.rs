@@ -1,5 +1,6 @@
 //! Packed shards under the state directory: a restart reads its own slices, in order and already packed, and nothing else of
-//! the model. A file is named by what it holds, checked when it is read, written beside the work and pruned by age.
+//! the model. A file is named by the content of the model and the slices, checked when it is read, written while the shard is used and
+//! pruned by age.
 use std::{
     fs::{self, File},
     io::{self, Write},
@@ -11,13 +12,13 @@ use std::{
 
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
-use shared::{gguf::GgufFile, topology::ShardPlan};
+use shared::{gguf::Content, ids::ContentRoot, topology::ShardPlan};
 
 use super::{LoadError, region::Region};
 use crate::kernels::Kernels;
 
 /// Changes when panels or regions are laid out in another way.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const MAGIC: [u8; 8] = *b"bramblep";
 /// Bytes with a checksum of their own.
 const CHUNK: usize = 4 << 20;
@@ -31,13 +32,11 @@ const SPARE: u64 = 1 << 30;
 pub struct Key([u8; 32]);
 
 impl Key {
-    /// What a shard's bytes depend on: the file, the slices and the panels. The identity of a file is that of its metadata and
-    /// tensor table; when it was changed tells weights apart that another file of the same shape brings.
-    pub fn of(file: &GgufFile, plan: &ShardPlan, kernels: &Kernels, bytes: usize) -> Self {
+    /// What a shard's bytes depend on: the content of the model, the slices and the panels.
+    pub fn of(content: &ContentRoot, plan: &ShardPlan, kernels: &Kernels, bytes: usize) -> Self {
         let mut hash = Sha256::new();
         hash.update(VERSION.to_le_bytes());
-        hash.update(file.identity());
-        file.modified().for_each(|modified| hash.update(modified.to_le_bytes()));
+        hash.update(content.0);
         for range in [&plan.layers, &plan.heads, &plan.heads_kv, &plan.columns, &plan.vocabulary] {
             hash.update((range.start as u64).to_le_bytes());
             hash.update((range.end as u64).to_le_bytes());
@@ -46,6 +45,15 @@ impl Key {
         hash.update((bytes as u64).to_le_bytes());
         Self(hash.finalize().into())
     }
+}
+
+/// What a model holds, and where packed shards of it are kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Cached<'a> {
+    /// The folder; `None`: none are kept.
+    pub cache: Option<&'a PackedCache>,
+    /// The model's content: a shard of another content is never read, and none is kept of a file that changed meanwhile.
+    pub content: &'a Content,
 }
 
 /// One shard is written at a time: what another writer has begun is no leftover.

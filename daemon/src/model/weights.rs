@@ -3,12 +3,12 @@
 use std::{io, ops::Range, sync::Arc};
 
 use shared::{
-    gguf::{BlockFormat, GgufFile, Shape},
+    gguf::{BlockFormat, GgufFile, Shape, Stamp},
     topology::ShardPlan,
 };
 
 use super::{
-    packed::{Key, PackedCache},
+    packed::{Cached, Key},
     region::Region,
     slices::{Slice, Slices, feed_forward_names},
 };
@@ -36,6 +36,9 @@ pub enum LoadError {
         /// What the system said.
         source: io::Error,
     },
+    /// Something wrote to the file.
+    #[error("the file was changed while it was loaded; leave it alone and assign again")]
+    Changed,
     /// The assignment was given up.
     #[error("the load was cancelled")]
     Cancelled,
@@ -110,11 +113,11 @@ pub fn wanted_by(matrices: &[&Matrix]) -> Wanted {
 pub struct Layer {
     /// `[embedding_length]`
     pub attention_norm: Vec<f32>,
-    /// Query, key and value `[heads * head_length, embedding_length]` with their biases.
+    /// Query rows of this rank's heads `[heads * head_length, embedding_length]`.
     pub query: Matrix,
-    /// Key rows of this rank's KV heads.
+    /// Key rows of this rank's KV heads `[kv_heads * head_length, embedding_length]`.
     pub key: Matrix,
-    /// Value rows of this rank's KV heads.
+    /// Value rows of this rank's KV heads, as many as key rows.
     pub value: Matrix,
     /// Biases of query, key and value; empty where the model has none.
     pub biases: [Vec<f32>; 3],
@@ -180,6 +183,8 @@ struct Embedding {
     split: usize,
     offset: usize,
     row: Vec<u8>,
+    /// What the file was when it was hashed: rows of another one are never used.
+    stamp: Option<Stamp>,
 }
 
 /// Where a shard comes from and how it is to be loaded.
@@ -193,8 +198,8 @@ pub struct Source<'a> {
     pub plan: &'a ShardPlan,
     /// Whose panels.
     pub kernels: &'static Kernels,
-    /// Where packed shards are kept from one start to the next.
-    pub cache: Option<&'a PackedCache>,
+    /// What the model holds, and where packed shards of it are kept from one start to the next.
+    pub cache: Option<Cached<'a>>,
     /// Is told the bytes of each part that is done and says whether to go on.
     pub progress: &'a (dyn Fn(u64) -> bool + Sync),
 }
@@ -222,19 +227,26 @@ impl Shard {
         let slices = Slices::of(file, shape, plan, kernels)?;
         let mut region =
             Region::new(slices.bytes).map_err(|source| LoadError::Memory { bytes: slices.bytes, source })?;
-        let cache = cache.map(|cache| (cache, Key::of(file, plan, kernels, slices.bytes)));
-        let is_cached = match &cache {
-            Some((cache, key)) => cache.read(key, region.bytes_mut(), progress)?,
+        let key = |cached: &Cached<'_>| Key::of(&cached.content.root, plan, kernels, slices.bytes);
+        let is_cached = match cache.and_then(|cached| Some((cached, cached.cache?))) {
+            Some((cached, folder)) => folder.read(&key(&cached), region.bytes_mut(), progress)?,
             None => false,
         };
         if !is_cached {
             slices.fill(file, region.bytes_mut(), progress)?;
         }
         let region = Arc::new(region);
-        if let Some((cache, key)) = cache.filter(|_| !is_cached) {
-            cache.write(key, Arc::clone(&region));
+        // What was read is what was hashed only if nothing wrote to the file since.
+        if cache.is_some_and(|cached| !cached.content.is_of(file)) {
+            return Err(LoadError::Changed);
         }
-        Self::of_region(file, shape, plan, &slices, &region)
+        if let Some((cached, folder)) = cache.filter(|_| !is_cached).and_then(|cached| Some((cached, cached.cache?))) {
+            folder.write(key(&cached), Arc::clone(&region));
+        }
+        let mut shard = Self::of_region(file, shape, plan, &slices, &region)?;
+        let split = shard.embedding.split;
+        shard.embedding.stamp = cache.and_then(|cached| cached.content.stamps.get(split).copied());
+        Ok(shard)
     }
 
     fn of_region(
@@ -285,6 +297,7 @@ impl Shard {
                 split: embedding.split,
                 offset: embedding.offset,
                 row: vec![0; embedding.row_bytes()],
+                stamp: None,
             },
         })
     }
@@ -292,10 +305,16 @@ impl Shard {
     /// A token's row of the embedding; `out` is `[embedding_length]`.
     ///
     /// # Errors
-    /// The file cannot be read any more.
+    /// The file cannot be read any more, or was written to since it was hashed.
     pub fn embed(&mut self, token: u32, out: &mut [f32]) -> io::Result<()> {
-        let Embedding { file, format, split, offset, row } = &mut self.embedding;
+        let Embedding { file, format, split, offset, row, stamp } = &mut self.embedding;
         file.read(*split, *offset + token as usize * row.len(), row)?;
+        // Behind the read: a write changes the times before it changes the bytes.
+        if stamp.is_some() && file.stamp(*split)? != *stamp {
+            return Err(io::Error::other(
+                "the model's file was changed while it serves; it is hashed again before it serves on",
+            ));
+        }
         Kernels::SCALAR.dequantise_row(*format, row, out);
         Ok(())
     }

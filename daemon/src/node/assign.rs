@@ -20,6 +20,7 @@ impl Node {
         if self.draining.is_some() {
             return Err(FaultKind::Draining);
         }
+        self.check_reach(prepare.epoch)?;
         let again = prepare.seen == prepare.epoch;
         if let Some(open) = self.open.as_ref().filter(|open| again || !open.again) {
             let seconds = match open.phase {

@@ -13,10 +13,17 @@ impl Node {
     /// Ends a request whoever asked for it: that one hears that it was cancelled.
     pub(super) fn cancel_running(&self, who: (SessionId, RequestId), number: u64) -> Vec<Effect> {
         let (session, id) = who;
-        let Some(key) = self.running.as_ref().and_then(|running| running.requests.numbered(number)) else {
-            let reason = format!("no request {number} runs here; console requests lists them");
-            return self.refuse(session, id, FaultKind::ParameterInvalid { reason });
+        let refused = |reason| self.refuse(session, id, FaultKind::ParameterInvalid { reason });
+        let running = self.running.as_ref();
+        let Some((key, is_bench)) = running.and_then(|running| running.requests.numbered(number)) else {
+            return refused(format!("no request {number} runs here; console requests lists them"));
         };
+        if is_bench {
+            // Its steps run in lockstep on all ranks, and it is bounded: the engine has nothing to take out.
+            return refused(format!(
+                "request {number} times all-reduces and ends by itself within seconds; wait for it"
+            ));
+        }
         vec![
             Effect::Command(EngineCommand::Cancel(key)),
             Effect::Respond { session, id, body: ResponseBody::Cancelling },

@@ -10,7 +10,7 @@ use shared::{
         inspect::Inspect,
         message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent, ToolFormat},
         models::ModelsRequest,
-        pairing::Rekey,
+        pairing::Rekeying,
         recovery::Committed,
     },
     telemetry::{BenchFound, BenchProgress, KvUse, LinkBench, LoadProgress},
@@ -18,7 +18,7 @@ use shared::{
     units::Bytes,
 };
 
-use super::quorum::Votes;
+use super::quorum::{Forgot, Votes};
 use crate::engine::RequestKey;
 
 /// A console's session on this node.
@@ -57,19 +57,14 @@ pub enum Event {
     Engine(Epoch, Progress),
     /// A rank of the running topology is gone.
     PeerLost(Epoch, Rank, Loss),
+    /// A rank of the running topology says that it broke there: the rank that it lost, or itself.
+    PeerFailed(Epoch, Rank, Rank),
     /// A rank wants to leave, or the head says that it takes no new work.
     PeerDrains(Epoch, Rank, PeerDrain),
     /// The head of another group says something (`None`: it is gone).
     Across(Epoch, u16, Option<Across>),
     /// A list of exclusions is on the disk, or not.
-    ExclusionsKept {
-        /// The session that sent it.
-        session: SessionId,
-        /// The request.
-        id: RequestId,
-        /// Whether it could be written.
-        result: Result<(), Fault>,
-    },
+    ExclusionsKept(ExclusionsKept),
     /// A bench moves on.
     BenchProgress(BenchKey, BenchProgress),
     /// A bench ended.
@@ -84,6 +79,19 @@ pub enum Event {
         /// Since the daemon started.
         now: Duration,
     },
+}
+
+/// The end of [`Effect::KeepExclusions`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExclusionsKept {
+    /// The session that sent the list.
+    pub session: SessionId,
+    /// The request.
+    pub id: RequestId,
+    /// The list that was to be written.
+    pub list: Exclusions,
+    /// Whether it could be written.
+    pub result: Result<(), Fault>,
 }
 
 /// What a peer's heartbeat says about draining.
@@ -119,12 +127,14 @@ pub enum Progress {
         /// What happened, for the log.
         reason: String,
     },
+    /// The engine cannot go on: the model's file cannot be read, or holds something else by now.
+    Unreadable(String),
 }
 
-/// What an engine is told.
+/// What is to be told to an engine; the driver ends it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineCommand {
-    /// Run a request.
+    /// Prepare a request and run it.
     Submit(RequestKey, Arc<Generate>),
     /// End a request; it finishes as cancelled.
     Cancel(RequestKey),
@@ -134,8 +144,6 @@ pub enum EngineCommand {
     AcrossLost(u16),
     /// Time all-reduces between the ranks of the stage.
     BenchLinks(RequestKey, BenchLinks),
-    /// End the engine.
-    Stop,
 }
 
 /// Something for the disk.
@@ -147,6 +155,8 @@ pub enum Record {
     Committed(Option<Committed>),
     /// What was said in a vote.
     Votes(Votes),
+    /// What is unknown about earlier votes; `None`: nothing.
+    Forgot(Option<Forgot>),
     /// The latest rolling restart.
     Rolling(Rolling),
 }
@@ -233,7 +243,7 @@ pub enum Effect {
         /// For which request.
         id: RequestId,
         /// The key.
-        rekey: Box<Rekey>,
+        rekey: Rekeying,
     },
     /// Load the shard of an assignment.
     Load(Box<Prepare>),
@@ -267,6 +277,8 @@ pub enum Effect {
     StopEngine(Epoch),
     /// End every wait of the running engine, but keep its links open: others must not take us for the lost one.
     AbortEngine(Epoch),
+    /// Say in heartbeats that the topology broke here, and which rank was lost.
+    AnnounceFault(Epoch, Rank),
     /// Say in heartbeats that this node takes no new work.
     AnnounceDraining,
     /// Say goodbye to peers, then end the process with this code.

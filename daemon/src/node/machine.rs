@@ -6,6 +6,7 @@ use shared::{
     protocol::{
         error::{Fault, FaultKind},
         message::{REPORT_INTERVAL_MS_MIN, Request, RequestBody, ResponseBody},
+        pairing::Rekeying,
         recovery::Committed,
     },
     telemetry::{KvUse, LoadProgress, NodeState, RequestReport},
@@ -257,7 +258,7 @@ impl Node {
         self.patience = patience;
     }
 
-    /// Whether links of this assignment may come in: it is prepared, connecting or running here.
+    /// Whether links of this assignment may come in: it is prepared or connecting here. Those of a running one are open.
     pub fn expects_links(&self, epoch: Epoch, hash: TopologyHash) -> bool {
         let open = self.open.as_ref().filter(|open| !matches!(open.phase, Phase::Loading(_) | Phase::Persisting));
         let open = open.map(|open| &open.assignment);
@@ -276,12 +277,10 @@ impl Node {
             Event::Connected(epoch, result) => self.connected(epoch, result),
             Event::Engine(epoch, progress) => self.engine(epoch, progress),
             Event::PeerLost(epoch, rank, how) => self.peer_lost(epoch, rank, how),
+            Event::PeerFailed(epoch, rank, failed) => self.peer_failed(epoch, rank, failed),
             Event::PeerDrains(epoch, rank, drain) => self.peer_drains(epoch, rank, drain),
             Event::Across(epoch, replica, message) => self.across(epoch, replica, message),
-            Event::ExclusionsKept { session, id, result } => {
-                let body = result.map_or_else(ResponseBody::Failed, |()| ResponseBody::Excluded);
-                vec![Effect::Respond { session, id, body }]
-            }
+            Event::ExclusionsKept(kept) => self.exclusions_kept(kept),
             Event::BenchProgress(key, progress) => self.bench_progress(key, progress),
             Event::BenchEnded(key, result) => self.bench_ended(key, result),
             Event::Tick { now } => self.tick(now),
@@ -302,7 +301,8 @@ impl Node {
         match request.body {
             RequestBody::Report => vec![Effect::Report { session, id }],
             RequestBody::Records => vec![Effect::Records { session, id }],
-            RequestBody::Rekey(rekey) => vec![Effect::Rekey { session, id, rekey }],
+            RequestBody::Rekey(rekey) => vec![Effect::Rekey { session, id, rekey: Rekeying::Bare(rekey) }],
+            RequestBody::RekeyWrapped(rekey) => vec![Effect::Rekey { session, id, rekey: Rekeying::Wrapped(rekey) }],
             RequestBody::Watch { interval_ms } => {
                 let interval = Duration::from_millis(u64::from(interval_ms.max(REPORT_INTERVAL_MS_MIN)));
                 vec![Effect::Watch { session, id, interval }]

@@ -11,6 +11,8 @@ pub mod event;
 pub mod machine;
 mod models;
 mod operate;
+pub mod planted;
+pub mod pulse;
 pub mod quorum;
 #[cfg(test)]
 mod quorum_tests;

@@ -6,7 +6,7 @@ use shared::{
 };
 
 use super::{
-    event::{Effect, SessionId},
+    event::{Effect, ExclusionsKept, SessionId},
     machine::{Node, RESTART_CODE},
 };
 
@@ -25,16 +25,30 @@ impl Node {
         effects
     }
 
-    /// Takes in a list of exclusions; the answer comes when it is on the disk.
+    /// A list of exclusions: it counts, and is answered, once it is on the disk. A list that cannot be kept changes nothing.
     pub(super) fn exclude(&mut self, session: SessionId, id: RequestId, list: &Exclusions) -> Vec<Effect> {
-        if let Err(error) = list.check() {
+        if let Err(error) = list.check_after(&self.exclusions) {
             return self.refuse(session, id, FaultKind::Malformed { reason: error.to_string() });
         }
-        if self.exclusions.merge(list) {
-            vec![Effect::KeepExclusions { session, id, list: self.exclusions.clone() }]
+        let mut merged = self.exclusions.clone();
+        if merged.merge(list) {
+            vec![Effect::KeepExclusions { session, id, list: merged }]
         } else {
             vec![Effect::Respond { session, id, body: ResponseBody::Excluded }]
         }
+    }
+
+    /// A list of exclusions is on the disk, or could not be written.
+    pub(super) fn exclusions_kept(&mut self, kept: ExclusionsKept) -> Vec<Effect> {
+        let ExclusionsKept { session, id, list, result } = kept;
+        let body = match result {
+            Ok(()) => {
+                self.exclusions.merge(&list);
+                ResponseBody::Excluded
+            }
+            Err(fault) => ResponseBody::Failed(fault),
+        };
+        vec![Effect::Respond { session, id, body }]
     }
 
     /// Refuses a topology with a member that is out.

@@ -9,6 +9,8 @@ use shared::{
     topology::Topology,
 };
 
+use super::planted::{Planted, is_planted};
+
 /// What a voter keeps on its disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,11 +38,32 @@ pub struct Accepted {
 pub struct Voter {
     /// What it said about the latest base.
     pub votes: Option<Votes>,
-    /// Its record was lost: it does not know what it said about this base (`None`: about whichever it hears of first).
-    pub forgot: Option<Option<Epoch>>,
+    /// What it does not know of earlier votes.
+    pub forgot: Option<Forgot>,
+}
+
+/// What a voter does not know of its earlier votes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Forgot {
+    /// Its state folder was empty: it is new, or it was wiped.
+    Fresh,
+    /// Its record was damaged, and it does not know about which topology it voted.
+    Lost,
+    /// It may have voted about this epoch and earlier ones.
+    UpTo(Epoch),
 }
 
 impl Voter {
+    /// It is asked as a witness, which commits no topology: a new one votes, one that was damaged abstains about what it hears of first.
+    pub fn witnesses(&mut self, epoch: Epoch) {
+        self.forgot = match self.forgot {
+            Some(Forgot::Lost) => Some(Forgot::UpTo(epoch)),
+            Some(Forgot::Fresh) => None,
+            other => other,
+        };
+    }
+
     /// Rules on a vote; `seen` is the highest epoch that the node has seen. Returns whether the record has to be written before
     /// the answer goes out. The caller has checked that no later topology is known here.
     pub fn rule(&mut self, vote: &Vote, seen: Epoch) -> (Ruling, bool) {
@@ -49,12 +72,17 @@ impl Voter {
         {
             return (Ruling::Behind(Box::new(own.base.clone())), false);
         }
-        if let Some(forgotten) = &mut self.forgot {
-            if *forgotten.get_or_insert(vote.base.epoch) >= vote.base.epoch {
-                let reason = "its record of votes was lost; it votes again after the next assignment".into();
-                return (Ruling::Abstains(reason), false);
+        if let Some(forgot) = self.forgot {
+            let reason = match forgot {
+                Forgot::UpTo(epoch) if epoch < vote.base.epoch => None,
+                Forgot::UpTo(_) => Some("its record of votes was lost; it votes again about later topologies"),
+                Forgot::Fresh | Forgot::Lost => {
+                    Some("its record of votes is gone; it votes again when it knows what a majority holds")
+                }
+            };
+            if let Some(reason) = reason {
+                return (Ruling::Abstains(reason.into()), false);
             }
-            self.forgot = None;
         }
         let is_new = self.votes.as_ref().is_none_or(|own| own.base.epoch < vote.base.epoch);
         if is_new {
@@ -63,7 +91,9 @@ impl Voter {
         let Some(own) = self.votes.as_mut().filter(|own| own.base == vote.base) else {
             return (Ruling::Abstains(format!("it holds another topology of epoch {}", vote.base.epoch)), false);
         };
-        if vote.ballot < own.promised {
+        // A ballot is promised once: a proposer that was restarted and counts from the beginning must not find its old promises.
+        let is_used = vote.next.is_none() && vote.ballot == own.promised && !is_planted(Planted::BallotTwice);
+        if vote.ballot < own.promised || is_used {
             return (Ruling::Outdone(own.promised), is_new);
         }
         let before = own.clone();

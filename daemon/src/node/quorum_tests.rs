@@ -9,7 +9,7 @@ use shared::{
     topology::{Exchange, KvFormat, Layout, Member, Topology},
 };
 
-use super::quorum::{Proposer, Step, Voter, majority};
+use super::quorum::{Forgot, Proposer, Step, Voter, majority};
 
 /// A small generator (Knuth, MMIX): the same run for the same seed.
 struct Random(u64);
@@ -36,6 +36,7 @@ fn topology(members: &[usize]) -> Topology {
         members: members.iter().map(member).collect(),
         model: "m".into(),
         identity: ModelIdentity::default(),
+        content: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: Choice::Auto,
@@ -220,12 +221,40 @@ fn a_voter_keeps_its_word_and_tells_what_it_accepted() {
 
 #[test]
 fn a_voter_whose_record_was_lost_abstains_until_a_later_topology() {
-    let mut voter = Voter { votes: None, forgot: Some(None) };
+    let mut voter = Voter { votes: None, forgot: Some(Forgot::Lost) };
     assert!(matches!(voter.rule(&vote(1, 0, None), Epoch(4)).0, Ruling::Abstains(_)));
+    assert!(matches!(voter.rule(&vote(9, 0, None), Epoch(4)).0, Ruling::Abstains(_)));
+    voter.forgot = Some(Forgot::UpTo(Epoch(4)));
     assert!(matches!(voter.rule(&vote(9, 0, None), Epoch(4)).0, Ruling::Abstains(_)));
     let mut later = vote(1, 0, None);
     later.base.epoch = Epoch(5);
     assert!(matches!(voter.rule(&later, Epoch(5)).0, Ruling::Promised { .. }));
+}
+
+#[test]
+fn ballot_is_promised_once_so_a_restarted_proposer_counts_on() {
+    let next = |keep: &[usize]| Some(Committed { epoch: Epoch(5), topology: topology(keep) });
+    let (mut own, mut second) = (Voter::default(), Voter::default());
+    for voter in [&mut own, &mut second] {
+        assert!(matches!(voter.rule(&vote(1, 0, None), Epoch(4)).0, Ruling::Promised { .. }));
+    }
+    assert_eq!(second.rule(&vote(1, 0, next(&[0, 2])), Epoch(4)).0, Ruling::Accepted);
+    // The proposer dies before it accepts itself, and begins again at round 1 with another topology in mind.
+    let used = Ballot { round: 1, member: 0 };
+    assert_eq!(own.rule(&vote(1, 0, None), Epoch(4)), (Ruling::Outdone(used), false));
+    assert!(matches!(own.rule(&vote(2, 0, None), Epoch(4)).0, Ruling::Promised { .. }));
+    assert_eq!(own.rule(&vote(1, 0, next(&[0, 2])), Epoch(4)).0, Ruling::Outdone(Ballot { round: 2, member: 0 }));
+}
+
+#[test]
+fn new_witness_votes_and_a_damaged_one_abstains_once() {
+    let mut fresh = Voter { votes: None, forgot: Some(Forgot::Fresh) };
+    assert!(matches!(fresh.rule(&vote(1, 0, None), Epoch(4)).0, Ruling::Abstains(_)), "as a member");
+    fresh.witnesses(Epoch(4));
+    assert!(matches!(fresh.rule(&vote(1, 0, None), Epoch(4)).0, Ruling::Promised { .. }));
+    let mut damaged = Voter { votes: None, forgot: Some(Forgot::Lost) };
+    damaged.witnesses(Epoch(4));
+    assert_eq!(damaged.forgot, Some(Forgot::UpTo(Epoch(4))));
 }
 
 #[test]

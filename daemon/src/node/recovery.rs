@@ -3,18 +3,20 @@
 use std::time::Duration;
 
 use shared::{
-    ids::{Epoch, RequestId, TopologyHash},
+    ids::{Epoch, JUMP_MAX, RequestId, TopologyHash, is_in_reach},
     protocol::{
         error::{Fault, FaultKind},
         message::{Prepare, ResponseBody},
         recovery::{Committed, RESTART_DRAIN_MS_MAX, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
     },
-    topology::Rolling,
+    topology::{Rolling, spec::SpecError},
 };
 
 use super::{
     event::{Effect, Record, SessionId},
     machine::{Node, Open, Running},
+    planted::{Planted, is_planted},
+    quorum::Forgot,
 };
 
 impl Node {
@@ -39,6 +41,22 @@ impl Node {
         votes.is_some_and(|votes| votes.accepted.is_some())
     }
 
+    /// Refuses an epoch so far ahead that no later one could follow it.
+    pub(super) fn check_reach(&self, epoch: Epoch) -> Result<(), FaultKind> {
+        if is_in_reach(self.epoch.0, epoch.0) {
+            return Ok(());
+        }
+        let reason = format!("epoch {epoch} is more than {JUMP_MAX} beyond epoch {}, the last seen here", self.epoch);
+        Err(FaultKind::TopologyInvalid { reason })
+    }
+
+    /// Refuses what came over the network and is no topology, or out of reach.
+    fn check_told(&self, committed: &Committed) -> Result<(), FaultKind> {
+        let invalid = |error: SpecError| FaultKind::TopologyInvalid { reason: error.to_string() };
+        committed.topology.check().map_err(invalid)?;
+        self.check_reach(committed.epoch)
+    }
+
     /// A prepare of the epoch that the node is at: the topology that was committed is brought up again, nothing new is promised.
     pub(super) fn check_again(&self, prepare: &Prepare) -> Result<(), FaultKind> {
         let (epoch, by) = (self.epoch, self.latest_by.clone());
@@ -58,7 +76,8 @@ impl Node {
         }
         let is_it = |running: &Running| (running.assignment.epoch, running.assignment.hash) == name;
         let serves = self.running.as_ref().is_some_and(|running| running.fault.is_none() && is_it(running));
-        if serves && prepare.topology.layout.groups.is_empty() {
+        // A member asks for this only when its replica is broken. This node may not have noticed.
+        if serves && prepare.topology.layout.groups.is_empty() && is_planted(Planted::UntoldFault) {
             return Err(FaultKind::TopologyInvalid { reason: "it serves this topology already".into() });
         }
         Ok(())
@@ -82,8 +101,14 @@ impl Node {
             return Vec::new();
         }
         let committed = Committed { epoch: open.assignment.epoch, topology: open.assignment.topology.clone() };
+        let again = open.again;
         self.committed = Some(committed.clone());
-        vec![Effect::Write { records: vec![Record::Committed(Some(committed))], then: None }]
+        let mut records = vec![Record::Committed(Some(committed))];
+        // An assignment of a new epoch: no vote about what follows it was held before.
+        if !again && self.voter.forgot.take().is_some() {
+            records.push(Record::Forgot(None));
+        }
+        vec![Effect::Write { records, then: None }]
     }
 
     pub(super) fn recovery(&mut self, (session, id): (SessionId, RequestId), ask: RecoveryAsk) -> Vec<Effect> {
@@ -91,16 +116,16 @@ impl Node {
         match ask {
             RecoveryAsk::Standing(caller) => vec![Effect::Standing { session, id, caller }],
             RecoveryAsk::Learn(committed) => {
-                if let Err(error) = committed.topology.check() {
-                    return self.refuse(session, id, FaultKind::TopologyInvalid { reason: error.to_string() });
+                if let Err(kind) = self.check_told(&committed) {
+                    return self.refuse(session, id, kind);
                 }
                 let (mut effects, records) = self.learn(*committed);
                 effects.push(Effect::Write { records, then: Some(done(RecoveryAnswer::Learned)) });
                 effects
             }
             RecoveryAsk::Vote(vote) => {
-                if let Err(error) = vote.next.iter().chain([&vote.base]).try_for_each(|one| one.topology.check()) {
-                    return self.refuse(session, id, FaultKind::TopologyInvalid { reason: error.to_string() });
+                if let Err(kind) = vote.next.iter().chain([&vote.base]).try_for_each(|one| self.check_told(one)) {
+                    return self.refuse(session, id, kind);
                 }
                 let (mut effects, records, ruling) = self.vote(&vote);
                 effects.push(Effect::Write { records, then: Some(done(RecoveryAnswer::Ruling(ruling))) });
@@ -119,9 +144,22 @@ impl Node {
                 if let Err(reason) = rolling.check() {
                     return self.refuse(session, id, FaultKind::Malformed { reason });
                 }
+                let seen = self.rolling.as_ref().map_or(0, |rolling| rolling.revision);
+                if !is_in_reach(seen, rolling.revision) {
+                    let reason = format!("revision {} is far beyond {seen}, the last seen here", rolling.revision);
+                    return self.refuse(session, id, FaultKind::Malformed { reason });
+                }
                 let is_later = Rolling::merge(&mut self.rolling, &rolling);
                 let records = if is_later { vec![Record::Rolling(rolling)] } else { Vec::new() };
                 vec![Effect::Write { records, then: Some(done(RecoveryAnswer::Learned)) }]
+            }
+            RecoveryAsk::Recall(committed) => {
+                if let Err(kind) = self.check_told(&committed) {
+                    return self.refuse(session, id, kind);
+                }
+                let (mut effects, records) = self.recall(*committed);
+                effects.push(Effect::Write { records, then: Some(done(RecoveryAnswer::Learned)) });
+                effects
             }
             RecoveryAsk::Restart { drain_ms } => {
                 let effects = self.restart(session, id);
@@ -166,6 +204,22 @@ impl Node {
         (effects, records)
     }
 
+    /// A majority holds this: the node votes about what follows later topologies. What it said about this one it does not know.
+    fn recall(&mut self, committed: Committed) -> (Vec<Effect>, Vec<Record>) {
+        let epoch = committed.epoch;
+        let (effects, mut records) = self.learn(committed);
+        if self.forgets() {
+            self.voter.forgot = Some(Forgot::UpTo(self.committed.as_ref().map_or(epoch, |own| own.epoch.max(epoch))));
+            records.push(Record::Forgot(self.voter.forgot));
+        }
+        (effects, records)
+    }
+
+    /// Whether its record of votes is gone, and it does not know either which topology a majority holds.
+    pub fn forgets(&self) -> bool {
+        matches!(self.voter.forgot, Some(Forgot::Fresh | Forgot::Lost))
+    }
+
     fn vote(&mut self, vote: &Vote) -> (Vec<Effect>, Vec<Record>, Ruling) {
         let abstain = |reason: &str| (Vec::new(), Vec::new(), Ruling::Abstains(reason.into()));
         let is_member = vote.base.topology.members.iter().any(|member| member.name == self.name);
@@ -181,6 +235,9 @@ impl Node {
         let (effects, mut records) = if is_member { self.learn(vote.base.clone()) } else { Default::default() };
         if is_member && self.committed.as_ref() != Some(&vote.base) {
             return abstain("it holds another topology of this epoch");
+        }
+        if !is_member || is_planted(Planted::BallotTwice) {
+            self.voter.witnesses(vote.base.epoch);
         }
         let (ruling, is_new) = self.voter.rule(vote, self.epoch);
         if let Some(votes) = self.voter.votes.clone().filter(|_| is_new) {

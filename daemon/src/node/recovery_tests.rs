@@ -2,20 +2,22 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use shared::{
-    ids::{Epoch, MemberIndex, TopologyHash},
+    ids::{Epoch, MemberIndex, Rank, TopologyHash},
     protocol::{
         error::FaultKind,
         message::{Prepare, RequestBody, ResponseBody},
         recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
     },
     telemetry::NodeState,
-    topology::Topology,
+    topology::{Exclusions, Rolling, Topology, rolling::Phase},
     units::Bytes,
 };
 
 use super::{
     event::{Effect, Event, Record, SessionId},
     machine::{Beginning, Node, Patience},
+    planted::{Planted, plant},
+    quorum::{Forgot, Voter},
     tests::{CONSOLE, OTHER, ask, failure, running, topology},
 };
 
@@ -49,7 +51,11 @@ fn what_was_committed_is_prepared_again_without_a_write_and_a_console_goes_befor
     assert_eq!(effects, [Effect::Connect(Epoch(4))], "nothing new is to be kept");
     node.handle(Event::Connected(Epoch(4), Ok(())));
     assert_eq!(node.state(), NodeState::Ready);
-    assert!(matches!(failure(&again(&mut node, OTHER, 4, topology(2))), Some(FaultKind::TopologyInvalid { .. })));
+    let effects = again(&mut node, OTHER, 4, topology(2));
+    assert!(
+        matches!(effects[..], [Effect::StopEngine(Epoch(4)), Effect::Load(_)]),
+        "a member found it broken: {effects:?}"
+    );
 
     let mut node = of("pi1", Some(base(4)));
     again(&mut node, CONSOLE, 4, topology(2));
@@ -57,6 +63,49 @@ fn what_was_committed_is_prepared_again_without_a_write_and_a_console_goes_befor
     let effects = super::tests::prepare(&mut node, OTHER, 4, 5);
     assert!(matches!(failure(&effects), Some(FaultKind::Superseded { epoch: Epoch(5), .. })), "{effects:?}");
     assert!(matches!(effects[..], [_, Effect::Discard(Epoch(4)), Effect::Load(_)]), "{effects:?}");
+}
+
+#[test]
+fn links_of_a_recovery_end_with_the_session_of_its_leader() {
+    for (planted, discards) in [(None, true), (Some(Planted::PatientAbort), false)] {
+        plant(planted);
+        let mut node = of("pi1", Some(base(4)));
+        again(&mut node, CONSOLE, 4, topology(2));
+        node.handle(Event::Loaded(Epoch(4), Ok(Bytes(5))));
+        ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(4), hash: topology(2).hash() });
+        let effects = node.handle(Event::SessionClosed(CONSOLE));
+        assert_eq!(effects.contains(&Effect::Discard(Epoch(4))), discards, "{effects:?}");
+        plant(None);
+    }
+}
+
+#[test]
+fn fault_of_a_peer_breaks_the_topology_here_and_is_passed_on() {
+    let mut node = running();
+    let effects = node.handle(Event::PeerFailed(Epoch(4), Rank(1), Rank(1)));
+    assert_eq!(effects, [Effect::AnnounceFault(Epoch(4), Rank(1)), Effect::AbortEngine(Epoch(4))]);
+    assert_eq!(node.state(), NodeState::Faulted);
+    assert!(node.handle(Event::PeerFailed(Epoch(4), Rank(1), Rank(1))).is_empty(), "once");
+}
+
+#[test]
+fn wiped_voter_abstains_until_it_recalls_and_then_votes_about_later_topologies() {
+    let voter = Voter { votes: None, forgot: Some(Forgot::Fresh) };
+    let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
+    let mut node = Node::new(Beginning { name: "pi1".into(), voter, ..Beginning::default() }, patience);
+    let vote = |base: Committed| {
+        let ballot = Ballot { round: 1, member: 1 };
+        RecoveryAsk::Vote(Box::new(Vote { base, witness: None, ballot, next: None }))
+    };
+    let told = format!("{:?}", recover(&mut node, vote(base(4))));
+    assert!(told.contains("Abstains") && node.forgets(), "{told}");
+    let effects = recover(&mut node, RecoveryAsk::Recall(Box::new(base(4))));
+    let Some(Effect::Write { records, .. }) = effects.last() else { panic!("{effects:?}") };
+    assert!(records.contains(&Record::Forgot(Some(Forgot::UpTo(Epoch(4))))), "{records:?}");
+    let told = format!("{:?}", recover(&mut node, vote(base(4))));
+    assert!(told.contains("Abstains"), "it may have voted about this one: {told}");
+    let told = format!("{:?}", recover(&mut node, vote(base(5))));
+    assert!(told.contains("Promised"), "{told}");
 }
 
 #[test]
@@ -102,6 +151,40 @@ fn a_vote_is_kept_before_it_is_told_and_shuts_the_epoch_for_assignments() {
     let effects = recover(&mut node, RecoveryAsk::Vote(Box::new(other)));
     let told = format!("{effects:?}");
     assert!(told.contains("another witness"), "{told}");
+}
+
+#[test]
+fn no_message_takes_a_counter_beyond_reach() {
+    let last = Epoch(u64::MAX);
+    let far = || Box::new(Committed { epoch: last, topology: Topology { slots: 1, ..topology(2) } });
+    let vote = |base, next| {
+        let ballot = Ballot { round: 1, member: 1 };
+        RecoveryAsk::Vote(Box::new(Vote { base, witness: None, ballot, next }))
+    };
+    let rolling = Rolling {
+        targets: vec![("pi1".into(), "pi1:9999".into())],
+        done: 0,
+        before: None,
+        phase: Phase::Runs,
+        drain_ms: 1,
+        by: "me@here".into(),
+        revision: u64::MAX,
+    };
+    let asked =
+        [RecoveryAsk::Learn(far()), vote(*far(), None), vote(base(4), Some(*far())), RecoveryAsk::Rolling(rolling)];
+    for ask in asked {
+        let mut node = of("pi1", Some(base(4)));
+        let effects = recover(&mut node, ask.clone());
+        assert!(failure(&effects).is_some(), "{ask:?}: {effects:?}");
+        assert_eq!((node.epoch(), node.committed(), node.rolling()), (Epoch(4), Some(&base(4)), None));
+    }
+    let mut node = of("pi1", Some(base(4)));
+    assert!(failure(&super::tests::prepare(&mut node, CONSOLE, 4, u64::MAX)).is_some());
+    assert!(failure(&again(&mut of("pi1", None), CONSOLE, u64::MAX, topology(2))).is_some());
+    let mut list = Exclusions::default();
+    list.say("pi2", "pi2:9999", Some("hot"), "me@here");
+    list.0[0].revision = u64::MAX;
+    assert!(failure(&ask(&mut node, OTHER, 51, RequestBody::Exclude(list))).is_some());
 }
 
 /// A console that assigns its own topology, slowly.

@@ -71,9 +71,10 @@ impl Requests {
         self.running.iter().find(|(_, open)| open.asked == (session, id)).map(|(key, _)| *key)
     }
 
-    /// The key with a number, if it runs.
-    pub(super) fn numbered(&self, number: u64) -> Option<RequestKey> {
-        self.running.contains_key(&RequestKey(number)).then_some(RequestKey(number))
+    /// The key with a number, if it runs, and whether it is a bench of the links: those ask for no token.
+    pub(super) fn numbered(&self, number: u64) -> Option<(RequestKey, bool)> {
+        let key = RequestKey(number);
+        self.running.get(&key).map(|open| (key, open.max_tokens == 0))
     }
 
     pub(super) fn keys_of(&self, session: SessionId) -> Vec<RequestKey> {

@@ -9,12 +9,13 @@ use shared::{
             GRAMMAR_BYTES_MAX, Generate, Grammar, PROMPT_BYTES_MAX, ResponseBody, STOP_BYTES_MAX, STOP_STRINGS_MAX,
         },
     },
-    topology::Role,
+    topology::{Member, Role},
 };
 
 use super::{
     event::{Effect, EngineCommand, Progress, SessionId},
     machine::{Node, Open, Phase, QUEUE_MAX, Running},
+    planted::{Planted, is_planted},
 };
 use crate::engine::RequestKey;
 
@@ -43,8 +44,14 @@ impl Node {
     }
 
     pub(super) fn check_generate(&self, generate: &Generate) -> Result<(), FaultKind> {
-        if self.serving()?.assignment.place().role == Role::Prefill {
+        let running = self.serving()?;
+        if running.assignment.place().role == Role::Prefill {
             return Err(FaultKind::OnlyPrefills);
+        }
+        let served = &running.assignment.topology;
+        if let Some(expected) = generate.model.as_ref().filter(|model| model.differs(&served.roots())) {
+            let (model, actual) = (served.model.clone(), served.roots());
+            return Err(FaultKind::ModelReplaced { model, expected: expected.clone(), actual: actual.into() });
         }
         let invalid = |reason: String| Err(FaultKind::ParameterInvalid { reason });
         if generate.prompt.byte_count() > PROMPT_BYTES_MAX {
@@ -54,7 +61,7 @@ impl Node {
         if schema > GRAMMAR_BYTES_MAX {
             return invalid(format!("a schema of {schema} bytes, at most {GRAMMAR_BYTES_MAX}"));
         }
-        if generate.resumed.len() >= generate.max_tokens as usize && !generate.resumed.is_empty() {
+        if generate.resumed.len() > generate.max_tokens as usize {
             return invalid(format!(
                 "{} tokens are resumed, max_tokens is {}",
                 generate.resumed.len(),
@@ -125,6 +132,11 @@ impl Node {
                 let fault = self.fault_here(FaultKind::Internal { reason });
                 return self.break_down(fault);
             }
+            Progress::Unreadable(reason) => {
+                let model = running.assignment.topology.model.clone();
+                let fault = self.fault_here(FaultKind::ModelInvalid { model, reason });
+                return self.break_down(fault);
+            }
         };
         let mut effects: Vec<Effect> = effect.into_iter().collect();
         effects.extend(self.leave_if_drained());
@@ -156,6 +168,12 @@ impl Node {
         self.break_down(fault)
     }
 
+    /// A rank says that the topology broke there: its links to this node are whole, so this node may not notice by itself.
+    pub(super) fn peer_failed(&mut self, epoch: Epoch, rank: Rank, failed: Rank) -> Vec<Effect> {
+        let how = if rank == failed { Loss::Stalled } else { Loss::Reset };
+        self.peer_lost(epoch, failed, how)
+    }
+
     /// The topology is broken: every request fails by name, once; the engine ends its waits.
     pub(super) fn break_down(&mut self, fault: Fault) -> Vec<Effect> {
         // The others went on without a node that is out: nothing is broken.
@@ -169,6 +187,10 @@ impl Node {
         }
         let Some(running) = self.running.as_mut().filter(|running| running.fault.is_none()) else { return Vec::new() };
         let mut effects = running.requests.fail_all(&fault);
+        let is_lost = |member: &Member| member.name == fault.node;
+        let lost = running.assignment.replica().iter().position(is_lost);
+        let lost = lost.map_or(running.assignment.place().rank, |rank| Rank(rank as u16));
+        effects.push(Effect::AnnounceFault(running.assignment.epoch, lost));
         effects.push(Effect::AbortEngine(running.assignment.epoch));
         running.fault = Some(fault);
         effects.extend(self.leave_if_drained());
@@ -177,8 +199,12 @@ impl Node {
 
     pub(super) fn session_closed(&mut self, session: SessionId) -> Vec<Effect> {
         let mut effects = self.cancel_bench(session, None);
-        // A commit under way goes on: the other nodes switch too. A prepare without its console is given up.
-        let is_open = |open: &Open| open.session == session && !matches!(open.phase, Phase::Connecting { .. });
+        // A console's commit continues: the other nodes switch too. A prepare without its console is given up, and so are the links
+        // of a recovery: the member that led it is lost, and no link to it will come.
+        let is_open = |open: &Open| {
+            let is_patient = !open.again || is_planted(Planted::PatientAbort);
+            open.session == session && !(is_patient && matches!(open.phase, Phase::Connecting { .. }))
+        };
         if self.open.as_ref().is_some_and(is_open) {
             effects.extend(self.give_up());
         }

@@ -3,13 +3,21 @@ use std::time::Duration;
 
 use shared::{
     ids::{Epoch, MemberIndex},
-    protocol::recovery::{Committed, Standing},
+    protocol::{
+        error::{Fault, FaultKind},
+        message::{RequestBody, ResponseBody},
+        recovery::{Committed, RecoveryAnswer, RecoveryAsk, Standing},
+    },
     telemetry::NodeState,
     topology::{Exclusions, Layout},
     units::Bytes,
 };
 
-use super::steward::{Decision, Rules, View, decide};
+use super::{
+    planted::{Planted, plant},
+    steward::{Ask, Decision, Reply, Rules, Settings, Steward, View, decide},
+};
+use crate::config::Recovery;
 
 const RULES: Rules = Rules { exclude_after: Some(Duration::from_secs(60)), witness: None };
 
@@ -26,6 +34,7 @@ pub(super) fn view(base: &Committed, index: usize, state: NodeState) -> View {
         epoch: base.epoch,
         committed: Some(base.clone()),
         accepted: false,
+        forgets: false,
         free: Bytes(0),
         shard: Bytes(0),
         supervised: true,
@@ -74,6 +83,19 @@ fn the_first_that_knows_the_topology_brings_it_up_once_all_are_there() {
     busy[3].standing.as_mut().expect("it answers").state = NodeState::Draining;
     check_waits(&decide(MemberIndex(0), &base, &busy, &RULES), "pi4 is draining");
     check_waits(&decide(MemberIndex(0), &base, &views(&base, &[(2, 59)]), &RULES), "waits for pi3");
+}
+
+#[test]
+fn a_member_that_was_voted_out_meanwhile_makes_the_others_vote() {
+    let base = base(4);
+    let mut all = views(&base, &[]);
+    let out = all[3].standing.as_mut().expect("it answers");
+    (out.committed, out.epoch) = (None, base.epoch.next());
+    let again = Decision::Propose { stay: members(&[0, 1, 2, 3]), lost: Vec::new(), granted: 0 };
+    assert_eq!(decide(MemberIndex(0), &base, &all, &RULES), again);
+    check_waits(&decide(MemberIndex(1), &base, &all, &RULES), "pi1 takes over");
+    all[1] = away(&base, 1, 3);
+    check_waits(&decide(MemberIndex(0), &base, &all, &RULES), "waits for pi2");
 }
 
 #[test]
@@ -159,4 +181,118 @@ fn a_member_that_is_out_is_gone_without_a_wait_and_decides_nothing_itself() {
     let stay = members(&[0, 1, 2]);
     assert_eq!(decide(MemberIndex(0), &base, &all, &RULES), Decision::Propose { stay, lost, granted: 0 });
     assert_eq!(decide(MemberIndex(3), &base, &all, &RULES), Decision::Rest);
+}
+
+#[test]
+fn member_that_noticed_nothing_comes_up_with_its_broken_replica() {
+    let base = base(3);
+    let mut all = views(&base, &[]);
+    for broken in [0, 1] {
+        all[broken] = view(&base, broken, NodeState::Faulted);
+    }
+    // A link between pi1 and pi2 was reset; those of pi3 are whole.
+    all[2] = view(&base, 2, NodeState::Ready);
+    assert_eq!(decide(MemberIndex(0), &base, &all, &RULES), Decision::Bring(members(&[0, 1, 2])));
+    check_waits(&decide(MemberIndex(1), &base, &all, &RULES), "pi1 brings");
+    plant(Some(Planted::UntoldFault));
+    check_waits(&decide(MemberIndex(0), &base, &all, &RULES), "pi3 is ready");
+    plant(None);
+}
+
+#[test]
+fn group_with_a_role_is_led_by_a_member_that_does_not_serve() {
+    let mut base = base(3);
+    base.topology.layout = "prefill:tp1+decode:tp2".parse().expect("it is a layout");
+    let mut all = views(&base, &[]);
+    all[0] = view(&base, 0, NodeState::Ready);
+    all[1] = view(&base, 1, NodeState::Faulted);
+    assert_eq!(decide(MemberIndex(1), &base, &all, &RULES), Decision::Bring(members(&[0, 1, 2])));
+    check_waits(&decide(MemberIndex(2), &base, &all, &RULES), "pi2 brings");
+    plant(Some(Planted::ServingLeader));
+    check_waits(&decide(MemberIndex(1), &base, &all, &RULES), "pi1 brings");
+    plant(None);
+}
+
+fn steward(base: &Committed, own: usize) -> Steward {
+    let member = &base.topology.members[own];
+    let recovery = Recovery { enabled: true, exclude_after: None, exclude_slow: None, retry_slow: None, witness: None };
+    let (name, own) = (member.name.clone(), member.address.clone());
+    Steward::new(Settings { name, listen: Some(own.clone()), own, recovery, known: Vec::new() })
+}
+
+/// Answers all questions about what members hold; returns what is asked then.
+fn tell(steward: &mut Steward, now: Duration, asks: &[Ask], views: &[View]) -> Vec<Ask> {
+    let mut next = Vec::new();
+    for ask in asks {
+        let Ask::Node { question, address, .. } = ask else { panic!("{ask:?}") };
+        let view = views.iter().find(|view| view.address == *address).expect("it is a member's");
+        let standing =
+            view.standing.clone().map(|standing| ResponseBody::Recovery(RecoveryAnswer::Standing(Box::new(standing))));
+        let answer = standing.ok_or_else(lost);
+        next.extend(steward.hear(now, *question, Reply::Node(answer)));
+    }
+    next
+}
+
+fn lost() -> Fault {
+    Fault::new("pi2", FaultKind::SessionLost { reason: "closed by the node".into() })
+}
+
+fn bodies(asks: &[Ask]) -> Vec<&RequestBody> {
+    fn body(ask: &Ask) -> &RequestBody {
+        match ask {
+            Ask::Node { body, .. } => body,
+            other => panic!("{other:?} is no question to a node"),
+        }
+    }
+    asks.iter().map(body).collect()
+}
+
+#[test]
+fn recovery_is_given_up_on_all_at_the_first_failure() {
+    for fault in [None, Some(Planted::PatientAbort)] {
+        plant(fault);
+        let (base, now) = (base(3), Duration::from_secs(1));
+        let all = views(&base, &[]);
+        let mut steward = steward(&base, 0);
+        let asks = steward.look(now, all[0].standing.clone().expect("it answers"));
+        let prepares = tell(&mut steward, now, &asks, &all);
+        assert!(bodies(&prepares).iter().all(|body| matches!(body, RequestBody::Prepare(_))), "{prepares:?}");
+        let mut commits = Vec::new();
+        for ask in &prepares {
+            let Ask::Node { question, .. } = ask else { panic!("{ask:?}") };
+            commits.extend(steward.hear(now, *question, Reply::Node(Ok(ResponseBody::Prepared))));
+        }
+        assert!(bodies(&commits).iter().all(|body| matches!(body, RequestBody::Commit { .. })), "{commits:?}");
+        let Ask::Node { question, .. } = &commits[1] else { panic!("{commits:?}") };
+        let aborts = steward.hear(now, *question, Reply::Node(Err(lost())));
+        assert_eq!(aborts.len(), if fault.is_none() { 3 } else { 0 }, "the others would wait for links for 15 s");
+        assert!(bodies(&aborts).iter().all(|body| matches!(body, RequestBody::Abort { .. })), "{aborts:?}");
+        plant(None);
+    }
+}
+
+#[test]
+fn wiped_node_recalls_what_a_majority_of_the_others_holds() {
+    let (base, now) = (base(4), Duration::from_secs(5));
+    let mut all = views(&base, &[(3, 1)]);
+    for view in all.iter_mut().take(3) {
+        view.standing.as_mut().expect("it answers").state = NodeState::Ready;
+    }
+    all[0].standing.as_mut().expect("it answers").forgets = true;
+    let mut wiped = steward(&base, 0);
+    let own = all[0].standing.clone().expect("it answers");
+    let asks = wiped.look(now, own.clone());
+    assert!(tell(&mut wiped, now, &asks, &all).is_empty(), "two others are no majority of four");
+    all[3] = view(&base, 3, NodeState::Ready);
+    let later = now + Duration::from_secs(2);
+    let asks = wiped.look(later, own.clone());
+    let asks = tell(&mut wiped, later, &asks, &all);
+    let recall = RequestBody::Recovery(Box::new(RecoveryAsk::Recall(Box::new(base.clone()))));
+    assert_eq!(bodies(&asks), [&recall]);
+    // A vote that has begun may have had its voice.
+    all[2].standing.as_mut().expect("it answers").accepted = true;
+    let last = later + Duration::from_secs(2);
+    let asks = wiped.look(last, own);
+    assert!(tell(&mut wiped, last, &asks, &all).is_empty());
 }

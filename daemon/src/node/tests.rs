@@ -2,7 +2,7 @@
 use std::time::Duration;
 
 use shared::{
-    ids::{Epoch, MemberIndex, ModelIdentity, Rank, RequestId},
+    ids::{ContentRoot, Epoch, MemberIndex, ModelIdentity, ModelRoots, Rank, RequestId},
     protocol::{
         bench::{BenchLinks, LINK_TOKENS_MAX},
         error::{Fault, FaultKind, Loss},
@@ -17,7 +17,7 @@ use shared::{
 };
 
 use super::{
-    event::{Effect, EngineCommand, Event, PeerDrain, Progress, Record, SessionId},
+    event::{Effect, EngineCommand, Event, ExclusionsKept, PeerDrain, Progress, Record, SessionId},
     machine::{Beginning, Node, Patience, QUEUE_MAX, RESTART_CODE},
 };
 use crate::engine::RequestKey;
@@ -46,6 +46,7 @@ pub(crate) fn topology(world: u16) -> Topology {
         members: (0..world).map(member).collect(),
         model: "m.gguf".into(),
         identity: ModelIdentity::default(),
+        content: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: Choice::Auto,
@@ -256,6 +257,26 @@ fn a_request_that_cannot_be_is_refused_before_the_engine_sees_it() {
 }
 
 #[test]
+fn an_answer_of_other_weights_is_refused_also_under_the_same_header() {
+    let mut node = running();
+    let served = topology(2).roots();
+    let other = |mut roots: ModelRoots| {
+        roots.content = Some(ContentRoot([9; 32]));
+        roots
+    };
+    let mut is_refused = |id: u64, model: ModelRoots| {
+        let request = Generate::new("x", 3, SamplingParameters::default(), Vec::new());
+        let request = Generate { model: Some(model.into()), ..request };
+        let effects = ask(&mut node, CONSOLE, id, RequestBody::Generate(Box::new(request)));
+        matches!(failure(&effects), Some(FaultKind::ModelReplaced { .. }))
+    };
+    assert!(!is_refused(8, served) && is_refused(9, ModelRoots { identity: ModelIdentity([9; 32]), ..served }));
+    assert_eq!(is_refused(10, other(served)), served.content.is_some());
+    let known = ModelRoots { content: Some(ContentRoot([1; 32])), ..served };
+    assert!(known.differs(&other(served)) && !known.differs(&ModelRoots { content: None, ..served }));
+}
+
+#[test]
 fn a_draining_head_leaves_after_its_last_request_or_when_its_patience_ends() {
     let mut node = running();
     generate(&mut node, CONSOLE, 5);
@@ -316,7 +337,7 @@ fn a_list_of_nodes_that_are_out_is_kept_before_it_is_answered_and_the_same_list_
     let mut node = node();
     let effects = ask(&mut node, CONSOLE, 1, RequestBody::Exclude(out("pi2")));
     assert_eq!(effects, [Effect::KeepExclusions { session: CONSOLE, id: RequestId(1), list: out("pi2") }]);
-    let kept = node.handle(Event::ExclusionsKept { session: CONSOLE, id: RequestId(1), result: Ok(()) });
+    let kept = keeps(&mut node, out("pi2"), Ok(()));
     assert!(matches!(kept[..], [Effect::Respond { body: ResponseBody::Excluded, .. }]), "{kept:?}");
     let again = ask(&mut node, CONSOLE, 2, RequestBody::Exclude(out("pi2")));
     assert!(matches!(again[..], [Effect::Respond { body: ResponseBody::Excluded, .. }]), "{again:?}");
@@ -324,16 +345,28 @@ fn a_list_of_nodes_that_are_out_is_kept_before_it_is_answered_and_the_same_list_
     bad.0[0].reason = Some("two\nlines".into());
     let refused = ask(&mut node, CONSOLE, 3, RequestBody::Exclude(bad));
     assert!(matches!(failure(&refused), Some(FaultKind::Malformed { .. })), "{refused:?}");
+}
+
+fn keeps(node: &mut Node, list: Exclusions, result: Result<(), Fault>) -> Vec<Effect> {
+    node.handle(Event::ExclusionsKept(ExclusionsKept { session: CONSOLE, id: RequestId(1), list, result }))
+}
+
+#[test]
+fn list_that_cannot_be_kept_leaves_service_as_it_was() {
+    let mut head = running();
+    ask(&mut head, OTHER, 1, RequestBody::Exclude(out("pi2")));
     let fault = Fault::new("pi1", FaultKind::StateUnwritable { reason: "full".into() });
-    let full = node.handle(Event::ExclusionsKept { session: CONSOLE, id: RequestId(4), result: Err(fault) });
-    assert!(matches!(failure(&full), Some(FaultKind::StateUnwritable { .. })));
+    let refused = keeps(&mut head, out("pi2"), Err(fault));
+    assert!(matches!(failure(&refused), Some(FaultKind::StateUnwritable { .. })));
+    assert_eq!(head.exclusions(), &Exclusions::default());
+    assert_eq!(failure(&generate(&mut head, CONSOLE, 6)), None, "it serves on");
 }
 
 #[test]
 fn with_a_member_out_nothing_new_begins_and_no_such_topology_is_prepared() {
     let mut head = running();
     generate(&mut head, CONSOLE, 5);
-    ask(&mut head, OTHER, 1, RequestBody::Exclude(out("pi2")));
+    keeps(&mut head, out("pi2"), Ok(()));
     let excluded =
         |effects: &[Effect]| matches!(failure(effects), Some(FaultKind::Excluded { member, .. }) if member == "pi2");
     assert!(excluded(&generate(&mut head, CONSOLE, 6)));
@@ -342,17 +375,26 @@ fn with_a_member_out_nothing_new_begins_and_no_such_topology_is_prepared() {
     assert!(excluded(&prepare(&mut head, CONSOLE, 4, 5)));
     let mut include = out("pi2");
     include.say("pi2", "pi2:9999", None, "me@here");
-    ask(&mut head, OTHER, 2, RequestBody::Exclude(include));
+    keeps(&mut head, include, Ok(()));
     assert!(matches!(prepare(&mut head, CONSOLE, 4, 5)[..], [Effect::Load(_)]));
 }
 
 #[test]
 fn a_node_that_is_out_lets_its_shard_go_when_the_others_do() {
     let mut node = running();
-    ask(&mut node, OTHER, 1, RequestBody::Exclude(out("pi1")));
+    keeps(&mut node, out("pi1"), Ok(()));
     assert_eq!(node.state(), NodeState::Ready);
     let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Reset));
     assert_eq!((effects, node.state()), (vec![Effect::StopEngine(Epoch(4))], NodeState::Idle));
+}
+
+#[test]
+fn cancel_of_a_bench_of_links_is_refused_by_name() {
+    let mut node = running();
+    bench_links(&mut node, CONSOLE, 1, 1);
+    let refused = ask(&mut node, OTHER, 2, RequestBody::CancelRunning { number: 1 });
+    let reason = failure(&refused).map(ToString::to_string).unwrap_or_default();
+    assert!(reason.contains("request 1 times all-reduces") && refused.len() == 1, "{refused:?}");
 }
 
 #[test]

@@ -2,11 +2,29 @@
 use std::net::SocketAddr;
 
 use shared::protocol::{
-    error::FaultKind, handshake::Purpose, message::RequestBody, noise::key::Role, recovery::RecoveryAsk,
+    error::FaultKind, handshake::Purpose, message::RequestBody, models::ModelsRequest, noise::key::Role,
+    recovery::RecoveryAsk,
 };
 
+/// What a viewer may ask for: what reads, but no model's bytes, and nothing that makes the node read whole files.
+fn is_viewing(body: &RequestBody) -> bool {
+    match body {
+        RequestBody::Cancel => true,
+        RequestBody::Models(request) => {
+            matches!(**request, ModelsRequest::List | ModelsRequest::Verify { is_known_enough: true, .. })
+        }
+        body => is_reading(body),
+    }
+}
+
+/// What nodes alone say to each other: a key for operators does not make a voter.
+fn is_of_nodes(body: &RequestBody) -> bool {
+    let RequestBody::Recovery(ask) = body else { return false };
+    matches!(**ask, RecoveryAsk::Learn(_) | RecoveryAsk::Vote(_))
+}
+
 /// Whether a request only reads.
-pub(super) fn is_reading(body: &RequestBody) -> bool {
+fn is_reading(body: &RequestBody) -> bool {
     match body {
         RequestBody::Report | RequestBody::Watch { .. } | RequestBody::Identify { .. } => true,
         RequestBody::Records | RequestBody::Inspect(_) => true,
@@ -23,10 +41,13 @@ pub(super) fn is_told(body: &RequestBody) -> bool {
 
 /// Refuses what a role may not ask for; ends without a key (`None`) may do all.
 pub(super) fn check_request(role: Option<Role>, body: &RequestBody) -> Result<(), FaultKind> {
+    let may = match role {
+        None | Some(Role::Node) => true,
+        Some(Role::Viewer) => is_viewing(body),
+        Some(Role::Operator | Role::Owner) => !is_of_nodes(body),
+    };
     match role {
-        Some(role @ Role::Viewer) if !is_reading(body) && !matches!(body, RequestBody::Cancel) => {
-            Err(FaultKind::RoleRefused { role: role.to_string(), what: body.name().into() })
-        }
+        Some(role) if !may => Err(FaultKind::RoleRefused { role: role.to_string(), what: body.name().into() }),
         _ => Ok(()),
     }
 }
@@ -39,7 +60,7 @@ pub(super) fn check_hello(
 ) -> Result<(), FaultKind> {
     match (role, purpose) {
         (None, _) if !insecure && !peer.ip().to_canonical().is_loopback() => Err(FaultKind::Unclaimed),
-        (Some(role @ (Role::Viewer | Role::Operator)), Purpose::Data(_) | Purpose::Control(_)) => {
+        (Some(role @ (Role::Viewer | Role::Operator | Role::Owner)), Purpose::Data(_) | Purpose::Control(_)) => {
             Err(FaultKind::RoleRefused { role: role.to_string(), what: "links of ranks".into() })
         }
         _ => Ok(()),
@@ -50,10 +71,11 @@ pub(super) fn check_hello(
 mod tests {
     use shared::{
         ids::{Epoch, MemberIndex, TopologyHash},
-        protocol::{handshake::Between, models::ModelsRequest},
+        protocol::{handshake::Between, recovery::Committed},
     };
 
     use super::*;
+    use crate::node::tests::topology;
 
     #[test]
     fn a_viewer_reads_and_does_nothing() {
@@ -75,6 +97,35 @@ mod tests {
     }
 
     #[test]
+    fn viewer_gets_no_bytes_of_models_and_starts_no_reading() {
+        let models = |request| RequestBody::Models(Box::new(request));
+        let model = || "m.gguf".to_owned();
+        let read = models(ModelsRequest::Read { model: model(), offset: 0 });
+        let verify = |is_known_enough| models(ModelsRequest::Verify { model: model(), is_known_enough });
+        assert!(check_request(Some(Role::Viewer), &read).is_err());
+        assert!(check_request(Some(Role::Viewer), &verify(false)).is_err());
+        assert_eq!(check_request(Some(Role::Viewer), &verify(true)), Ok(()));
+        for role in [None, Some(Role::Operator), Some(Role::Owner), Some(Role::Node)] {
+            for body in [&read, &verify(false)] {
+                assert_eq!(check_request(role, body), Ok(()));
+            }
+        }
+    }
+
+    #[test]
+    fn only_nodes_teach_and_vote() {
+        let topology = topology(2);
+        let learn = RecoveryAsk::Learn(Box::new(Committed { epoch: Epoch(9), topology }));
+        let learn = RequestBody::Recovery(Box::new(learn));
+        for role in [Role::Viewer, Role::Operator, Role::Owner] {
+            assert!(check_request(Some(role), &learn).is_err(), "{role}");
+        }
+        for role in [None, Some(Role::Node)] {
+            assert_eq!(check_request(role, &learn), Ok(()));
+        }
+    }
+
+    #[test]
     fn without_a_key_only_the_own_machine_comes_in_and_ranks_have_a_nodes_key() {
         let between = Between { epoch: Epoch(1), hash: TopologyHash(1), from: MemberIndex(0), to: MemberIndex(1) };
         let (near, far) = (SocketAddr::from(([127, 3, 2, 1], 5)), SocketAddr::from(([10, 0, 0, 1], 5)));
@@ -84,7 +135,7 @@ mod tests {
             assert_eq!(check_hello(None, &purpose, (far, true)), Ok(()));
             assert_eq!(check_hello(Some(Role::Node), &purpose, (far, false)), Ok(()));
             let is_console = purpose == Purpose::Console;
-            for role in [Role::Viewer, Role::Operator] {
+            for role in [Role::Viewer, Role::Operator, Role::Owner] {
                 assert_eq!(check_hello(Some(role), &purpose, (far, false)).is_ok(), is_console);
             }
         }

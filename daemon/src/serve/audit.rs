@@ -1,7 +1,9 @@
-//! One line in the log for each command: who, what, and how it ended. What only reads is left out.
+//! One line in the log for each command: who, what, and how it ended. What only reads is left out. Requests that succeed are kept in memory
+//! alone: an SD card does not wear out by being asked.
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
 };
 
 use shared::{
@@ -14,22 +16,33 @@ use shared::{
     },
 };
 
-use super::access::is_told;
+use super::{access::is_told, limits::Quiet};
+use crate::log;
 
 /// Commands of one session that are followed to their end.
 const FOLLOWED_MAX: usize = 256;
+/// Lines of one session each second.
+const LINES_PER_SECOND: u32 = 50;
 
 /// The commands of one session.
 #[derive(Debug)]
 pub(super) struct Audit {
     who: String,
     running: Mutex<BTreeMap<RequestId, &'static str>>,
+    /// Keeps a flood out of the log; viewers have one for all of them.
+    quiet: Arc<Mutex<Quiet>>,
+    started: Instant,
 }
 
 impl Audit {
-    pub(super) fn new(role: Option<Role>, by: &str) -> Self {
+    /// Of a session; `viewers` is what all viewers' sessions share.
+    pub(super) fn new(role: Option<Role>, by: &str, viewers: &Arc<Mutex<Quiet>>) -> Self {
+        let quiet = match role {
+            Some(Role::Viewer) => Arc::clone(viewers),
+            _ => Arc::new(Mutex::new(Quiet::of(LINES_PER_SECOND))),
+        };
         let role = role.map_or("no key".into(), |role| role.to_string());
-        Self { who: format!("{role} {by}"), running: Mutex::default() }
+        Self { who: format!("{role} {by}"), running: Mutex::default(), quiet, started: Instant::now() }
     }
 
     fn running(&self) -> MutexGuard<'_, BTreeMap<RequestId, &'static str>> {
@@ -46,7 +59,8 @@ impl Audit {
         let mut running = self.running();
         if running.len() >= FOLLOWED_MAX {
             drop(running);
-            return self.tell(what, "begun");
+            self.tell(what, "begun");
+            return;
         }
         // A cancel has the id of what it cancels, whose end is told.
         running.entry(request.id).or_insert(what);
@@ -69,11 +83,29 @@ impl Audit {
     /// The session is over.
     pub(super) fn close(&self) {
         let left = std::mem::take(&mut *self.running());
-        left.into_values().for_each(|what| self.tell(what, "the session ended before it"));
+        for what in left.into_values() {
+            self.tell(what, "the session ended before it");
+        }
+        let left_out = self.quiet.lock().unwrap_or_else(PoisonError::into_inner).left_out();
+        if left_out > 0 && Arc::strong_count(&self.quiet) == 1 {
+            tracing::info!(left_out, "audit: {}: the session ended", self.who);
+        }
     }
 
-    fn tell(&self, what: &str, result: &str) {
-        tracing::info!("audit: {}: {what}: {result}", self.who);
+    /// Writes a line, unless too many were written this second; the next one says how many are missing before it.
+    fn tell(&self, what: &str, result: &str) -> bool {
+        let now = self.started.elapsed();
+        let told = self.quiet.lock().unwrap_or_else(PoisonError::into_inner).may_tell(now);
+        match told {
+            // What a node does a thousand times a day, and did: for consoles, but not for its disk.
+            Some(_) if what == "generate" && result.starts_with("ok") => {
+                tracing::info!(target: log::IN_MEMORY, "audit: {}: {what}: {result}", self.who);
+            }
+            Some(0) => tracing::info!("audit: {}: {what}: {result}", self.who),
+            Some(left_out) => tracing::info!(left_out, "audit: {}: {what}: {result}", self.who),
+            None => {}
+        }
+        told.is_some()
     }
 }
 
@@ -106,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_command_is_followed_to_its_end_and_reading_is_not() {
-        let audit = Audit::new(Some(Role::Operator), "ann@desk (10.0.0.9:5)");
+        let audit = Audit::new(Some(Role::Operator), "ann@desk (10.0.0.9:5)", &Arc::default());
         assert_eq!(audit.who, "operator ann@desk (10.0.0.9:5)");
         audit.begin(&request(1, RequestBody::Report));
         audit.begin(&request(2, RequestBody::Restart));
@@ -118,11 +150,22 @@ mod tests {
 
     #[test]
     fn what_is_followed_is_bounded() {
-        let audit = Audit::new(None, "x");
+        let audit = Audit::new(None, "x", &Arc::default());
         (0..2000).for_each(|id| audit.begin(&request(id, RequestBody::Restart)));
         assert_eq!(audit.running().len(), FOLLOWED_MAX);
         audit.close();
         assert!(audit.running().is_empty());
+    }
+
+    #[test]
+    fn flood_of_lines_is_bounded_and_counted() {
+        let viewers = Arc::default();
+        let sessions = [1, 2].map(|_| Audit::new(Some(Role::Viewer), "wall", &viewers));
+        let told = (0..3000).filter(|line| sessions[line % 2].tell("restart", "refused")).count();
+        assert!(told <= 60, "{told} lines");
+        assert!(viewers.lock().expect("nobody panicked").left_out() >= 2900);
+        let operator = Audit::new(Some(Role::Operator), "ann", &viewers);
+        assert!(operator.tell("restart", "ok"), "a viewer's flood hides no operator");
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! Where a node without a key is adopted: by whoever knows the code that it shows. Each attempt is counted before it is answered, so that
 //! many at once get no more guesses than one after the other.
 use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use shared::protocol::{
+    WIRE_LOWEST,
     connection::{self, answer, read_short, refuse, write_short},
     error::{Fault, FaultKind},
     noise::{
@@ -18,47 +21,87 @@ use shared::protocol::{
 };
 use tokio::{net::TcpStream, task::spawn_blocking};
 
+use super::limits::network_of;
 use crate::{
     config::Config,
     keys,
-    pair::{self, ATTEMPTS_MAX},
+    pair::{self, ATTEMPTS_IN_ALL_MAX, ATTEMPTS_MAX},
 };
 
 /// The desk of a node.
 #[derive(Debug)]
 pub(super) struct Desk {
     state: PathBuf,
-    /// The code that was tried last, and how often.
-    tried: Mutex<Option<(Code, u32)>>,
+    tries: Mutex<Tries>,
+}
+
+/// Attempts with the code that is shown now, by where they came from.
+#[derive(Debug, Default)]
+struct Tries {
+    code: Option<Code>,
+    by_source: HashMap<IpAddr, u32>,
+    in_all: u32,
+}
+
+impl Tries {
+    /// Whether the code may still be tried from anywhere.
+    fn are_left(&self, code: &Code) -> bool {
+        self.code.as_ref() != Some(code) || self.in_all < ATTEMPTS_IN_ALL_MAX
+    }
+
+    /// Takes an attempt; how many this source has after it.
+    fn take(&mut self, code: &Code, source: IpAddr) -> Option<u32> {
+        if self.code.as_ref() != Some(code) {
+            *self = Self { code: Some(code.clone()), ..Self::default() };
+        }
+        if self.in_all >= ATTEMPTS_IN_ALL_MAX {
+            return None;
+        }
+        // At most as many sources as there are attempts.
+        let tried = self.by_source.entry(source).or_default();
+        if *tried >= ATTEMPTS_MAX {
+            return None;
+        }
+        (*tried, self.in_all) = (*tried + 1, self.in_all + 1);
+        Some((ATTEMPTS_MAX - *tried).min(ATTEMPTS_IN_ALL_MAX - self.in_all))
+    }
 }
 
 impl Desk {
     pub(super) fn new(state: PathBuf) -> Self {
-        Self { state, tried: Mutex::default() }
+        Self { state, tries: Mutex::default() }
     }
 
     /// Whether somebody could adopt the node now.
     pub(super) fn is_open(&self) -> bool {
-        pair::shown(&self.state).is_some_and(|shown| self.left(&shown.code) > 0)
+        pair::shown(&self.state).is_some_and(|shown| self.tries().are_left(&shown.code))
     }
 
-    fn tried(&self) -> MutexGuard<'_, Option<(Code, u32)>> {
-        // It is whole even if a task panicked while it held the lock.
-        self.tried.lock().unwrap_or_else(PoisonError::into_inner)
+    fn tries(&self) -> MutexGuard<'_, Tries> {
+        // They are whole even if a task panicked while it held the lock.
+        self.tries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Attempts that are left for a code.
-    fn left(&self, code: &Code) -> u32 {
-        let tried = self.tried().as_ref().filter(|(tried, _)| tried == code).map_or(0, |(_, count)| *count);
-        ATTEMPTS_MAX.saturating_sub(tried)
-    }
-
-    /// Takes an attempt; the code, and how many are left after it.
-    fn take(&self) -> Option<(Code, u32)> {
+    /// Takes an attempt; the code, and how many the source has after it. Looks and counts under one lock.
+    fn take(&self, source: IpAddr) -> Option<(Code, u32)> {
+        let mut tries = self.tries();
         let code = pair::shown(&self.state)?.code;
-        let left = self.left(&code).checked_sub(1)?;
-        *self.tried() = Some((code.clone(), ATTEMPTS_MAX - left));
+        let left = tries.take(&code, source)?;
         Some((code, left))
+    }
+
+    /// A code was wrong: after the last attempt of all the node shows it no more.
+    fn wrong(&self, code: &Code, peer: SocketAddr, left: u32) {
+        tracing::warn!(%peer, left, "a wrong code to adopt this node");
+        if self.tries().are_left(code) {
+            return;
+        }
+        tracing::warn!(
+            "{ATTEMPTS_IN_ALL_MAX} wrong codes: this node shows none any more; run brambled pair again, where \
+             those who guess cannot reach it"
+        );
+        // One that stays counts no more for this run all the same.
+        let _ = pair::forget(&self.state);
     }
 
     /// Speaks with somebody who wants to give the node its key; `prologue` is what both have said before.
@@ -67,14 +110,14 @@ impl Desk {
     /// A wrong code, a connection that broke, or a key that could not be kept; the peer was told.
     pub(super) async fn serve(
         &self,
-        mut stream: TcpStream,
+        (mut stream, peer): (TcpStream, SocketAddr),
         prologue: &[u8],
         config: &Config,
     ) -> Result<String, FaultKind> {
         let Ok(element) = read_short(&mut stream).await? else {
             return Err(FaultKind::Malformed { reason: "a refusal instead of a code".into() });
         };
-        let Some((code, left)) = self.take() else {
+        let Some((code, left)) = self.take(network_of(peer.ip())) else {
             refuse(&mut stream, &Fault::new(&config.name, FaultKind::NotPairing)).await;
             return Err(FaultKind::NotPairing);
         };
@@ -86,23 +129,17 @@ impl Desk {
         let (mut seals, ..) = match answered {
             Ok(answered) => answered,
             Err(FaultKind::KeyDiffers) => {
-                if left == 0 {
-                    tracing::warn!(
-                        "{ATTEMPTS_MAX} wrong codes: this node shows none any more; run brambled pair again"
-                    );
-                    // One that stays counts no more for this run all the same.
-                    let _ = pair::forget(&self.state);
-                }
+                self.wrong(&code, peer, left);
                 let kind = FaultKind::CodeWrong { left };
                 refuse(&mut stream, &Fault::new(&config.name, kind.clone())).await;
                 return Err(kind);
             }
             Err(kind) => return Err(kind),
         };
-        let adopt: Adopt = connection::read(&mut stream, &mut seals.input).await?;
+        let adopt: Adopt = connection::read(&mut stream, &mut seals.input, WIRE_LOWEST).await?;
         let result = self.adopt(&adopt, config).await;
         let said = result.clone().map_err(|kind| Fault::new(&config.name, kind));
-        connection::write(&mut stream, &mut seals.out, &said).await?;
+        connection::write(&mut stream, &mut seals.out, WIRE_LOWEST, &said).await?;
         result.map(|_| adopt.by)
     }
 
@@ -125,5 +162,50 @@ impl Desk {
         let kept = kept.await.map_err(|error| error.to_string()).and_then(|kept| kept.map_err(|e| e.to_string()));
         kept.map_err(|reason| FaultKind::KeyRefused { reason })?;
         Ok(Adopted { node, fingerprint })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code(text: &str) -> Code {
+        text.parse().expect("a code")
+    }
+
+    #[test]
+    fn guesses_of_one_address_leave_attempts_to_others() {
+        let (mut tries, shown) = (Tries::default(), code("1234-5678"));
+        let [attacker, operator] = [[10, 0, 0, 66], [10, 0, 0, 1]].map(IpAddr::from);
+        let left: Vec<_> = (0..7).map(|_| tries.take(&shown, attacker)).collect();
+        assert_eq!(left, [Some(4), Some(3), Some(2), Some(1), Some(0), None, None]);
+        assert!(tries.are_left(&shown));
+        assert_eq!(tries.take(&shown, operator), Some(4));
+        assert_eq!(tries.take(&code("8765-4321"), attacker), Some(4), "a new code counts from the beginning");
+    }
+
+    #[test]
+    fn attempts_from_all_addresses_are_bounded() {
+        let (mut tries, shown) = (Tries::default(), code("1234-5678"));
+        let sources = (0..=255).map(|last| IpAddr::from([10, 0, 0, last]));
+        let taken = sources.flat_map(|source| [source; 3]).filter(|source| tries.take(&shown, *source).is_some());
+        assert_eq!(taken.count(), ATTEMPTS_IN_ALL_MAX as usize);
+        assert!(!tries.are_left(&shown) && tries.by_source.len() <= ATTEMPTS_IN_ALL_MAX as usize + 1);
+    }
+
+    #[test]
+    fn attempts_at_once_are_no_more_than_one_after_the_other() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let up = std::fs::read_to_string("/proc/uptime").expect("/proc is there");
+        let up: u64 = up.split('.').next().and_then(|text| text.parse().ok()).expect("seconds");
+        std::fs::write(folder.path().join("pairing"), format!("1234-5678 {}\n", up + 600)).expect("it can be written");
+        let desk = Desk::new(folder.path().into());
+        let source = IpAddr::from([10, 0, 0, 1]);
+        let taken: usize = std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                (0..16).map(|_| scope.spawn(|| (0..100).filter_map(|_| desk.take(source)).count())).collect();
+            threads.into_iter().map(|thread| thread.join().expect("nobody panics")).sum()
+        });
+        assert_eq!(taken, ATTEMPTS_MAX as usize);
     }
 }

@@ -16,7 +16,7 @@ const BURST: f64 = 512.0;
 const PER_SECOND: f64 = 256.0;
 /// Addresses that are told apart.
 const SOURCES_MAX: usize = 1024;
-/// Lines of the log about refused connections each second.
+/// Lines of the log about refused connections each second, and about what viewers were refused.
 const LINES_PER_SECOND: u32 = 5;
 
 /// A connection whose handshake is not done.
@@ -110,7 +110,7 @@ impl Limits {
 }
 
 /// An IPv4 address as it is, an IPv6 address by its network of 64 bits: a host has all of that.
-fn network_of(address: IpAddr) -> IpAddr {
+pub(super) fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
@@ -118,20 +118,37 @@ fn network_of(address: IpAddr) -> IpAddr {
 }
 
 /// Keeps a flood out of the log: a few lines a second, and how many were left out.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Quiet {
+    lines_per_second: u32,
     second: u64,
     told: u32,
     left_out: u64,
 }
 
+impl Default for Quiet {
+    fn default() -> Self {
+        Self::of(LINES_PER_SECOND)
+    }
+}
+
 impl Quiet {
+    /// Lets so many lines through each second.
+    pub(super) fn of(lines_per_second: u32) -> Self {
+        Self { lines_per_second, second: 0, told: 0, left_out: 0 }
+    }
+
+    /// Lines that were left out since the last one.
+    pub(super) fn left_out(&self) -> u64 {
+        self.left_out
+    }
+
     /// Whether a line may be written now, with how many were left out before it.
     pub(super) fn may_tell(&mut self, now: Duration) -> Option<u64> {
         if now.as_secs() != self.second {
             (self.second, self.told) = (now.as_secs(), 0);
         }
-        if self.told >= LINES_PER_SECOND {
+        if self.told >= self.lines_per_second {
             self.left_out += 1;
             return None;
         }

@@ -22,6 +22,7 @@ use shared::protocol::{BUILD, NUMERIC_VERSION, handshake::Identity, noise::keyri
 use tokio::{
     io::AsyncReadExt,
     net::TcpListener,
+    runtime::Handle,
     signal::unix::{Signal, SignalKind, signal},
     sync::{Semaphore, mpsc::Sender},
 };
@@ -40,7 +41,7 @@ use crate::{
     node::{
         Event,
         driver::{
-            Driver, Input,
+            Driver, Input, Room,
             state::{Kept, StateFolder},
             steward::Steward,
         },
@@ -49,6 +50,8 @@ use crate::{
 
 /// Most connections at the same time after their handshake.
 const CONNECTIONS_MAX: usize = 512;
+/// Of these, most that are viewers'.
+const VIEWERS_MAX: usize = 256;
 
 /// Answers of other nodes that clients still read hold up the end of this one so long at most.
 const GATEWAY_DRAIN: Duration = Duration::from_secs(5);
@@ -61,6 +64,13 @@ struct Host {
     desk: Desk,
     limits: Mutex<Limits>,
     quiet: Mutex<Quiet>,
+    /// What the audit log tells of viewers.
+    viewers_quiet: Arc<Mutex<Quiet>>,
+    /// Places for connections after their handshake: of all, and of viewers.
+    places: Semaphore,
+    viewers_places: Semaphore,
+    /// For responses that wait for their sockets.
+    room: Room,
     started: Instant,
 }
 
@@ -114,13 +124,14 @@ pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     })
 }
 
-/// Serves until the node exits; returns the exit code. SIGHUP reads the settings anew from `arguments`.
+/// Serves until the node exits; returns the exit code. `heartbeats` is a runtime for nothing else. SIGHUP reads the settings anew from `arguments`.
 pub async fn serve(
     config: Config,
     arguments: Arguments,
     (signals, listener, http): (Signals, TcpListener, Option<TcpListener>),
     kernels: &'static Kernels,
     state: (StateFolder, Kept),
+    heartbeats: Handle,
 ) -> i32 {
     let identity = Identity {
         name: config.name.clone(),
@@ -129,12 +140,12 @@ pub async fn serve(
         machine: machine::machine(),
         cores: machine::allowed_cores(),
     };
-    let started = Instant::now();
+    let (started, committed) = (Instant::now(), state.1.committed.clone());
     let (own, settings, drain) = (listener.local_addr().unwrap_or(config.listen), config.http.clone(), config.drain);
     let announcing = config.mdns.then(|| tokio::spawn(announce::keep(own, config.name.clone())));
     let config = Arc::new(config);
     let steward = Steward::new(&config, identity.clone(), gateway::dialled(own));
-    let (driver, inputs, receiver) = Driver::new(Arc::clone(&config), identity.clone(), kernels, state);
+    let (driver, inputs, receiver) = Driver::new(Arc::clone(&config), identity.clone(), kernels, state, heartbeats);
     for signal in signals.ends {
         tokio::spawn(end_at(signal, inputs.clone(), started));
     }
@@ -144,10 +155,21 @@ pub async fn serve(
     tokio::spawn(reload_at(signals.hangups, inputs.clone(), arguments));
     let sessions = TaskTracker::new();
     let desk = Desk::new(config.state.clone());
-    let (limits, quiet) = (Mutex::default(), Mutex::default());
-    let host = Arc::new(Host { identity: identity.clone(), config, inputs, desk, limits, quiet, started });
+    let host = Arc::new(Host {
+        identity: identity.clone(),
+        config,
+        inputs,
+        desk,
+        limits: Mutex::default(),
+        quiet: Mutex::default(),
+        viewers_quiet: Arc::default(),
+        places: Semaphore::new(CONNECTIONS_MAX),
+        viewers_places: Semaphore::new(VIEWERS_MAX),
+        room: Room::default(),
+        started,
+    });
     let accepting = tokio::spawn(accept(listener, host, sessions.clone()));
-    let gateway = http.map(|listener| gateway::serve(listener, settings, own, identity));
+    let gateway = http.map(|listener| gateway::serve(listener, settings, own, identity, committed));
     let steward = tokio::spawn(steward.run());
     let code = driver.run(receiver).await;
     steward.abort();
@@ -168,7 +190,6 @@ pub async fn serve(
 }
 
 async fn accept(listener: TcpListener, host: Arc<Host>, sessions: TaskTracker) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
@@ -176,8 +197,8 @@ async fn accept(listener: TcpListener, host: Arc<Host>, sessions: TaskTracker) {
                     host.tell_refused(peer, "too many attempts from its address");
                     continue;
                 };
-                let (host, places) = (Arc::clone(&host), Arc::clone(&places));
-                sessions.spawn(async move { session::run(stream, peer, &host, ticket, &places).await });
+                let host = Arc::clone(&host);
+                sessions.spawn(async move { session::run(stream, peer, &host, ticket).await });
             }
             Err(error) => {
                 // Out of descriptors, mostly: a pause lets connections end.

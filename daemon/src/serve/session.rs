@@ -10,30 +10,30 @@ use std::{
 };
 
 use shared::protocol::{
-    connection::{Arrived, Connection, Door, MessageWriter, lets_in, receive_hello, send_welcome, split},
+    connection::{Arrived, Connection, Door, MessageWriter, lets_in, receive_hello, send_welcome, split, tune},
     error::{Fault, FaultKind},
     handshake::{Hello, Purpose, Welcome},
-    message::{Request, Response, ResponseBody},
-    noise::keyring,
+    message::{MESSAGE_BYTES_MAX, Request, RequestBody, Response, ResponseBody},
+    noise::{
+        key::Role,
+        keyring::{self, Pass},
+    },
 };
 use tokio::{
     net::TcpStream,
-    sync::{
-        Semaphore,
-        mpsc::{Receiver, channel},
-    },
-    time::timeout,
+    sync::{SemaphorePermit, mpsc::Receiver},
+    time::{Instant, MissedTickBehavior, interval, timeout},
 };
 
 use super::{
-    CONNECTIONS_MAX, Host,
+    CONNECTIONS_MAX, Host, VIEWERS_MAX,
     access::{check_hello, check_request},
     audit::Audit,
     limits::Ticket,
 };
 use crate::node::{
     Event, SessionId,
-    driver::{Input, RESPONSES_MAX},
+    driver::{Guest, Input, Outbox, Queued},
 };
 
 /// A handshake must be done within this.
@@ -42,11 +42,20 @@ const HANDSHAKE_SECONDS: u64 = 5;
 const WELCOME: Duration = Duration::from_secs(2);
 /// A response must be written within this.
 const WRITE_SECONDS: u64 = 30;
+/// The rest of a message must be there within this once it has begun.
+const REST: Duration = Duration::from_secs(30);
+/// Longest message of a viewer: it asks, and sends nothing.
+const VIEWER_BYTES_MAX: usize = 64 << 10;
+/// A viewer that asks for nothing and watches nothing is let go after this.
+const IDLE: Duration = Duration::from_secs(120);
+/// Between two looks at whether a session may still be.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Runs a connection to its end. Until its handshake is done it holds a ticket that others may take from it.
-pub(super) async fn run(stream: TcpStream, peer: SocketAddr, host: &Host, ticket: Ticket, places: &Semaphore) {
-    // Without it only latency suffers.
-    let _ = stream.set_nodelay(true);
+pub(super) async fn run(stream: TcpStream, peer: SocketAddr, host: &Host, ticket: Ticket) {
+    if let Err(error) = tune(&stream) {
+        tracing::warn!("{peer}: the options of its socket cannot be set: {error}");
+    }
     let shaking = timeout(Duration::from_secs(HANDSHAKE_SECONDS), shake_hands(stream, peer, host));
     let arrived = tokio::select! {
         arrived = shaking => arrived.unwrap_or_else(|_| {
@@ -61,15 +70,16 @@ pub(super) async fn run(stream: TcpStream, peer: SocketAddr, host: &Host, ticket
         Ok(None) | Err(FaultKind::SessionLost { .. }) => return,
         Err(kind) => return host.tell_refused(peer, &kind.to_string()),
     };
-    let Ok(_place) = places.try_acquire() else {
-        let kind = FaultKind::Full { what: "connections".into(), limit: CONNECTIONS_MAX as u32 };
-        return turn_away(&mut connection, host, kind).await;
+    let _places = match places(connection.role(), host) {
+        Ok(places) => places,
+        Err(kind) => return turn_away(&mut connection, host, kind).await,
     };
     match hello.purpose {
         Purpose::Console => {
             let welcome = Welcome::Accepted(host.identity.clone());
             if matches!(timeout(WELCOME, send_welcome(&mut connection, &welcome)).await, Ok(Ok(()))) {
-                console(connection, format!("{} ({peer})", hello.identity.name), host).await;
+                let guest = Guest { role: connection.role(), name: hello.identity.name };
+                console(connection, (guest, peer), host).await;
             }
         }
         purpose => {
@@ -77,6 +87,20 @@ pub(super) async fn run(stream: TcpStream, peer: SocketAddr, host: &Host, ticket
             let _ = host.inputs.send(Input::Link { connection, purpose, identity: hello.identity }).await;
         }
     }
+}
+
+/// Takes a place for a connection: viewers leave some to operators and nodes.
+fn places(role: Option<Role>, host: &Host) -> Result<[Option<SemaphorePermit<'_>>; 2], FaultKind> {
+    let full = |what: &str, limit: usize| FaultKind::Full { what: what.into(), limit: limit as u32 };
+    let of_viewers = match role {
+        Some(Role::Viewer) => {
+            let place = host.viewers_places.try_acquire();
+            Some(place.map_err(|_| full("viewers' connections", VIEWERS_MAX))?)
+        }
+        _ => None,
+    };
+    let place = host.places.try_acquire().map_err(|_| full("connections", CONNECTIONS_MAX))?;
+    Ok([of_viewers, Some(place)])
 }
 
 /// The handshake of a stranger; `None` where nothing is to follow it.
@@ -90,12 +114,13 @@ async fn shake_hands(
     let (mut connection, hello) = match receive_hello(stream, door).await? {
         Arrived::Hello(connection, hello) => (connection, hello),
         Arrived::Pairing(stream, prologue) => {
-            let by = host.desk.serve(stream, &prologue, &host.config).await?;
+            let by = host.desk.serve((stream, peer), &prologue, &host.config).await?;
             tracing::info!("audit: code {by} ({peer}): adopt: ok");
             return Ok(None);
         }
     };
-    match check_hello(connection.role(), &hello.purpose, (peer, host.config.insecure)) {
+    let checked = hello.identity.check();
+    match checked.and_then(|()| check_hello(connection.role(), &hello.purpose, (peer, host.config.insecure))) {
         Ok(()) => Ok(Some((connection, hello))),
         Err(kind) => {
             turn_away(&mut connection, host, kind.clone()).await;
@@ -110,10 +135,13 @@ async fn turn_away(connection: &mut Connection, host: &Host, kind: FaultKind) {
     let _ = timeout(WELCOME, send_welcome(connection, &refusal)).await;
 }
 
-async fn console(connection: Connection, by: String, host: &Host) {
+async fn console(connection: Connection, (guest, peer): (Guest, SocketAddr), host: &Host) {
     static LATEST: AtomicU64 = AtomicU64::new(0);
     let session = SessionId(LATEST.fetch_add(1, Ordering::Relaxed) + 1);
-    let (responses, outgoing) = channel(RESPONSES_MAX);
+    let by = format!("{} ({peer})", guest.name);
+    let is_viewer = guest.is_viewer();
+    let audit = Arc::new(Audit::new(guest.role, &by, &host.viewers_quiet));
+    let (responses, outgoing) = Outbox::new(guest, &host.room);
     // Weak: the session ends when the driver drops its end.
     let refusals = responses.downgrade();
     if host.inputs.send(Input::SessionOpened(session, responses)).await.is_err() {
@@ -121,37 +149,48 @@ async fn console(connection: Connection, by: String, host: &Host) {
     }
     let pass = connection.pass.clone();
     let role = connection.role();
-    let audit = Arc::new(Audit::new(role, &by));
-    let (mut reader, writer) = split(connection);
-    let mut writing = tokio::spawn(write(writer, outgoing, Arc::clone(&audit)));
+    let (reader, writer) = split(connection);
+    let mut reader = reader.bounded(if is_viewer { VIEWER_BYTES_MAX } else { MESSAGE_BYTES_MAX }, REST);
+    let name = host.identity.name.clone();
+    let mut writing = tokio::spawn(write(writer, outgoing, Arc::clone(&audit), name));
+    let (mut latest, mut watches) = (Instant::now(), false);
+    let mut looks = interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         // The writer ends when the driver closed the session, or when the console reads no more.
         let request = tokio::select! {
             request = reader.receive::<Request>() => request,
             _ = &mut writing => break,
-        };
-        match request {
-            Ok(Some(request)) => {
-                // A key that was taken back, or a node that has one now, ends what came before.
-                let counts = if lets_in(pass.as_ref()) { Ok(()) } else { Err(FaultKind::KeyDiffers) };
-                if let Err(kind) = counts.and_then(|()| check_request(role, &request.body)) {
-                    audit.refused(request.body.name(), &kind);
-                    let body = ResponseBody::Failed(Fault::new(&host.identity.name, kind));
-                    let Some(refusals) = refusals.upgrade() else { break };
-                    let _ = refusals.send(Response { id: request.id, body }).await;
-                    continue;
-                }
-                audit.begin(&request);
-                let event = Event::Request { session, by: by.clone(), request };
-                if host.inputs.send(Input::Event(event)).await.is_err() {
+            _ = looks.tick() => match over(pass.as_ref(), latest.elapsed(), is_viewer && !watches) {
+                Some(why) => {
+                    tracing::info!(by, "session ended: {why}");
                     break;
                 }
-            }
+                None => continue,
+            },
+        };
+        let request = match request {
+            Ok(Some(request)) => request,
             Ok(None) => break,
             Err(kind) => {
                 tracing::info!(by, "session ended: {kind}");
                 break;
             }
+        };
+        latest = Instant::now();
+        let counts = if lets_in(pass.as_ref()) { Ok(()) } else { Err(FaultKind::KeyDiffers) };
+        if let Err(kind) = counts.and_then(|()| check_request(role, &request.body)) {
+            audit.refused(request.body.name(), &kind);
+            let body = ResponseBody::Failed(Fault::new(&host.identity.name, kind));
+            let Some(refusals) = refusals.upgrade() else { break };
+            refusals.send(Response { id: request.id, body }).await;
+            continue;
+        }
+        watches |= matches!(request.body, RequestBody::Watch { .. });
+        audit.begin(&request);
+        let event = Event::Request { session, by: by.clone(), request };
+        if host.inputs.send(Input::Event(event)).await.is_err() {
+            break;
         }
     }
     let _ = host.inputs.send(Input::Event(Event::SessionClosed(session))).await;
@@ -162,10 +201,30 @@ async fn console(connection: Connection, by: String, host: &Host) {
     audit.close();
 }
 
-async fn write(mut writer: MessageWriter, mut outgoing: Receiver<Response>, audit: Arc<Audit>) {
-    while let Some(response) = outgoing.recv().await {
-        audit.end(&response);
-        match timeout(Duration::from_secs(WRITE_SECONDS), writer.send(&response)).await {
+/// Why a session may not go on, though it asks for nothing.
+fn over(pass: Option<&Pass>, idle: Duration, may_idle_out: bool) -> Option<&'static str> {
+    // A key that was taken back, or a node that has one now, ends what came before.
+    if !lets_in(pass) {
+        return Some("its key counts no more");
+    }
+    (may_idle_out && idle > IDLE).then_some("it asked for nothing for long")
+}
+
+async fn write(mut writer: MessageWriter, mut outgoing: Receiver<Queued>, audit: Arc<Audit>, name: String) {
+    while let Some(queued) = outgoing.recv().await {
+        let response = &queued.response;
+        audit.end(response);
+        let sent = timeout(Duration::from_secs(WRITE_SECONDS), async {
+            match writer.send(response).await {
+                // What an older console does not know is told as a fault, which it always does.
+                Err(kind @ FaultKind::PeerOlder { .. }) => {
+                    let body = ResponseBody::Failed(Fault::new(&name, kind));
+                    writer.send(&Response { id: response.id, body }).await
+                }
+                sent => sent,
+            }
+        });
+        match sent.await {
             Ok(Ok(())) => {}
             Ok(Err(_)) | Err(_) => return,
         }

@@ -1,16 +1,18 @@
-//! SHA-256 of whole files, and what is remembered of it: with size and time of change, so that a file is read once.
+//! SHA-256 of whole files, and what is remembered of it: with what the file system says of the file, so that a file is read once.
 use std::{
     fs::{self, File, Metadata},
     io::Read,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
 use sha2::Digest;
-use shared::protocol::{
-    error::FaultKind,
-    models::{Sha256, Step},
+use shared::{
+    gguf::{Stamp, content},
+    protocol::{
+        error::FaultKind,
+        models::{Sha256, Step},
+    },
 };
 
 use super::{Pace, disk};
@@ -18,13 +20,16 @@ use super::{Pace, disk};
 /// Bytes that are read at a time.
 const BLOCK: usize = 1 << 20;
 
-/// What is remembered of a file.
+/// What is remembered of a file. What release 0.1 remembered is not taken: it did not notice an overwritten file.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Known {
-    size: u64,
-    modified_s: i64,
-    modified_ns: i64,
+    /// SHA-256 of the file's stamp.
+    stamp: String,
     sha256: String,
+}
+
+fn stamp(metadata: &Metadata) -> String {
+    Sha256(content::hash(&Stamp::of(metadata).bytes())).to_string()
 }
 
 /// Reads the whole file.
@@ -53,16 +58,13 @@ fn place(folder: &Path, model: &str) -> PathBuf {
 /// The hash of a file that has not changed since it was computed.
 pub(super) fn known(folder: &Path, model: &str, metadata: &Metadata) -> Option<Sha256> {
     let known: Known = toml::from_str(&fs::read_to_string(place(folder, model)).ok()?).ok()?;
-    let is_same = known.size == metadata.len()
-        && (known.modified_s, known.modified_ns) == (metadata.mtime(), metadata.mtime_nsec());
-    if is_same { known.sha256.parse().ok() } else { None }
+    if known.stamp == stamp(metadata) { known.sha256.parse().ok() } else { None }
 }
 
 /// Remembers a hash. Where that fails, the file is read again next time.
 pub(super) fn keep(folder: &Path, model: &str, metadata: &Metadata, hash: Sha256) {
-    let (modified_s, modified_ns) = (metadata.mtime(), metadata.mtime_nsec());
-    let known = Known { size: metadata.len(), modified_s, modified_ns, sha256: hash.to_string() };
-    let text = toml::to_string(&known).expect("numbers and a text are TOML");
+    let known = Known { stamp: stamp(metadata), sha256: hash.to_string() };
+    let text = toml::to_string(&known).expect("texts are TOML");
     let kept = fs::create_dir_all(folder).and_then(|()| fs::write(place(folder, model), text));
     if let Err(error) = kept {
         tracing::info!("the hash of {model} is not remembered: {error}");

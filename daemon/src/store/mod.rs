@@ -1,8 +1,10 @@
 //! The files in a node's model folders: what is there, taking one away, bringing one in. A file is either whole and checked, or has
 //! another name (`.part`). Blocking; knows no node and no session.
+mod content;
 mod hash;
 mod part;
 mod pull;
+mod reach;
 
 use std::{
     fs, io,
@@ -13,7 +15,7 @@ use std::{
 use nix::sys::statvfs::statvfs;
 use shared::{
     gguf::{GgufFile, Shape},
-    ids::ModelIdentity,
+    ids::{ContentRoot, ModelIdentity},
     protocol::{
         error::FaultKind,
         models::{FILES_MAX, FileState, ModelFile, PART, PIECE_BYTES_MAX, Sha256, Step, check_name, files_of},
@@ -21,6 +23,7 @@ use shared::{
     units::Bytes,
 };
 
+pub use content::{Contents, Progress};
 pub use part::{Origin, Part};
 pub use pull::pull;
 
@@ -38,6 +41,7 @@ pub struct Store {
     folders: Vec<PathBuf>,
     /// What was computed of files is kept here.
     hashes: PathBuf,
+    contents: Contents,
 }
 
 /// Says progress now and then, and whether to go on always.
@@ -71,7 +75,7 @@ pub(super) fn disk(what: &str, path: &Path, error: &io::Error) -> FaultKind {
 impl Store {
     /// The store of these folders, in the order in which models are looked for; `state` is the daemon's own folder.
     pub fn new(folders: &[PathBuf], state: &Path) -> Self {
-        Self { folders: folders.to_vec(), hashes: state.join("hashes") }
+        Self { folders: folders.to_vec(), hashes: state.join("hashes"), contents: Contents::new(state) }
     }
 
     /// All model files and unfinished ones, by name. Opens each, reads none.
@@ -100,13 +104,38 @@ impl Store {
     fn describe(&self, folder: &Path, model: &str, is_part: bool) -> Option<ModelFile> {
         let path = folder.join(if is_part { format!("{model}{PART}") } else { model.to_owned() });
         let metadata = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
-        let (state, identity) = match is_part {
-            true => (FileState::Partial, None),
-            false => inspect(&path),
+        let (state, identity, content) = match is_part {
+            true => (FileState::Partial, None, None),
+            false => self.inspect(&path),
         };
         let sha256 = if is_part { None } else { hash::known(&self.hashes, model, &metadata) };
         let (model, folder) = (model.to_owned(), folder.display().to_string());
-        Some(ModelFile { model, folder, size: Bytes(metadata.len()), state, identity, sha256 })
+        Some(ModelFile { model, folder, size: Bytes(metadata.len()), state, identity, sha256, content })
+    }
+
+    /// What a whole file is. Of a model in several files only the first can tell.
+    fn inspect(&self, path: &Path) -> (FileState, Option<ModelIdentity>, Option<ContentRoot>) {
+        match GgufFile::open(path) {
+            Ok(file) => match Shape::read(&file) {
+                Ok(_) => {
+                    let content = self.contents.known(&file).map(|content| content.root);
+                    (FileState::Complete, Some(ModelIdentity(file.identity())), content)
+                }
+                Err(error) => (FileState::Broken(error.to_string()), None, None),
+            },
+            Err(_) if is_later_split(path) => (FileState::Complete, None, None),
+            Err(error) => (FileState::Broken(error.to_string()), None, None),
+        }
+    }
+
+    /// What the tensors of a model hold; computed if that is not known.
+    ///
+    /// # Errors
+    /// The file cannot be read, is changed meanwhile, or its content is not wanted any more.
+    pub fn content(&self, file: &GgufFile, tell: &mut Tell<'_>) -> Result<ContentRoot, FaultKind> {
+        let mut pace = Pace::new(tell);
+        let mut progress = |done, total| pace.at(Step::Hashing, done, Some(total)).is_ok();
+        self.contents.of(file, &mut progress).map(|content| content.root)
     }
 
     /// The whole file of this name.
@@ -130,12 +159,32 @@ impl Store {
         let path = self.find(model)?;
         let folder = path.parent().unwrap_or(Path::new("/"));
         let metadata = fs::metadata(&path).map_err(|error| disk("read", &path, &error))?;
-        if !is_known_enough || hash::known(&self.hashes, model, &metadata).is_none() {
-            let hash = hash::compute(&path, &mut Pace::new(tell))?;
+        let known = hash::known(&self.hashes, model, &metadata);
+        if !is_known_enough || known.is_none() {
+            let mut pace = Pace::new(tell);
+            let hash = hash::compute(&path, &mut pace)?;
             hash::keep(&self.hashes, model, &metadata, hash);
+            // A file that was read to the end for another reason has its content hashed by the assignment that needs it.
+            if !is_known_enough && let Ok(file) = GgufFile::open(&path) {
+                let is_sure = known == Some(hash) && self.contents.known(&file).is_some();
+                let mut progress = |done, total| pace.at(Step::Hashing, done, Some(total)).is_ok();
+                if !is_sure {
+                    self.contents.compute(&file, &mut progress)?;
+                }
+            }
         }
         let file = self.describe(folder, model, false);
         file.ok_or_else(|| FaultKind::ModelMissing { model: model.into(), folders: folder.display().to_string() })
+    }
+
+    /// What is known of a whole file without reading it; `None` where its SHA-256 was not computed since it was last changed.
+    ///
+    /// # Errors
+    /// There is no such file.
+    pub fn known(&self, model: &str) -> Result<Option<ModelFile>, FaultKind> {
+        let path = self.find(model)?;
+        let file = self.describe(path.parent().unwrap_or(Path::new("/")), model, false);
+        Ok(file.filter(|file| file.sha256.is_some()))
     }
 
     /// Deletes a file and what there is of an unfinished one.
@@ -175,15 +224,21 @@ impl Store {
         Ok((Bytes(size), bytes))
     }
 
+    /// Refuses what is no name of a model, or one that is there.
+    fn check_new(&self, model: &str) -> Result<(), FaultKind> {
+        check_name(model).map_err(|reason| FaultKind::ParameterInvalid { reason })?;
+        match self.find(model) {
+            Ok(_) => Err(FaultKind::ModelExists { model: model.into() }),
+            Err(_) => Ok(()),
+        }
+    }
+
     /// The unfinished file of this name in the first folder that takes it; what was there of the same origin is kept.
     ///
     /// # Errors
     /// A file of this name is there, somebody else is at it, or no folder can be written.
     pub fn begin(&self, model: &str, origin: Origin) -> Result<Part, FaultKind> {
-        check_name(model).map_err(|reason| FaultKind::ParameterInvalid { reason })?;
-        if self.find(model).is_ok() {
-            return Err(FaultKind::ModelExists { model: model.into() });
-        }
+        self.check_new(model)?;
         let mut refused = FaultKind::StoreFailed { reason: "there is no model folder".into() };
         for folder in &self.folders {
             match Part::open(folder, model, origin.clone()) {
@@ -207,18 +262,6 @@ impl Store {
         hash::keep(&self.hashes, &model, &metadata, hash);
         let file = self.describe(&folder, &model, false);
         file.ok_or(FaultKind::ModelMissing { model, folders: folder.display().to_string() })
-    }
-}
-
-/// What a whole file is. Of a model in several files only the first can tell.
-fn inspect(path: &Path) -> (FileState, Option<ModelIdentity>) {
-    match GgufFile::open(path) {
-        Ok(file) => match Shape::read(&file) {
-            Ok(_) => (FileState::Complete, Some(ModelIdentity(file.identity()))),
-            Err(error) => (FileState::Broken(error.to_string()), None),
-        },
-        Err(_) if is_later_split(path) => (FileState::Complete, None),
-        Err(error) => (FileState::Broken(error.to_string()), None),
     }
 }
 

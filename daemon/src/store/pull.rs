@@ -1,6 +1,10 @@
 //! Downloads over http and https (ureq with rustls: proxies by HTTPS_PROXY, its own root certificates). Follows few redirects, goes on
 //! where a connection broke, trusts no length twice.
-use std::{io::Read, time::Duration};
+use std::{
+    io::{ErrorKind, Read},
+    net::IpAddr,
+    time::{Duration, Instant},
+};
 
 use shared::{
     protocol::{
@@ -12,9 +16,10 @@ use shared::{
 use ureq::{
     Agent, Body,
     http::{HeaderMap, Response, Uri},
+    unversioned::transport::DefaultConnector,
 };
 
-use super::{Origin, Pace, Part, Store, Tell};
+use super::{Origin, Pace, Part, Store, Tell, reach::Reach};
 
 const CONNECT: Duration = Duration::from_secs(20);
 const ANSWER: Duration = Duration::from_secs(60);
@@ -27,6 +32,9 @@ const REDIRECTS_MAX: usize = 8;
 const VAIN_MAX: u32 = 4;
 /// Before the next connection, times the connections in vain.
 const PAUSE: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
+/// Fewest bytes that a server must bring in a window; one that brings less is left, and counts as a connection in vain.
+const LEAST: u64 = 64 << 10;
+const WINDOW: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 /// Bytes that are read at a time.
 const BLOCK: usize = 256 << 10;
 /// Largest file that anybody offers.
@@ -34,7 +42,7 @@ const FILE_BYTES_MAX: u64 = 1 << 42;
 
 /// What a server says of a file.
 #[derive(Debug, Default, PartialEq)]
-struct Offer {
+pub(super) struct Offer {
     /// Where the bytes are, behind all redirects.
     url: String,
     origin: Origin,
@@ -61,7 +69,14 @@ pub fn pull(
     if url.len() > URL_BYTES_MAX {
         return Err(FaultKind::ParameterInvalid { reason: format!("an address of more than {URL_BYTES_MAX} bytes") });
     }
-    let agent = agent();
+    // All that can be refused is refused before a server hears of it.
+    check_scheme(url, url)?;
+    store.check_new(model)?;
+    if sha256.is_none() && !is_proof(url) {
+        let reason = "over http anybody between can change the file: use https, or add --sha256 with its hash".into();
+        return Err(FaultKind::ParameterInvalid { reason });
+    }
+    let agent = agent(Reach::default());
     let mut offer = ask(&agent, url, sha256)?;
     let mut part = store.begin(model, offer.origin.clone())?;
     let mut vain = 0;
@@ -75,7 +90,7 @@ pub fn pull(
             Ok(()) => {}
             Err(Trouble::Fatal(kind)) => return Err(kind),
             Err(Trouble::Broken(reason)) => {
-                vain = if part.length() > before { 0 } else { vain + 1 };
+                vain = if part.length() >= before + LEAST { 0 } else { vain + 1 };
                 if vain >= VAIN_MAX {
                     let (length, size) =
                         (Bytes(part.length()), part.size().map_or("?".into(), |size| Bytes(size).to_string()));
@@ -104,7 +119,14 @@ fn pause(time: Duration, part: &Part, tell: &mut Tell<'_>) -> Result<(), FaultKi
     Ok(())
 }
 
-fn agent() -> Agent {
+/// Whether what comes from there is what its server sent: over https, or from this machine.
+fn is_proof(url: &str) -> bool {
+    let host = host(url);
+    let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    url.starts_with("https://") || host == "localhost" || literal.is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
+pub(super) fn agent(reach: Reach) -> Agent {
     let config = Agent::config_builder()
         .max_redirects(0)
         .max_redirects_will_error(false)
@@ -116,7 +138,7 @@ fn agent() -> Agent {
         .timeout_per_write(Some(SILENT))
         .user_agent(concat!("bramble/", env!("CARGO_PKG_VERSION")))
         .build();
-    config.into()
+    Agent::with_parts(config, DefaultConnector::new(), reach)
 }
 
 /// Why a transfer ended early.
@@ -150,7 +172,7 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 /// Asks for one byte: whether the file is there, where, how long it is and what it hashes to.
-fn ask(agent: &Agent, url: &str, sha256: Option<Sha256>) -> Result<Offer, FaultKind> {
+pub(super) fn ask(agent: &Agent, url: &str, sha256: Option<Sha256>) -> Result<Offer, FaultKind> {
     let mut offer = Offer { url: url.into(), ..Offer::default() };
     let (mut linked_hash, mut linked_size) = (None, None);
     for _ in 0..=REDIRECTS_MAX {
@@ -158,7 +180,9 @@ fn ask(agent: &Agent, url: &str, sha256: Option<Sha256>) -> Result<Offer, FaultK
         let response = retried(|| get(agent, &offer.url, Some("bytes=0-0".into()), None))?;
         let headers = response.headers();
         // Hugging Face says both of the file behind its redirect; an etag of 64 digits is its SHA-256.
-        let quoted = header(headers, "x-linked-etag").map(|tag| tag.trim_start_matches("W/").trim_matches('"'));
+        // Over http whoever sends other bytes sends another tag, too.
+        let tag = header(headers, "x-linked-etag").filter(|_| is_proof(&offer.url));
+        let quoted = tag.map(|tag| tag.trim_start_matches("W/").trim_matches('"'));
         linked_hash = quoted.and_then(|tag| tag.parse::<Sha256>().ok()).or(linked_hash);
         linked_size = header(headers, "x-linked-size").and_then(|size| size.parse::<u64>().ok()).or(linked_size);
         match response.status().as_u16() {
@@ -206,6 +230,9 @@ fn retried(get: impl Fn() -> Result<Response<Body>, ureq::Error>) -> Result<Resp
             Ok(response) if response.status().is_server_error() && tried < VAIN_MAX => {}
             Ok(response) => return Ok(response),
             Err(error) if tried >= VAIN_MAX => return Err(failed(error.to_string())),
+            Err(ureq::Error::Io(error)) if error.kind() == ErrorKind::PermissionDenied => {
+                return Err(failed(error.to_string()));
+            }
             Err(ureq::Error::BadUri(reason)) => return Err(FaultKind::ParameterInvalid { reason }),
             Err(_) => {}
         }
@@ -289,6 +316,7 @@ fn transfer(agent: &Agent, offer: &Offer, part: &mut Part, pace: &mut Pace<'_, '
     }
     let mut reader = response.body_mut().as_reader();
     let mut block = vec![0; BLOCK];
+    let (mut since, mut brought) = (Instant::now(), 0);
     loop {
         let count = reader.read(&mut block).map_err(|error| Trouble::Broken(error.to_string()))?;
         if count == 0 {
@@ -296,6 +324,15 @@ fn transfer(agent: &Agent, offer: &Offer, part: &mut Part, pace: &mut Pace<'_, '
         }
         part.append(&block[..count])?;
         pace.at(Step::Downloading, part.length(), part.size())?;
+        brought += count as u64;
+        if since.elapsed() >= WINDOW {
+            if brought < LEAST {
+                let seconds = WINDOW.as_secs();
+                let reason = format!("{} brings less than {} in {seconds} s", host(&offer.url), Bytes(LEAST));
+                return Err(Trouble::Broken(reason));
+            }
+            (since, brought) = (Instant::now(), 0);
+        }
     }
     match part.size() {
         Some(size) if part.length() < size => Err(Trouble::Broken("the connection ended early".into())),

@@ -335,3 +335,57 @@ fn a_hash_is_remembered_until_the_file_changes() {
     );
     assert_eq!(store.read(NAME, u64::MAX), Ok((Bytes(bytes.len() as u64), Vec::new())));
 }
+
+#[test]
+fn nothing_is_asked_of_a_server_for_a_name_that_is_refused() {
+    let (url, asked) = server(Arc::new(|_, _, _| Vec::new()));
+    let (store, _folder) = store();
+    for name in ["../x.gguf", "x.txt", ""] {
+        let refused = pull(&store, &format!("{url}/{NAME}"), name, None, &mut go_on);
+        assert!(matches!(refused, Err(FaultKind::ParameterInvalid { .. })), "{refused:?}");
+    }
+    assert_eq!(asked.lock().expect("nobody panics with it").len(), 0);
+}
+
+#[test]
+fn http_from_another_machine_needs_a_hash() {
+    let (store, _folder) = store();
+    let refused = pull(&store, "http://192.0.2.1/bard.gguf", NAME, None, &mut go_on).expect_err("it is http");
+    assert!(refused.to_string().contains("--sha256"), "{refused}");
+}
+
+#[test]
+fn public_server_reaches_no_listener_here() {
+    let (url, asked) = server(Arc::new(|_, _, _| b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n".to_vec()));
+    let agent = super::pull::agent(super::reach::Reach::of_public());
+    let refused = super::pull::ask(&agent, &url, None).expect_err("it is loopback");
+    assert!(refused.to_string().contains("private network"), "{refused}");
+    assert_eq!(asked.lock().expect("nobody panics with it").len(), 0);
+}
+
+#[test]
+fn server_that_drips_bytes_is_left() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
+    let url = format!("http://{}/{NAME}", listener.local_addr().expect("it is bound"));
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            std::thread::spawn(move || {
+                let (range, _) = head(&stream);
+                let start = range.unwrap_or(0);
+                let answer = format!(
+                    "HTTP/1.1 206 Partial Content\r\nContent-Length: {}\r\nContent-Range: bytes {start}-99999999/100000000\r\n\r\n",
+                    100_000_000 - start
+                );
+                let _ = stream.write_all(answer.as_bytes());
+                while stream.write_all(b"x").is_ok() {
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                }
+            });
+        }
+    });
+    let (store, _folder) = store();
+    let begun = std::time::Instant::now();
+    let left = pull(&store, &url, NAME, None, &mut go_on).expect_err("it takes a month");
+    assert!(left.to_string().contains("brings less than"), "{left}");
+    assert!(begun.elapsed() < std::time::Duration::from_secs(60));
+}

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 
+use super::content::Stamp;
 use super::error::{GgufError, shown};
 use super::metadata::Metadata;
 use super::read::{self, Index, Reader, name_at};
@@ -172,7 +173,8 @@ impl GgufFile {
         Ok(bytes)
     }
 
-    /// Names the model: SHA-256 over metadata and tensor table of each split and the size of each split.
+    /// Names the header: SHA-256 over metadata and tensor table of each split and the size of each split. Files with other weights may
+    /// have the same; [`super::content`] tells them apart.
     pub fn identity(&self) -> [u8; 32] {
         let mut hash = Sha256::new();
         for split in &self.splits {
@@ -183,16 +185,23 @@ impl GgufFile {
         hash.finalize().into()
     }
 
-    /// When the file of each split was last changed, in nanoseconds since 1970; 0 where nothing knows it.
-    pub fn modified(&self) -> impl Iterator<Item = u128> {
-        self.splits.iter().map(|split| match &split.bytes {
-            Bytes::OnDisk(file, _) => {
-                let modified = file.metadata().and_then(|metadata| metadata.modified()).ok();
-                let since = modified.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
-                since.map_or(0, |since| since.as_nanos())
-            }
-            Bytes::Owned(_) => 0,
-        })
+    /// What the file system says of each split's open file; nothing of a model in memory.
+    ///
+    /// # Errors
+    /// The file system does not answer.
+    pub fn stamps(&self) -> io::Result<Vec<Stamp>> {
+        self.files().map(|file| file.metadata().map(|metadata| Stamp::of(&metadata))).collect()
+    }
+
+    /// What the file system says of one split's open file; `None` of a model in memory. Allocates nothing.
+    ///
+    /// # Errors
+    /// The file system does not answer.
+    pub fn stamp(&self, split: usize) -> io::Result<Option<Stamp>> {
+        match &self.splits[split].bytes {
+            Bytes::OnDisk(file, _) => file.metadata().map(|metadata| Some(Stamp::of(&metadata))),
+            Bytes::Owned(_) => Ok(None),
+        }
     }
 
     /// The files of all splits; none of a model in memory.

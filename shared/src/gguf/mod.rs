@@ -1,7 +1,8 @@
 //! Reads GGUF files; never trusts a number in them. `read` is the pure parser, `metadata` and `tensor` are views on
-//! what it checked, `file` maps one model (one or more splits), `shape` holds the hyper-parameters.
+//! what it checked, `file` maps one model (one or more splits), `shape` holds the hyper-parameters, `content` names what the tensors hold.
 //! Does no arithmetic on weights and reads no tokenizer.
 pub mod block;
+pub mod content;
 pub mod error;
 pub mod file;
 pub mod metadata;
@@ -10,6 +11,7 @@ pub mod shape;
 pub mod tensor;
 
 pub use block::BlockFormat;
+pub use content::{Content, Stamp};
 pub use error::GgufError;
 pub use file::GgufFile;
 pub use metadata::{Metadata, Texts};

@@ -5,12 +5,10 @@ use std::{
 };
 
 use serde::{Serialize, de::DeserializeOwned};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{
-        TcpStream,
-        tcp::{OwnedReadHalf, OwnedWriteHalf},
-    },
+    net::TcpStream,
     time::timeout,
 };
 
@@ -20,17 +18,26 @@ use crate::protocol::{
         self, HELLO_BYTES_MAX, Hello, Identity, PREAMBLE_BYTES, Preamble, SECURITY_KEY, SECURITY_NONE,
         SECURITY_PAIRING, Welcome,
     },
-    message::{self, MESSAGE_BYTES_MAX},
+    message,
     noise::{
         self, Initiator, Psk,
         key::Role,
-        keyring::{self, Keyring, Pass},
+        keyring::{self, Credential, Keyring, Pass},
     },
     seal::{Protection, Seal, Seals},
+    version::{WIRE_LOWEST, speaking},
 };
+
+pub use super::messages::{MessageReader, MessageWriter, split};
 
 /// Time that a dial and its handshake may take.
 pub const DIAL_SECONDS: u64 = 5;
+/// A session without traffic is probed after so long, then so often, and ends when so many probes are not answered.
+const PROBE_AFTER: Duration = Duration::from_secs(3);
+const PROBE_EVERY: Duration = Duration::from_secs(2);
+const PROBES_MAX: u32 = 3;
+/// A session ends when bytes are not acknowledged for so long.
+const GONE_AFTER: Duration = Duration::from_secs(10);
 /// A length in a handshake by key that says: a refusal follows instead.
 const REFUSAL: u16 = u16::MAX;
 
@@ -45,6 +52,8 @@ pub struct Connection {
     pub pass: Option<Pass>,
     /// Protection that it has as a data link.
     pub data_links: Protection,
+    /// The wire version that both ends speak.
+    pub version: u16,
 }
 
 impl Connection {
@@ -102,9 +111,10 @@ pub async fn dial_with(address: &str, hello: &Hello, keyring: &Keyring) -> Resul
     for key in attempts {
         let attempt = within(address, async {
             let mut stream = connect(address).await?;
-            let own = offer(key.map(|(role, _)| *role), keyring);
+            let own = offer(key.map(|key| key.role), keyring);
             let theirs = greet(&mut stream, own).await.map_err(|kind| named(address, kind))?;
-            introduce(stream, (own, theirs), hello, key.map(|(_, psk)| psk)).await.map_err(|kind| match kind {
+            let terms = Terms { own, theirs, key, allows_plain: keyring.allows_plain };
+            introduce(stream, terms, hello).await.map_err(|kind| match kind {
                 Refusal::Own(kind) => Fault::new(address, kind),
                 Refusal::Theirs(fault) => fault,
             })
@@ -147,8 +157,22 @@ async fn connect(address: &str) -> Result<TcpStream, Fault> {
         Fault::new(address, kind)
     };
     let stream = TcpStream::connect(address).await.map_err(unreachable)?;
-    stream.set_nodelay(true).map_err(unreachable)?;
+    tune(&stream).map_err(unreachable)?;
     Ok(stream)
+}
+
+/// Sets the options of a session's socket: small messages leave at once, and a machine that is gone without a word (power, cable) ends its
+/// sessions within 10 s, one that has come back since within 3 s. Whoever waits for it would otherwise wait for the longest answer.
+///
+/// # Errors
+/// The kernel refuses an option.
+pub fn tune(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_EVERY).with_retries(PROBES_MAX);
+    socket.set_tcp_keepalive(&probes)?;
+    // Probes wait for bytes that are under way: these have a bound of their own.
+    socket.set_tcp_user_timeout(Some(GONE_AFTER))
 }
 
 /// A fault of the first bytes under the address that was dialled.
@@ -192,18 +216,24 @@ impl From<FaultKind> for Refusal {
     }
 }
 
-async fn introduce(
-    mut stream: TcpStream,
-    (own, theirs): (Preamble, Preamble),
-    hello: &Hello,
-    psk: Option<&Psk>,
-) -> Result<(Connection, Identity), Refusal> {
-    let mut seals = Seals::default();
-    let is_near = stream.peer_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
-    match (psk, theirs.security) {
-        (Some(psk), SECURITY_KEY) => {
-            let payload = message::encode(hello);
-            let (initiator, message) = Initiator::begin(psk, &prologue(own, theirs), &payload)?;
+/// On what terms a dialling side introduces itself.
+struct Terms<'a> {
+    own: Preamble,
+    theirs: Preamble,
+    key: Option<&'a Credential>,
+    allows_plain: bool,
+}
+
+async fn introduce(mut stream: TcpStream, terms: Terms<'_>, hello: &Hello) -> Result<(Connection, Identity), Refusal> {
+    let (theirs, version) = (terms.theirs, terms.theirs.agree()?);
+    let mut seals = Seals::without_key(version);
+    let pass = terms.key.and_then(|key| key.pass(version));
+    // What an older peer read of the preamble is what both are bound to.
+    let own = Preamble { role: pass.as_ref().map(|pass| pass.role), ..terms.own };
+    match (&pass, theirs.security) {
+        (Some(pass), SECURITY_KEY) => {
+            let payload = speaking(version, || message::encode(hello));
+            let (initiator, message) = Initiator::begin(pass.psk(), &prologue(own, theirs), &payload)?;
             write_short(&mut stream, &message).await?;
             let reply = match read_short(&mut stream).await? {
                 Ok(reply) => reply,
@@ -211,19 +241,18 @@ async fn introduce(
             };
             seals = initiator.finish(&reply, own.cipher(theirs))?;
             // Proof that this is no recording: only this end has the keys.
-            write(&mut stream, &mut seals.out, &()).await?;
+            write(&mut stream, &mut seals.out, version, &()).await?;
         }
         (None, SECURITY_KEY) => return Err(FaultKind::KeyNeeded.into()),
-        // Whoever holds a key does not let a stranger on the network talk it out of using it.
-        (Some(_), _) if !is_near => return Err(FaultKind::Unclaimed.into()),
-        _ => write(&mut stream, &mut seals.out, hello).await?,
+        // No one talks a holder of a key out of using it: on this machine, too, any user can listen where a node should.
+        (Some(_), _) if !terms.allows_plain => return Err(FaultKind::Unclaimed.into()),
+        _ => write(&mut stream, &mut seals.out, version, hello).await?,
     }
-    match read(&mut stream, &mut seals.input).await? {
+    match read(&mut stream, &mut seals.input, version).await? {
         Welcome::Accepted(identity) => {
-            let shown = own.role.zip(psk).filter(|_| theirs.security == SECURITY_KEY);
-            let pass = shown.map(|(role, psk)| Pass::new(role, *psk));
+            let pass = pass.filter(|_| theirs.security == SECURITY_KEY);
             let data_links = own.data_links.max(theirs.data_links);
-            Ok((Connection { stream, seals, pass, data_links }, identity))
+            Ok((Connection { stream, seals, pass, data_links, version }, identity))
         }
         Welcome::Refused(refusal) => Err(Refusal::Theirs(refusal)),
     }
@@ -244,7 +273,7 @@ pub async fn receive_hello(mut stream: TcpStream, door: Door<'_>) -> Result<Arri
         own.security = SECURITY_PAIRING;
     }
     stream.write_all(&own.encode()).await.map_err(|error| broke(&error))?;
-    theirs.agree()?;
+    let version = theirs.agree()?;
     let data_links = own.data_links.max(theirs.data_links);
     match (theirs.security, own.security) {
         (SECURITY_PAIRING, SECURITY_PAIRING) => Ok(Arrived::Pairing(stream, prologue(theirs, own))),
@@ -262,14 +291,15 @@ pub async fn receive_hello(mut stream: TcpStream, door: Door<'_>) -> Result<Arri
                     return Err(kind);
                 }
             };
-            let hello = message::decode(&payload)?;
-            let () = read(&mut stream, &mut seals.input).await?;
-            Ok(Arrived::Hello(Connection { stream, seals, pass: Some(Pass::new(role, psk)), data_links }, hello))
+            let hello = speaking(version, || message::decode(&payload))?;
+            let () = read(&mut stream, &mut seals.input, version).await?;
+            let pass = Some(Pass::new(role, psk));
+            Ok(Arrived::Hello(Connection { stream, seals, pass, data_links, version }, hello))
         }
         _ => {
-            let mut seals = Seals::default();
-            let hello = read(&mut stream, &mut seals.input).await?;
-            Ok(Arrived::Hello(Connection { stream, seals, pass: None, data_links }, hello))
+            let mut seals = Seals::without_key(version);
+            let hello = read(&mut stream, &mut seals.input, version).await?;
+            Ok(Arrived::Hello(Connection { stream, seals, pass: None, data_links, version }, hello))
         }
     }
 }
@@ -296,7 +326,7 @@ pub async fn answer(
 /// Says in clear why a handshake by key ends. Who is gone needs no reason.
 pub async fn refuse(stream: &mut TcpStream, fault: &Fault) {
     let mut bytes = REFUSAL.to_le_bytes().to_vec();
-    bytes.extend_from_slice(&handshake::encode(&Welcome::Refused(fault.clone())));
+    bytes.extend_from_slice(&speaking(WIRE_LOWEST, || handshake::encode(&Welcome::Refused(fault.clone()))));
     let _ = stream.write_all(&bytes).await;
 }
 
@@ -305,7 +335,7 @@ pub async fn refuse(stream: &mut TcpStream, fault: &Fault) {
 /// # Errors
 /// The peer is gone.
 pub async fn send_welcome(connection: &mut Connection, welcome: &Welcome) -> Result<(), FaultKind> {
-    write(&mut connection.stream, &mut connection.seals.out, welcome).await
+    write(&mut connection.stream, &mut connection.seals.out, connection.version, welcome).await
 }
 
 /// Sends a message of a handshake by key: its length in 2 bytes, then itself.
@@ -327,7 +357,8 @@ pub async fn read_short(stream: &mut TcpStream) -> Result<Result<Vec<u8>, Fault>
     stream.read_exact(&mut length).await.map_err(|error| broke(&error))?;
     let length = u16::from_le_bytes(length);
     if length == REFUSAL {
-        return match read(stream, &mut Seal::default()).await? {
+        // A refusal in clear has the words of the lowest version: both ends know those.
+        return match read(stream, &mut Seal::default(), WIRE_LOWEST).await? {
             Welcome::Refused(fault) => Ok(Err(fault)),
             Welcome::Accepted(_) => Err(FaultKind::Malformed { reason: "a welcome in clear".into() }),
         };
@@ -344,27 +375,32 @@ pub async fn read_short(stream: &mut TcpStream) -> Result<Result<Vec<u8>, Fault>
 ///
 /// # Errors
 /// The connection broke.
-pub async fn write<T: Serialize>(stream: &mut TcpStream, seal: &mut Seal, message: &T) -> Result<(), FaultKind> {
-    stream.write_all(&sealed(seal, message)).await.map_err(|error| broke(&error))
+pub async fn write<T: Serialize>(
+    stream: &mut TcpStream,
+    seal: &mut Seal,
+    version: u16,
+    message: &T,
+) -> Result<(), FaultKind> {
+    stream.write_all(&sealed(seal, version, message)).await.map_err(|error| broke(&error))
 }
 
 /// Reads one whole message of a handshake and nothing beyond it.
 ///
 /// # Errors
 /// The connection broke, the message is too long, not the peer's, or something else.
-pub async fn read<T: DeserializeOwned>(stream: &mut TcpStream, seal: &mut Seal) -> Result<T, FaultKind> {
+pub async fn read<T: DeserializeOwned>(stream: &mut TcpStream, seal: &mut Seal, version: u16) -> Result<T, FaultKind> {
     let mut length = [0; 4];
     stream.read_exact(&mut length).await.map_err(|error| broke(&error))?;
     let mut bytes = length.to_vec();
     bytes.resize(4 + handshake::body_length(length)?, 0);
     stream.read_exact(&mut bytes[4..]).await.map_err(|error| broke(&error))?;
     let inside = seal.open(&mut bytes, 4)?;
-    handshake::decode(&bytes[4..inside])
+    speaking(version, || handshake::decode(&bytes[4..inside]))
 }
 
 /// A message with its length before it, sealed with that length.
-fn sealed<T: Serialize>(seal: &mut Seal, message: &T) -> Vec<u8> {
-    let body = message::encode(message);
+pub(super) fn sealed<T: Serialize>(seal: &mut Seal, version: u16, message: &T) -> Vec<u8> {
+    let body = speaking(version, || message::encode(message));
     let mut bytes = Vec::with_capacity(4 + body.len() + Seal::OVERHEAD);
     bytes.extend_from_slice(&((body.len() + seal.overhead()) as u32).to_le_bytes());
     bytes.extend_from_slice(&body);
@@ -372,7 +408,7 @@ fn sealed<T: Serialize>(seal: &mut Seal, message: &T) -> Vec<u8> {
     bytes
 }
 
-fn broke(error: &io::Error) -> FaultKind {
+pub(super) fn broke(error: &io::Error) -> FaultKind {
     FaultKind::SessionLost { reason: error.to_string() }
 }
 
@@ -384,75 +420,6 @@ fn seconds() -> u64 {
 /// Whether what a connection has shown still counts for this process.
 pub fn lets_in(pass: Option<&Pass>) -> bool {
     keyring::own().lets_in(pass, seconds())
-}
-
-/// Splits a connection after the handshake into whole-message ends.
-pub fn split(connection: Connection) -> (MessageReader, MessageWriter) {
-    let Connection { stream, seals, .. } = connection;
-    let (read, write) = stream.into_split();
-    (
-        MessageReader { half: read, buffer: Vec::new(), seal: seals.input },
-        MessageWriter { half: write, seal: seals.out },
-    )
-}
-
-/// Reads whole messages; cancelling a read loses nothing.
-#[derive(Debug)]
-pub struct MessageReader {
-    half: OwnedReadHalf,
-    buffer: Vec<u8>,
-    seal: Seal,
-}
-
-impl MessageReader {
-    /// The next message; `None` when the peer closed between two messages.
-    ///
-    /// # Errors
-    /// A broken connection, a message too long, or bytes that are no such message.
-    pub async fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FaultKind> {
-        loop {
-            if let Some(end) = self.message_end()? {
-                let inside = self.seal.open(&mut self.buffer[..end], 4)?;
-                let message = message::decode(&self.buffer[4..inside]);
-                self.buffer.drain(..end);
-                return message.map(Some);
-            }
-            match self.half.read_buf(&mut self.buffer).await {
-                Ok(0) if self.buffer.is_empty() => return Ok(None),
-                Ok(0) => return Err(FaultKind::SessionLost { reason: "closed in the middle of a message".into() }),
-                Ok(_) => {}
-                Err(error) => return Err(FaultKind::SessionLost { reason: error.to_string() }),
-            }
-        }
-    }
-
-    /// Where the first message in the buffer ends, once it is whole.
-    fn message_end(&self) -> Result<Option<usize>, FaultKind> {
-        let Some(length) = self.buffer.first_chunk::<4>() else { return Ok(None) };
-        let length = u32::from_le_bytes(*length) as usize;
-        if length > MESSAGE_BYTES_MAX + Seal::OVERHEAD {
-            return Err(FaultKind::Malformed { reason: format!("a message of {length} bytes") });
-        }
-        Ok((self.buffer.len() >= 4 + length).then_some(4 + length))
-    }
-}
-
-/// Writes whole messages.
-#[derive(Debug)]
-pub struct MessageWriter {
-    half: OwnedWriteHalf,
-    seal: Seal,
-}
-
-impl MessageWriter {
-    /// Sends one message with one write.
-    ///
-    /// # Errors
-    /// A broken connection.
-    pub async fn send<T: Serialize>(&mut self, message: &T) -> Result<(), FaultKind> {
-        let bytes = sealed(&mut self.seal, message);
-        self.half.write_all(&bytes).await.map_err(|error| broke(&error))
-    }
 }
 
 #[cfg(test)]

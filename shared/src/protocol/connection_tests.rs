@@ -73,8 +73,9 @@ async fn ends_with_a_key_of_the_same_secret_meet_in_every_role_and_ends_without_
         (keyring(Role::Operator, &[1]), keyring(Role::Node, &[1]), Some(Role::Operator)),
         (keyring(Role::Operator, &[2, 1]), keyring(Role::Node, &[1]), Some(Role::Operator)),
         (keyring(Role::Node, &[1]), keyring(Role::Node, &[2, 1]), Some(Role::Node)),
+        (keyring(Role::Owner, &[1]), keyring(Role::Node, &[1]), Some(Role::Owner)),
         (Keyring::empty(Role::Operator), Keyring::empty(Role::Node), None),
-        (keyring(Role::Operator, &[1]), Keyring::empty(Role::Node), None),
+        (keyring(Role::Owner, &[1]).allowing_plain(true), Keyring::empty(Role::Node), None),
     ] {
         let attempts = if own.current() == Some(&Key::Secret([2; 32])) { 2 } else { 1 };
         let (address, node) = node(theirs, attempts).await;
@@ -105,6 +106,59 @@ async fn other_keys_and_missing_ones_are_refused_by_name_on_both_sides() {
         let seen = node.await.expect("the node ends").pop().expect("it saw one");
         assert_eq!(seen.expect_err("it was refused"), kind);
     }
+}
+
+#[tokio::test]
+async fn holder_of_key_says_nothing_to_keyless_listener() {
+    for own in [keyring(Role::Owner, &[1]), keyring(Role::Node, &[1])] {
+        let (address, node) = node(Keyring::empty(Role::Node), 1).await;
+        let fault = dial_with(&address, &hello(), &own).await.expect_err("the listener has no key");
+        assert_eq!(fault.kind, FaultKind::Unclaimed);
+        let seen = node.await.expect("the node ends").pop().expect("it saw one");
+        assert!(matches!(seen, Err(FaultKind::SessionLost { .. })), "{seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn operators_key_does_not_pass_for_node_to_owner() {
+    let key = Key::Secret([1; 32]).for_role(Role::Operator).expect("a secret has all roles");
+    let operator = Keyring::with(Role::Node, vec![Held { key, until: None }]);
+    let (address, node) = node(operator.clone(), 1).await;
+    let fault = dial_with(&address, &hello(), &keyring(Role::Owner, &[1])).await.expect_err("it is no node");
+    assert_eq!(fault.kind, FaultKind::KeyDiffers);
+    let seen = node.await.expect("the listener ends").pop().expect("it saw one");
+    assert!(seen.is_err(), "{seen:?}");
+}
+
+/// A node of release 0.1: the highest version is 4, and it reads no owner in a preamble.
+async fn old_node(keyring: Keyring) -> (String, JoinHandle<Result<Hello, FaultKind>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
+    let address = listener.local_addr().expect("a bound listener has an address").to_string();
+    let task = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.expect("somebody dials");
+        let mut bytes = [0; PREAMBLE_BYTES];
+        stream.read_exact(&mut bytes).await.expect("a preamble");
+        let theirs = Preamble::decode(bytes).expect("a preamble");
+        let theirs = Preamble { role: Role::of_byte(bytes[14]), ..theirs };
+        let own = Preamble { highest: WIRE_LOWEST, ..offer(None, &keyring) };
+        stream.write_all(&own.encode()).await.expect("it reads");
+        let role = theirs.role.expect("it has a key");
+        let (psks, said) = (keyring.accepting(role, 0), prologue(theirs, own));
+        let (mut seals, payload, _) = answer(&mut stream, &psks, &said, own.cipher(theirs)).await?;
+        let () = read(&mut stream, &mut seals.input, WIRE_LOWEST).await?;
+        write(&mut stream, &mut seals.out, WIRE_LOWEST, &Welcome::Accepted(identity("pi4"))).await?;
+        speaking(WIRE_LOWEST, || message::decode(&payload))
+    });
+    (address, task)
+}
+
+#[tokio::test]
+async fn owner_comes_to_version_four_as_operator() {
+    let (address, node) = old_node(keyring(Role::Node, &[1])).await;
+    let dialled = dial_with(&address, &hello(), &keyring(Role::Owner, &[1])).await;
+    let (connection, _) = dialled.expect("both have the secret");
+    assert_eq!((connection.role(), connection.version), (Some(Role::Operator), WIRE_LOWEST));
+    assert_eq!(node.await.expect("the node ends"), Ok(hello()));
 }
 
 #[tokio::test]
@@ -149,4 +203,30 @@ async fn refuses(keyring: &Arc<Keyring>, bytes: &[u8]) -> bool {
     dialler.write_all(bytes).await.expect("there is room");
     dialler.shutdown().await.expect("it is open");
     take(stream, keyring).await.is_err()
+}
+
+/// The reading end of a session whose other end says `bytes` and then nothing.
+async fn reader_of(bytes: &[u8]) -> (MessageReader, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
+    let mut far = TcpStream::connect(listener.local_addr().expect("an address")).await.expect("it listens");
+    let (stream, _) = listener.accept().await.expect("somebody dialled");
+    far.write_all(bytes).await.expect("there is room");
+    let (seals, data_links) = (Seals::default(), Protection::Plain);
+    let connection = Connection { stream, seals, pass: None, data_links, version: WIRE_LOWEST };
+    (split(connection).0, far)
+}
+
+#[tokio::test]
+async fn begun_message_must_end_in_time_and_in_bounds() {
+    let rest = Duration::from_millis(50);
+    let (reader, _far) = reader_of(&[100, 0, 0, 0, 1, 2]).await;
+    let refused = reader.bounded(1000, rest).receive::<Request>().await;
+    assert!(matches!(refused, Err(FaultKind::Timeout { .. })), "{refused:?}");
+    let (reader, _far) = reader_of(&[0xe9, 3, 0, 0]).await;
+    let refused = reader.bounded(1000 - Seal::OVERHEAD, rest).receive::<Request>().await;
+    assert!(matches!(refused, Err(FaultKind::Malformed { .. })), "{refused:?}");
+    // Between two messages there is no such deadline.
+    let (reader, _far) = reader_of(&[]).await;
+    let mut reader = reader.bounded(1000, Duration::ZERO);
+    assert!(timeout(rest, reader.receive::<Request>()).await.is_err());
 }

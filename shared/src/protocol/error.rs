@@ -2,7 +2,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ids::{Epoch, ModelIdentity},
+    ids::{ContentRoot, Epoch, ModelIdentity, ModelRoots},
     protocol::seal::SealError,
     units::Bytes,
 };
@@ -14,6 +14,7 @@ pub struct Fault {
     /// The node that it happened on, or that was lost.
     pub node: String,
     /// What happened.
+    #[serde(serialize_with = "crate::protocol::older::tell")]
     pub kind: FaultKind,
 }
 
@@ -241,6 +242,23 @@ pub enum FaultKind {
     /// A new key was refused or could not be kept.
     #[error("did not take the key: {reason}")]
     KeyRefused { reason: String },
+    /// Files of one name and header with other weights.
+    #[error("has other weights in {model}: content {actual}, expected {expected}{holders}")]
+    ContentDiffers { model: String, expected: Box<ContentRoot>, actual: ContentRoot, holders: String },
+    /// A message that an older peer does not know.
+    #[error("speaks wire version {version}, which has no {what}")]
+    PeerOlder { version: u16, what: String },
+    /// Ranks of one group of different wire versions.
+    #[error(
+        "links to {peer} need one wire version: it speaks {version} (build {build}), this node {own} (build {own_build})"
+    )]
+    RanksDiffer { peer: String, version: u16, build: String, own: u16, own_build: String },
+    /// An answer of another model than the one that is served now.
+    #[error("serves {model} ({actual}), the answer belongs to {expected}")]
+    ModelReplaced { model: String, expected: Box<ModelRoots>, actual: Box<ModelRoots> },
+    /// A request that may be what ends the heads that get it.
+    #[error("was the last of {heads} heads that were lost while they began the request; it is not tried again")]
+    EndsHeads { heads: u32 },
 }
 
 impl Fault {
@@ -258,6 +276,7 @@ impl From<SealError> for FaultKind {
 
 impl FaultKind {
     /// The stable name in `--json` output.
+    #[expect(clippy::too_many_lines, reason = "a table: a row for each fault")]
     pub fn code(&self) -> &'static str {
         match self {
             Self::Unreachable { .. } => "node_unreachable",
@@ -322,7 +341,13 @@ impl FaultKind {
             Self::Seal { error: SealError::Replayed { .. } } => "message_replayed",
             Self::Seal { error: SealError::Missing { .. } } => "message_missing",
             Self::Seal { error: SealError::Forged } => "message_forged",
+            Self::Seal { error: SealError::Damaged } => "message_damaged",
             Self::KeyRefused { .. } => "key_refused",
+            Self::ContentDiffers { .. } => "content_differs",
+            Self::PeerOlder { .. } => "peer_older",
+            Self::RanksDiffer { .. } => "ranks_differ",
+            Self::ModelReplaced { .. } => "model_replaced",
+            Self::EndsHeads { .. } => "request_ends_heads",
         }
     }
 
@@ -338,11 +363,15 @@ impl FaultKind {
             Self::BenchFailed { .. } => FaultClass::Failed,
             Self::StoreFailed { .. } | Self::DownloadFailed { .. } | Self::HashDiffers { .. } => FaultClass::Failed,
             Self::StoreCancelled | Self::AssignmentAborted { .. } => FaultClass::Lost,
+            // A connection that carries broken messages is of no use any more.
+            Self::Seal { .. } => FaultClass::Lost,
+            Self::EndsHeads { .. } => FaultClass::Failed,
             _ => FaultClass::Refused,
         }
     }
 
     /// What to do next.
+    #[expect(clippy::too_many_lines, reason = "a table: a row for each fault")]
     pub fn next(&self) -> &'static str {
         match self {
             Self::Unreachable { .. } => "check that brambled runs there: systemctl status brambled; and the address",
@@ -361,6 +390,9 @@ impl FaultKind {
             Self::ModelMissing { .. } => "copy the file into one of those folders, or start brambled with --models DIR",
             Self::ModelInvalid { .. } => "download the file again, or use a model in a supported format",
             Self::ModelDiffers { .. } => "copy the same file to every node",
+            Self::ContentDiffers { .. } => {
+                "on the node with the wrong file: console model remove MODEL --node NODE --yes, then console model fetch MODEL --from OTHER --node NODE; console model verify reads a file again"
+            }
             Self::TopologyInvalid { .. } => "ask for another topology",
             Self::MemoryShort { .. } => "use more nodes, a smaller model, a shorter --context or --kv f16",
             Self::StateUnwritable { .. } => "give brambled a writable directory with --state DIR",
@@ -382,25 +414,23 @@ impl FaultKind {
             Self::NotIdle { .. } => {
                 "take it out first (console exclude NODE --reason bench), or restart it (systemctl restart brambled)"
             }
-            Self::BenchRuns { .. } | Self::StoreBusy { .. } => "wait until that is done",
             Self::BenchCancelled { .. } => "run it again",
             Self::BenchSuperseded { .. } => "run it again when the node is idle",
-            Self::BenchFailed { .. } => "correct the cause and try again",
-            Self::RequestsRun { .. } => "wait until they are done",
+            Self::BenchFailed { .. } | Self::KeyRefused { .. } => "correct the cause on that node and try again",
+            Self::BenchRuns { .. } | Self::StoreBusy { .. } | Self::RequestsRun { .. } => "wait until that is done",
             Self::OnlyPrefills => "send the request to the first node of a decode group",
             Self::KeyNeeded => "name the cluster's key file with --key FILE or BRAMBLE_KEY_FILE",
             Self::KeyDiffers => {
                 "compare console key fingerprint here and on a machine that reaches it; a lost key: RUNBOOK.md, Keys"
             }
             Self::Unclaimed => {
-                "run sudo brambled pair on it, then console adopt ADDRESS --code CODE; its own machine needs no key"
+                "run sudo brambled pair on it, then console adopt ADDRESS --code CODE; on its own machine --insecure does without a key"
             }
             Self::Claimed => "use it with its cluster's key; to give it another: RUNBOOK.md, Keys",
             Self::NotPairing => "run sudo brambled pair on it and use the code that it shows",
             Self::CodeWrong { .. } => "read the code again; sudo brambled pair on the node shows a new one",
             Self::RoleRefused { .. } => "use a key file that allows it: console key show --role operator",
             Self::Seal { .. } => "somebody may be interfering with the network between; try again, then look there",
-            Self::KeyRefused { .. } => "correct the cause on that node and try again",
             Self::NoLinks => "ask for a topology with several nodes in a stage, for example --topology tp2",
             Self::ModelInUse { .. } => {
                 "assign a topology with another model first, or take the node out (console exclude)"
@@ -412,6 +442,12 @@ impl FaultKind {
             Self::StoreFailed { .. } => "correct the cause (console doctor looks at the disk) and try again",
             Self::StoreCancelled | Self::DownloadFailed { .. } => "the same command again goes on where it stopped",
             Self::HashDiffers { .. } => "check the address and the hash; look at the disk if it happens again",
+            Self::PeerOlder { .. } => "upgrade it to this release",
+            Self::RanksDiffer { .. } => "install the same release on every node of the topology",
+            Self::ModelReplaced { .. } => "send the request again",
+            Self::EndsHeads { .. } => {
+                "change the request (its schema, tools or length) before it is sent again; look at the logs of those nodes"
+            }
         }
     }
 }

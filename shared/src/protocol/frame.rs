@@ -1,11 +1,13 @@
-//! The header of a data frame between ranks: fixed size, little-endian, checked field by field.
+//! The header of a data frame between ranks: fixed size, little-endian, with a checksum, checked field by field.
 use crate::{
     ids::{Epoch, Rank, TopologyHash},
-    protocol::seal::SealError,
+    protocol::{checksum::checksum, seal::SealError},
 };
 
 /// Bytes of the header.
-pub const HEADER_BYTES: usize = 48;
+pub const HEADER_BYTES: usize = 64;
+/// Where the header's own checksum begins.
+const CHECKED_BYTES: usize = HEADER_BYTES - 8;
 /// Longest payload of a frame: partial sums of the largest step.
 pub const PAYLOAD_BYTES_MAX: usize = 256 << 20;
 
@@ -59,6 +61,8 @@ pub struct FrameHeader {
     /// Time from leaving the previous collective to sending: the longest that the sender knows of in this collective, at
     /// least its own.
     pub compute_ns: u64,
+    /// Checksum of the payload on a link without a key; 0 on one whose frames are sealed.
+    pub payload_sum: u64,
 }
 
 /// Where a frame belongs within an all-reduce.
@@ -82,13 +86,16 @@ pub enum FrameError {
     /// Bytes that must be zero are not.
     #[error("reserved bytes of a frame are not zero")]
     Reserved,
+    /// Its checksum is another one.
+    #[error("the {0} of a frame was damaged on the way: its checksum differs")]
+    Damaged(&'static str),
     /// It is not the peer's next frame, or somebody changed it.
     #[error(transparent)]
     Seal(#[from] SealError),
 }
 
 impl FrameHeader {
-    /// The 48 bytes.
+    /// The 64 bytes.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0] = self.kind as u8;
@@ -103,13 +110,17 @@ impl FrameHeader {
         // Ranks are below NODES_MAX; one byte holds them.
         bytes[38] = self.slowest.0 as u8;
         bytes[40..48].copy_from_slice(&self.compute_ns.to_le_bytes());
+        bytes[48..CHECKED_BYTES].copy_from_slice(&self.payload_sum.to_le_bytes());
+        let sum = checksum(&bytes[..CHECKED_BYTES]);
+        bytes[CHECKED_BYTES..].copy_from_slice(&sum.to_le_bytes());
         bytes
     }
 
-    /// Reads a header.
+    /// Reads a header. Its checksum is checked first: with a damaged length the reader would wait for bytes that never
+    /// come.
     ///
     /// # Errors
-    /// The first field that cannot be.
+    /// It was damaged, or the first field that cannot be.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let long = |at: usize| {
             let mut field = [0; 8];
@@ -117,6 +128,9 @@ impl FrameHeader {
             u64::from_le_bytes(field)
         };
         let short = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        if long(CHECKED_BYTES) != checksum(&bytes[..CHECKED_BYTES]) {
+            return Err(FrameError::Damaged("header"));
+        }
         let kind = match bytes[0] {
             1 => FrameKind::Plan,
             2 => FrameKind::Partial,
@@ -148,7 +162,16 @@ impl FrameHeader {
             place: FramePlace { algorithm: bytes[36], round: bytes[37] },
             slowest: Rank(u16::from(bytes[38])),
             compute_ns: long(40),
+            payload_sum: long(48),
         })
+    }
+
+    /// Whether this is the payload that was sent, on a link without a key.
+    ///
+    /// # Errors
+    /// It was damaged.
+    pub fn check_payload(&self, payload: &[u8]) -> Result<(), FrameError> {
+        if checksum(payload) == self.payload_sum { Ok(()) } else { Err(FrameError::Damaged("payload")) }
     }
 }
 
@@ -167,7 +190,15 @@ mod tests {
         place: FramePlace { algorithm: 2, round: 9 },
         slowest: Rank(63),
         compute_ns: 812_000,
+        payload_sum: 0x89ab_cdef_0123_4567,
     };
+
+    /// As a sender would write it that means what it says.
+    fn meant(mut bytes: [u8; HEADER_BYTES]) -> [u8; HEADER_BYTES] {
+        let sum = checksum(&bytes[..CHECKED_BYTES]);
+        bytes[CHECKED_BYTES..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
 
     #[test]
     fn a_header_survives_the_wire() {
@@ -183,10 +214,28 @@ mod tests {
         for kind in [0, 11, 255] {
             let mut bytes = HEADER.encode();
             bytes[0] = kind;
-            assert_eq!(FrameHeader::decode(&bytes), Err(FrameError::Kind(kind)));
+            assert_eq!(FrameHeader::decode(&meant(bytes)), Err(FrameError::Kind(kind)));
         }
         let mut bytes = HEADER.encode();
         bytes[39] = 1;
-        assert_eq!(FrameHeader::decode(&bytes), Err(FrameError::Reserved));
+        assert_eq!(FrameHeader::decode(&meant(bytes)), Err(FrameError::Reserved));
+    }
+
+    #[test]
+    fn every_flipped_bit_of_header_and_payload_is_noticed() {
+        let bytes = HEADER.encode();
+        for bit in 0..8 * HEADER_BYTES {
+            let mut damaged = bytes;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(FrameHeader::decode(&damaged), Err(FrameError::Damaged("header")), "bit {bit}");
+        }
+        let payload: Vec<u8> = (0..1024_u32).map(|byte| byte as u8).collect();
+        let header = FrameHeader { payload_sum: checksum(&payload), ..HEADER };
+        assert_eq!(header.check_payload(&payload), Ok(()));
+        for bit in 0..8 * payload.len() {
+            let mut damaged = payload.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(header.check_payload(&damaged), Err(FrameError::Damaged("payload")), "bit {bit}");
+        }
     }
 }

@@ -9,6 +9,7 @@ use crate::{
         noise::key::Role,
         seal::{Cipher, Protection},
     },
+    text::is_unsafe,
 };
 
 /// Bytes of the preamble.
@@ -23,8 +24,12 @@ pub const SECURITY_NONE: u8 = 0;
 pub const SECURITY_KEY: u8 = 1;
 /// A handshake by a code follows, to give a node its key.
 pub const SECURITY_PAIRING: u8 = 2;
+/// Lowest wire version whose nodes tell owners from operators.
+pub const OWNER_SINCE: u16 = 5;
 /// Bit of the preamble: the processor has instructions for AES-GCM.
 const FEATURE_AES: u8 = 1;
+/// Bit of the preamble: the operator that dials holds the cluster's secret. Version 4 ignores it.
+const FEATURE_OWNER: u8 = 2;
 
 /// What each side sends first, little-endian: magic, wire versions, security mode, features, role of who dials, wished protection of data
 /// links. It is bound into the handshake that follows it.
@@ -63,6 +68,7 @@ impl Preamble {
         bytes[10..12].copy_from_slice(&self.highest.to_le_bytes());
         bytes[12] = self.security;
         bytes[13] = if self.has_aes { FEATURE_AES } else { 0 };
+        bytes[13] |= if self.role == Some(Role::Owner) { FEATURE_OWNER } else { 0 };
         bytes[14] = self.role.map_or(0, Role::byte);
         bytes[15] = self.data_links.byte();
         bytes
@@ -74,7 +80,11 @@ impl Preamble {
             return None;
         }
         let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        let role = if bytes[14] == 0 { None } else { Some(Role::of_byte(bytes[14])?) };
+        let role = match bytes[14] {
+            0 => None,
+            byte if byte == Role::Owner.byte() && bytes[13] & FEATURE_OWNER != 0 => Some(Role::Owner),
+            byte => Some(Role::of_byte(byte)?),
+        };
         Some(Self {
             lowest: number(8),
             highest: number(10),
@@ -133,6 +143,9 @@ pub struct Between {
     pub to: MemberIndex,
 }
 
+/// Longest name of a node or a console in a Hello, in bytes.
+pub const NAME_BYTES_MAX: usize = 255;
+
 /// Who a side is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
@@ -146,6 +159,36 @@ pub struct Identity {
     pub machine: String,
     /// Cores that it may use there.
     pub cores: Vec<u16>,
+}
+
+impl Identity {
+    /// Checks what a stranger says of itself: its name stands in logs and records.
+    ///
+    /// # Errors
+    /// The name is empty, too long or not one line of plain text.
+    pub fn check(&self) -> Result<(), FaultKind> {
+        if (1..=NAME_BYTES_MAX).contains(&self.name.len()) && !self.name.chars().any(is_unsafe) {
+            return Ok(());
+        }
+        let reason = format!(
+            "a name of {} bytes in its Hello: names have 1 to {NAME_BYTES_MAX} bytes without control characters",
+            self.name.len()
+        );
+        Err(FaultKind::Malformed { reason })
+    }
+
+    /// Whether this node can be linked to another, as ranks of one topology: frames between ranks are those of the highest version and
+    /// have no older form. `version` is what both ends agreed on.
+    ///
+    /// # Errors
+    /// [`FaultKind::RanksDiffer`], with the builds of both.
+    pub fn check_ranks(&self, peer: &Self, version: u16) -> Result<(), FaultKind> {
+        if version == WIRE_HIGHEST {
+            return Ok(());
+        }
+        let (build, own_build) = (peer.build.clone(), self.build.clone());
+        Err(FaultKind::RanksDiffer { peer: peer.name.clone(), version, build, own: WIRE_HIGHEST, own_build })
+    }
 }
 
 /// The dialling side's first message.
@@ -206,7 +249,7 @@ mod tests {
 
     #[test]
     fn the_preamble_has_its_golden_bytes() {
-        let golden = *b"BRAMBLE\n\x04\0\x04\0\0\0\0\0";
+        let golden = *b"BRAMBLE\n\x04\0\x05\0\0\0\0\0";
         assert_eq!(Preamble::OWN.encode(), golden);
         assert_eq!(Preamble::decode(golden), Some(Preamble::OWN));
         for byte in (0..8).chain(14..16) {
@@ -216,19 +259,54 @@ mod tests {
         }
         let (security, role, data_links) = (SECURITY_KEY, Some(Role::Node), Protection::Encrypted);
         let keyed = Preamble { security, has_aes: true, role, data_links, ..Preamble::OWN };
-        assert_eq!(keyed.encode(), *b"BRAMBLE\n\x04\0\x04\0\x01\x01\x03\x02");
+        assert_eq!(keyed.encode(), *b"BRAMBLE\n\x04\0\x05\0\x01\x01\x03\x02");
         assert_eq!(Preamble::decode(keyed.encode()), Some(keyed));
+        let owner = Preamble { role: Some(Role::Owner), ..keyed };
+        assert_eq!(owner.encode(), *b"BRAMBLE\n\x04\0\x05\0\x01\x03\x02\x02", "version 4 reads an operator");
+        assert_eq!(Preamble::decode(owner.encode()), Some(owner));
         assert_eq!((keyed.cipher(keyed), keyed.cipher(Preamble::OWN)), (Cipher::AesGcm, Cipher::ChaChaPoly));
     }
 
     #[test]
     fn versions_agree_on_the_highest_common_one_or_refuse_by_name() {
         let with = |lowest, highest, security| Preamble { lowest, highest, security, ..Preamble::OWN }.agree();
-        assert_eq!(with(1, 7, 0), Ok(4));
+        assert_eq!(with(1, 7, 0), Ok(5));
         assert_eq!(with(0, 4, 0), Ok(4));
-        assert!(matches!(with(5, 7, 0), Err(FaultKind::WireVersion { lowest: 5, highest: 7, .. })));
+        assert!(matches!(with(6, 7, 0), Err(FaultKind::WireVersion { lowest: 6, highest: 7, .. })));
         assert!(matches!(with(0, 1, 0), Err(FaultKind::WireVersion { .. })));
         assert_eq!(with(4, 4, 9), Err(FaultKind::SecurityMode { mode: 9 }));
+    }
+
+    #[test]
+    fn names_in_a_hello_are_one_short_line() {
+        let named = |name: &str| Identity {
+            name: name.into(),
+            build: String::new(),
+            numeric: 1,
+            machine: String::new(),
+            cores: Vec::new(),
+        };
+        assert_eq!(named("ann@desk").check(), Ok(()));
+        for name in ["", "a\nb", "a\u{1b}[2J", "a\u{202e}b", &"x".repeat(NAME_BYTES_MAX + 1)] {
+            assert!(named(name).check().is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn ranks_of_another_version_are_refused_with_both_builds() {
+        let identity = |name: &str, build: &str| Identity {
+            name: name.into(),
+            build: build.into(),
+            numeric: 1,
+            machine: "m".into(),
+            cores: Vec::new(),
+        };
+        let (own, peer) = (identity("pi1", "0.2.0"), identity("pi2", "0.1.0"));
+        assert_eq!(own.check_ranks(&peer, WIRE_HIGHEST), Ok(()));
+        let text = own.check_ranks(&peer, 4).expect_err("frames have no older form").to_string();
+        for part in ["pi2", "speaks 4 (build 0.1.0)", "this node 5 (build 0.2.0)"] {
+            assert!(text.contains(part), "{text}");
+        }
     }
 
     #[test]

@@ -3,14 +3,14 @@ use compact_str::CompactString;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    ids::{Epoch, MemberIndex, ModelIdentity, RequestId, TopologyHash},
+    ids::{Epoch, MemberIndex, ModelIdentity, ModelRoots, Rank, RequestId, TopologyHash},
     latency::RequestTimes,
     protocol::{
         bench::{Bench, BenchLinks},
         error::{Fault, FaultKind},
         inspect::{Inspect, Inspected},
         models::{ModelsRequest, ModelsResponse},
-        pairing::Rekey,
+        pairing::{Rekey, WrappedKey},
         recovery::{RecoveryAnswer, RecoveryAsk},
     },
     sampling::SamplingParameters,
@@ -99,6 +99,8 @@ pub enum RequestBody {
         /// Its number, as reports tell it.
         number: u64,
     },
+    /// As `Rekey`, under the present key. Since wire version 5.
+    RekeyWrapped(Box<WrappedKey>),
 }
 
 impl RequestBody {
@@ -118,7 +120,7 @@ impl RequestBody {
             Self::Bench(_) => "bench",
             Self::Records => "records",
             Self::BenchLinks(_) => "bench-links",
-            Self::Rekey(_) => "rekey",
+            Self::Rekey(_) | Self::RekeyWrapped(_) => "rekey",
             Self::Recovery(_) => "recovery",
             Self::Inspect(_) => "inspect",
             Self::CancelRunning { .. } => "cancel-running",
@@ -160,6 +162,9 @@ pub struct Generate {
     pub drafts_max: u16,
     /// Go on behind a token that ends texts, until the last of `max_tokens`.
     pub ignores_end: bool,
+    /// The model that the answer belongs to; a node that serves another one refuses. `None`: any.
+    #[serde(default, with = "crate::protocol::version::since_5")]
+    pub model: Option<Box<ModelRoots>>,
 }
 
 /// What goes before an answer.
@@ -254,6 +259,7 @@ impl Generate {
             grammar: None,
             drafts_max: u16::MAX,
             ignores_end: false,
+            model: None,
         }
     }
 }
@@ -410,11 +416,20 @@ pub struct Beat {
     pub draining: bool,
     /// The sender leaves now.
     pub leaving: bool,
+    /// The sender's topology is broken: the rank that it lost, or its own if it failed by itself.
+    #[serde(default, with = "crate::protocol::version::since_5")]
+    pub failed: Option<Rank>,
 }
 
 /// Encodes the body of a message.
 pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
     postcard::to_stdvec(message).expect("messages hold only types that postcard encodes")
+}
+
+/// Bytes of a message's body, without encoding it.
+pub fn encoded_length<T: Serialize>(message: &T) -> usize {
+    let counted = postcard::serialize_with_flavor(message, postcard::ser_flavors::Size::default());
+    counted.expect("messages hold only types that postcard encodes")
 }
 
 /// Decodes the body of a message.

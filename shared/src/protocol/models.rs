@@ -3,7 +3,10 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ids::ModelIdentity, units::Bytes};
+use crate::{
+    ids::{ContentRoot, ModelIdentity},
+    units::Bytes,
+};
 
 /// Most bytes of a piece of a file.
 pub const PIECE_BYTES_MAX: usize = 1 << 20;
@@ -118,12 +121,18 @@ pub enum ModelsRequest {
     },
     /// A piece for an unfinished file. Answered by `Written`; with the last one by `Working` now and then and `Stored`.
     Write(Piece),
+    /// What the tensors of a model hold; hashes them if that is not known yet. Answered by `Working` now and then, `Content` at the end.
+    /// Wire version 5.
+    Content {
+        /// Its name.
+        model: String,
+    },
 }
 
 impl ModelsRequest {
     /// Whether it changes nothing.
     pub fn is_reading(&self) -> bool {
-        matches!(self, Self::List | Self::Verify { .. } | Self::Read { .. })
+        matches!(self, Self::List | Self::Verify { .. } | Self::Read { .. } | Self::Content { .. })
     }
 
     /// Whether it goes on with what an earlier request began: one of many pieces.
@@ -141,6 +150,7 @@ impl ModelsRequest {
             Self::Fetch { .. } => "model-fetch",
             Self::Read { .. } => "model-read",
             Self::Write(_) => "model-add",
+            Self::Content { .. } => "model-content",
         }
     }
 }
@@ -193,6 +203,9 @@ pub struct ModelFile {
     pub identity: Option<ModelIdentity>,
     /// SHA-256, if it was computed since the file was last changed.
     pub sha256: Option<Sha256>,
+    /// What its tensors hold, if that was computed since the file was last changed.
+    #[serde(default, with = "crate::protocol::version::since_5")]
+    pub content: Option<ContentRoot>,
 }
 
 /// What takes time.
@@ -239,6 +252,8 @@ pub enum ModelsResponse {
         /// Bytes.
         length: Bytes,
     },
+    /// What the tensors of the model hold. Wire version 5.
+    Content(ContentRoot),
 }
 
 #[cfg(test)]
@@ -277,12 +292,21 @@ mod tests {
             ModelsRequest::Fetch { model: model.clone(), from: "pi1:9999".into() },
             ModelsRequest::Read { model: model.clone(), offset: u64::MAX },
             ModelsRequest::Write(piece),
+            ModelsRequest::Content { model: model.clone() },
         ] {
             check(&request);
         }
         let (folder, identity) = ("/models".to_owned(), Some(ModelIdentity([1; 32])));
         let state = FileState::Broken("cut".into());
-        let file = ModelFile { model, folder, size: Bytes(9), state, identity, sha256: Some(sha256) };
+        let file = ModelFile {
+            model,
+            folder,
+            size: Bytes(9),
+            state,
+            identity,
+            sha256: Some(sha256),
+            content: Some(ContentRoot([2; 32])),
+        };
         for response in [
             ModelsResponse::Listed(vec![file.clone()]),
             ModelsResponse::Working { step: Step::Hashing, done: Bytes(1), total: Some(Bytes(9)) },
@@ -290,6 +314,7 @@ mod tests {
             ModelsResponse::Removed,
             ModelsResponse::Piece { size: Bytes(9), bytes: vec![1, 2, 3] },
             ModelsResponse::Written { length: Bytes(4) },
+            ModelsResponse::Content(ContentRoot([3; 32])),
         ] {
             check(&response);
         }

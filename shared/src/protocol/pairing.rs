@@ -1,4 +1,8 @@
 //! How nodes get their key: from a console that knows the code which the node shows, and later from one that knows the key before.
+use ring::{
+    aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
+    rand::{SecureRandom, SystemRandom},
+};
 use serde::{Deserialize, Serialize};
 
 use super::noise::key::Key;
@@ -30,14 +34,82 @@ pub struct Adopted {
     pub fingerprint: String,
 }
 
-/// A console gives a node the cluster's next key.
+/// The cluster's next key, as a node gets it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct NextKey {
+    /// The new secret.
+    pub secret: [u8; 32],
+    /// How long the previous key is accepted as well.
+    pub grace_seconds: u32,
+}
+
+impl std::fmt::Debug for NextKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "NextKey(for {} s)", self.grace_seconds)
+    }
+}
+
+/// The cluster's next key, wrapped under the current one: only holders of the current secret can make or read it, whatever relays
+/// it. Of wire version 5.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WrappedKey {
+    /// Makes the key that wraps one of its own.
+    nonce: [u8; 32],
+    /// Secret and grace, sealed.
+    sealed: Vec<u8>,
+}
+
+impl WrappedKey {
+    /// Wraps the next key.
+    ///
+    /// # Errors
+    /// The present key is no secret, or the system has no random numbers.
+    pub fn new(old: &Key, new: &Key, grace_seconds: u32) -> Result<Self, &'static str> {
+        let mut nonce = [0; 32];
+        SystemRandom::new().fill(&mut nonce).map_err(|_| "the system has no random numbers")?;
+        let key = wrapping(old, &nonce).ok_or("only the cluster's secret wraps another")?;
+        let mut sealed = [&new.bytes()[..], &grace_seconds.to_le_bytes()].concat();
+        let sealing = key.seal_in_place_append_tag(only_once(), Aad::empty(), &mut sealed);
+        sealing.map_err(|_| "the new key cannot be sealed")?;
+        Ok(Self { nonce, sealed })
+    }
+
+    /// What is wrapped, for a holder of the secret that it was wrapped under.
+    pub fn open(&self, old: &Key) -> Option<NextKey> {
+        let mut sealed = self.sealed.clone();
+        let inside = wrapping(old, &self.nonce)?.open_in_place(only_once(), Aad::empty(), &mut sealed).ok()?;
+        let (secret, grace) = inside.split_first_chunk::<32>()?;
+        Some(NextKey { secret: *secret, grace_seconds: u32::from_le_bytes(grace.try_into().ok()?) })
+    }
+}
+
+fn wrapping(old: &Key, nonce: &[u8; 32]) -> Option<LessSafeKey> {
+    let key = UnboundKey::new(&CHACHA20_POLY1305, &old.wrapping(nonce)?);
+    Some(LessSafeKey::new(key.expect("the cipher takes 32 bytes")))
+}
+
+/// The key is made for one message: its nonce may be the same always.
+fn only_once() -> Nonce {
+    Nonce::assume_unique_for_key([0; NONCE_LEN])
+}
+
+/// The next key as it came: wrapped, or from a console of wire version 4 as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rekeying {
+    /// Over the session's seal alone.
+    Bare(Box<Rekey>),
+    /// Under the present key.
+    Wrapped(Box<WrappedKey>),
+}
+
+/// A console of wire version 4 gives a node the cluster's next key.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rekey {
     /// The new secret.
     pub secret: [u8; 32],
     /// That the console knows the secret before: the key of an operator alone gives nobody the cluster.
     proof: [u8; 32],
-    /// How long the key before counts beside it.
+    /// How long the previous key is accepted as well.
     pub grace_seconds: u32,
 }
 
@@ -64,6 +136,26 @@ impl Rekey {
 mod tests {
     use super::*;
     use crate::protocol::noise::key::Role;
+
+    #[test]
+    fn only_holders_of_the_secret_wrap_and_unwrap_the_next_one() {
+        let (old, new) = (Key::Secret([1; 32]), Key::Secret([2; 32]));
+        let wrapped = WrappedKey::new(&old, &new, 60).expect("random numbers");
+        assert_eq!(wrapped.open(&old), Some(NextKey { secret: [2; 32], grace_seconds: 60 }));
+        let operator = old.for_role(Role::Operator).expect("a secret has all roles");
+        for other in [&new, &operator] {
+            assert_eq!(wrapped.open(other), None);
+        }
+        assert!(WrappedKey::new(&operator, &new, 60).is_err());
+        assert_ne!(wrapped, WrappedKey::new(&old, &new, 60).expect("random numbers"));
+        for byte in 0..wrapped.sealed.len() {
+            let mut changed = wrapped.clone();
+            changed.sealed[byte] ^= 1;
+            assert_eq!(changed.open(&old), None, "byte {byte}");
+        }
+        let bytes = crate::protocol::message::encode(&wrapped);
+        assert!(!bytes.windows(32).any(|window| window == [2; 32]), "the secret is not readable");
+    }
 
     #[test]
     fn only_a_holder_of_the_secret_vouches_for_the_next_one() {

@@ -88,6 +88,9 @@ pub enum RecoveryAsk {
         /// Longest drain.
         drain_ms: u32,
     },
+    /// A steward to its own node: a majority of the other members hold this and have accepted nothing that follows it. A node whose
+    /// record of votes is gone votes again about later topologies. Since wire version 5.
+    Recall(Box<Committed>),
 }
 
 /// The answer.
@@ -145,4 +148,7 @@ pub struct Standing {
     pub slow: Option<Slow>,
     /// What slows its own machine down now, in words.
     pub trouble: Option<String>,
+    /// Its record of votes is gone: it votes again once it knows what a majority holds.
+    #[serde(default, with = "crate::protocol::version::since_5")]
+    pub forgets: bool,
 }

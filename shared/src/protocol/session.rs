@@ -18,10 +18,16 @@ use tokio::{
 use crate::{
     ids::RequestId,
     protocol::{
-        connection::{MessageReader, MessageWriter, dial, split},
+        connection::{MessageReader, MessageWriter, dial_with, split},
         error::{Fault, FaultKind},
         handshake::{Hello, Identity, Purpose},
-        message::{Request, RequestBody, Response, ResponseBody},
+        message::{MESSAGE_BYTES_MAX, Request, RequestBody, Response, ResponseBody, encoded_length},
+        noise::{
+            key::Role,
+            keyring::{self, Keyring},
+        },
+        older,
+        version::speaking,
     },
 };
 
@@ -45,6 +51,10 @@ pub struct Session {
     pub address: String,
     /// Who answered.
     pub identity: Identity,
+    /// The wire version that both ends speak.
+    pub version: u16,
+    /// What this end has shown; `None` between ends without a key.
+    pub role: Option<Role>,
     requests: Sender<Request>,
     routes: Arc<Mutex<Routes>>,
     latest: AtomicU64,
@@ -67,23 +77,43 @@ impl Session {
     /// # Errors
     /// It is away, no Bramble, of another version, or refuses.
     pub async fn open(address: &str, own: Identity) -> Result<Self, Fault> {
+        Self::open_with(address, own, &keyring::own()).await
+    }
+
+    /// As [`Self::open`], with other keys than this process's.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_with(address: &str, own: Identity, keyring: &Keyring) -> Result<Self, Fault> {
         let hello = Hello { identity: own, purpose: Purpose::Console };
-        let (connection, identity) = dial(address, &hello).await?;
+        let (connection, identity) = dial_with(address, &hello, keyring).await?;
+        let (version, role) = (connection.version, connection.role());
         let (reader, writer) = split(connection);
         let routes = Arc::<Mutex<Routes>>::default();
         let (requests, outgoing) = channel(REQUESTS_MAX);
         let reading = tokio::spawn(read(reader, Arc::clone(&routes)));
         let writing = tokio::spawn(write(writer, outgoing, Arc::clone(&routes)));
         let (latest, tasks) = (AtomicU64::new(0), [reading, writing]);
-        Ok(Self { address: address.into(), identity, requests, routes, latest, tasks })
+        Ok(Self { address: address.into(), identity, version, role, requests, routes, latest, tasks })
     }
 
     /// Sends a request; its responses come by the reply.
     ///
     /// # Errors
-    /// The session is broken.
+    /// The session is broken, the request is longer than a node reads, or the node speaks an older wire version that has no such
+    /// request: then nothing is sent and the session stays.
     pub async fn ask(&self, body: RequestBody) -> Result<Reply, Fault> {
+        if let Some(what) = older::unknown(self.version, &body) {
+            return Err(Fault::new(&self.identity.name, FaultKind::PeerOlder { version: self.version, what }));
+        }
         let id = RequestId(self.latest.fetch_add(1, Ordering::Relaxed) + 1);
+        let request = Request { id, body };
+        let bytes = speaking(self.version, || encoded_length(&request));
+        if bytes > MESSAGE_BYTES_MAX {
+            let name = request.body.name();
+            let reason = format!("a {name} request of {bytes} bytes, a node reads at most {MESSAGE_BYTES_MAX}");
+            return Err(Fault::new(&self.identity.name, FaultKind::ParameterInvalid { reason }));
+        }
         let (sender, responses) = channel(RESPONSES_MAX);
         {
             let mut routes = lock(&self.routes);
@@ -93,7 +123,7 @@ impl Session {
             routes.waiting.insert(id, sender);
         }
         let reply = Reply { id, node: self.identity.name.clone(), responses, routes: Arc::clone(&self.routes) };
-        self.send(Request { id, body }).await?;
+        self.send(request).await?;
         Ok(reply)
     }
 
@@ -190,5 +220,62 @@ async fn write(mut writer: MessageWriter, mut outgoing: Receiver<Request>, route
         if let Err(kind) = writer.send(&request).await {
             return end(&routes, kind);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::protocol::{
+        connection::{Arrived, Door, receive_hello, send_welcome},
+        handshake::Welcome,
+        message::{Generate, Prompt},
+        noise::{key::Role, keyring::Keyring},
+    };
+
+    fn identity(name: &str) -> Identity {
+        Identity { name: name.into(), build: "0".into(), numeric: 1, machine: "m".into(), cores: vec![0] }
+    }
+
+    /// A node that answers each request it reads with a refusal, until the session ends.
+    async fn node(listener: TcpListener) -> usize {
+        let (stream, _) = listener.accept().await.expect("somebody dials");
+        let keyring = Keyring::empty(Role::Operator);
+        let door = Door { name: "pi4", keyring: &keyring, is_pairing: &|| false };
+        let Ok(Arrived::Hello(mut connection, _)) = receive_hello(stream, door).await else { panic!("a hello") };
+        send_welcome(&mut connection, &Welcome::Accepted(identity("pi4"))).await.expect("it is sent");
+        let (mut reader, mut writer) = split(connection);
+        let mut count = 0;
+        while let Ok(Some(Request { id, .. })) = reader.receive::<Request>().await {
+            count += 1;
+            let body = ResponseBody::Failed(Fault::new("pi4", FaultKind::NotHead));
+            writer.send(&Response { id, body }).await.expect("it is sent");
+        }
+        count
+    }
+
+    #[tokio::test]
+    async fn a_request_too_long_is_refused_by_name_and_the_session_stays() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
+        let address = listener.local_addr().expect("it is bound").to_string();
+        let node = tokio::spawn(node(listener));
+        let session = Session::open(&address, identity("pi1")).await.expect("it is open");
+        let generate = |bytes: usize| {
+            let prompt = Prompt::Text("x".repeat(bytes));
+            RequestBody::Generate(Box::new(Generate::new(prompt, 1, Default::default(), Vec::new())))
+        };
+        let refused = session.ask(generate(MESSAGE_BYTES_MAX)).await.expect_err("it is too long");
+        let FaultKind::ParameterInvalid { reason } = &refused.kind else { panic!("{refused:?}") };
+        assert!(reason.contains("generate") && reason.contains(&MESSAGE_BYTES_MAX.to_string()), "{reason}");
+        assert!(!session.is_broken() && lock(&session.routes).waiting.is_empty());
+        for bytes in [10, MESSAGE_BYTES_MAX - 100] {
+            let mut reply = session.ask(generate(bytes)).await.expect("it is sent");
+            let answer = reply.next("an answer", Duration::from_secs(30)).await;
+            assert_eq!(answer.map_err(|fault| fault.kind), Err(FaultKind::NotHead));
+        }
+        drop(session);
+        assert_eq!(node.await.expect("no panic"), 2);
     }
 }

@@ -5,6 +5,7 @@ use super::{
     *,
 };
 use crate::{
+    protocol::frame::HEADER_BYTES,
     schedule::{Algorithm, Choice},
     topology::{
         Exchange,
@@ -142,7 +143,7 @@ fn bytes_and_messages_of_a_token_are_those_of_the_schedules() {
     let [bytes, messages] = outcome(&sizes, &setup).sent_per_token();
     // 22 layers, two all-reduces, 4 ranks, 3 messages; 3 plans and 3 candidates.
     assert_eq!(messages, (22 * 2 * 4 * 3 + 6) as f64);
-    let all_reduces = (22 * 2 * 4 * 3 * (2048 / 32 * 34 + 48)) as f64;
+    let all_reduces = (22 * 2 * 4 * 3 * (2048 / 32 * 34 + HEADER_BYTES)) as f64;
     assert!(bytes > all_reduces && bytes - all_reduces < 4000.0, "{bytes}");
 }
 

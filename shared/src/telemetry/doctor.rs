@@ -3,7 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::finding::{Finding, Severity};
-use crate::{ids::ModelIdentity, units::Bytes};
+use crate::{
+    ids::{ContentRoot, ModelIdentity},
+    protocol::models::Sha256,
+    units::Bytes,
+};
 
 /// Clocks further apart than this make logs hard to compare, in milliseconds.
 pub const SKEW_MAX_MS: i64 = 2000;
@@ -22,7 +26,22 @@ pub struct Examined {
     /// Longest packet of its link in bytes.
     pub mtu: Option<u32>,
     /// Its complete model files; `None` where they were not asked for or could not be listed.
-    pub models: Option<Vec<(String, Option<ModelIdentity>, Bytes)>>,
+    pub models: Option<Vec<ExaminedModel>>,
+}
+
+/// What of a model file is compared with the files of the same name on other nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExaminedModel {
+    /// Its name.
+    pub model: String,
+    /// Its header; `None`: it is no model that can be used.
+    pub identity: Option<ModelIdentity>,
+    /// Its size.
+    pub size: Bytes,
+    /// SHA-256 of the whole file, where the node has computed it.
+    pub sha256: Option<Sha256>,
+    /// What its tensors hold, where the node has computed it.
+    pub content: Option<ContentRoot>,
 }
 
 /// What is wrong between the nodes, the worst first.
@@ -90,33 +109,27 @@ fn skew(nodes: &[Examined]) -> Option<Finding> {
 
 /// Files of one name that differ, and files that only some nodes have.
 fn models(nodes: &[Examined]) -> Vec<Finding> {
-    type Holders<'a> = BTreeMap<(Option<ModelIdentity>, Bytes), Vec<&'a str>>;
     let listed: Vec<&Examined> = nodes.iter().filter(|node| node.models.is_some()).collect();
-    let mut files: BTreeMap<&str, Holders<'_>> = BTreeMap::new();
+    let mut files: BTreeMap<&str, Vec<(&ExaminedModel, &str)>> = BTreeMap::new();
     for node in &listed {
-        for (model, identity, size) in node.models.iter().flatten() {
-            files.entry(model).or_default().entry((*identity, *size)).or_default().push(&node.name);
+        for file in node.models.iter().flatten() {
+            files.entry(&file.model).or_default().push((file, &node.name));
         }
     }
     let mut findings = Vec::new();
     for (model, holders) in &files {
-        if holders.len() > 1 {
-            let named = |((identity, size), nodes): (&(Option<ModelIdentity>, Bytes), &Vec<&str>)| {
-                let identity = identity.map_or("no model".into(), |identity| identity.to_string());
-                format!("{identity} ({size}) on {}", nodes.join(", "))
-            };
-            let told: Vec<String> = holders.iter().map(named).collect();
+        if let Some(told) = differences(holders) {
             findings.push(Finding {
                 code: "model_differs",
                 severity: Severity::Error,
-                meaning: format!("files under the name {model} differ: {}", told.join("; ")),
+                meaning: format!("files under the name {model} differ: {told}"),
                 fix: format!("console model remove {model} --node WRONG --yes; console model fetch {model} --from RIGHT --node WRONG"),
             });
             continue;
         }
-        let has = |node: &&&Examined| holders.values().flatten().any(|name| *name == node.name);
+        let has = |node: &&&Examined| holders.iter().any(|(_, name)| *name == node.name);
         let without: Vec<&str> = listed.iter().filter(|node| !has(node)).map(|node| node.name.as_str()).collect();
-        if let (false, Some(from)) = (without.is_empty(), holders.values().flatten().next()) {
+        if let (false, Some((_, from))) = (without.is_empty(), holders.first()) {
             findings.push(Finding {
                 code: "model_missing",
                 severity: Severity::Note,
@@ -128,12 +141,36 @@ fn models(nodes: &[Examined]) -> Vec<Finding> {
     findings
 }
 
+/// Which nodes have which of several files: by header and size, else by content, else by SHA-256. A hash that a node has not computed
+/// says nothing.
+fn differences(holders: &[(&ExaminedModel, &str)]) -> Option<String> {
+    let header = |file: &ExaminedModel| {
+        let identity = file.identity.map_or("no model".into(), |identity| identity.to_string());
+        Some(format!("{identity} ({})", file.size))
+    };
+    let content = |file: &ExaminedModel| file.content.map(|root| format!("content {root}"));
+    let sha256 = |file: &ExaminedModel| file.sha256.map(|hash| format!("SHA-256 {}", &hash.to_string()[..16]));
+    apart_by(holders, header).or_else(|| apart_by(holders, content)).or_else(|| apart_by(holders, sha256))
+}
+
+/// The nodes by what `name` finds in their file, where they do not all have the same.
+fn apart_by(holders: &[(&ExaminedModel, &str)], name: impl Fn(&ExaminedModel) -> Option<String>) -> Option<String> {
+    let mut groups: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (file, node) in holders {
+        if let Some(name) = name(file) {
+            groups.entry(name).or_default().push(node);
+        }
+    }
+    (groups.len() > 1).then(|| told(&groups))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn node(name: &str) -> Examined {
-        let models = vec![("a.gguf".into(), Some(ModelIdentity([1; 32])), Bytes(9))];
+        let (identity, content) = (Some(ModelIdentity([1; 32])), Some(ContentRoot([2; 32])));
+        let models = vec![ExaminedModel { model: "a.gguf".into(), identity, size: Bytes(9), sha256: None, content }];
         let (build, mtu) = ("0.1.0".into(), Some(1500));
         Examined { name: name.into(), build, numeric: 3, skew_ms: 40, mtu, models: Some(models) }
     }
@@ -167,10 +204,31 @@ mod tests {
         check(|node| node.mtu = Some(9000), "mtu_differs", Severity::Warning, &["1500 on pi1, pi3; 9000 on pi2"]);
         check(|node| node.skew_ms = 3040, "clocks_apart", Severity::Warning, &["pi2 is 3.0 s before"]);
         check(|node| node.skew_ms = i64::MIN, "clocks_apart", Severity::Warning, &["that of pi2"]);
-        let other = |node: &mut Examined| node.models.iter_mut().flatten().for_each(|model| model.1 = None);
+        let other = |node: &mut Examined| node.models.iter_mut().flatten().for_each(|model| model.identity = None);
         check(other, "model_differs", Severity::Error, &["a.gguf", "no model (9 B) on pi2", "on pi1, pi3"]);
-        let shorter = |node: &mut Examined| node.models.iter_mut().flatten().for_each(|model| model.2 = Bytes(8));
+        let shorter = |node: &mut Examined| node.models.iter_mut().flatten().for_each(|model| model.size = Bytes(8));
         check(shorter, "model_differs", Severity::Error, &["(8 B) on pi2"]);
         check(|node| node.models = Some(Vec::new()), "model_missing", Severity::Note, &["pi2 without a.gguf"]);
+    }
+
+    #[test]
+    fn nodes_with_other_weights_under_one_header_are_named() {
+        let set = |content: Option<u8>, sha256: Option<u8>| {
+            move |node: &mut Examined| {
+                for model in node.models.iter_mut().flatten() {
+                    model.content = content.map(|byte| ContentRoot([byte; 32]));
+                    model.sha256 = sha256.map(|byte| Sha256([byte; 32]));
+                }
+            }
+        };
+        let parts = ["content 0202020202020202 on pi1, pi3", "content 0303030303030303 on pi2"];
+        check(set(Some(3), None), "model_differs", Severity::Error, &parts);
+        // What a node has not computed is no difference.
+        let mut nodes = [node("pi1"), node("pi2"), node("pi3")];
+        set(None, Some(7))(&mut nodes[1]);
+        assert_eq!(compare(&nodes), []);
+        set(None, Some(8))(&mut nodes[2]);
+        let findings = compare(&nodes);
+        assert!(findings[0].meaning.contains("SHA-256 0808080808080808 on pi3"), "{findings:?}");
     }
 }

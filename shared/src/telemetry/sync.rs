@@ -1,4 +1,4 @@
-//! Where the time of a step goes: compute, waiting for which rank, wire (HOUSE "Where time goes").
+//! Where the time of a step goes: compute, waiting for which rank, wire. Clocks of two machines are never compared.
 use serde::{Deserialize, Serialize};
 
 use crate::{

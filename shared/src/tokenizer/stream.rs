@@ -20,8 +20,8 @@ impl Detokenizer {
     }
 
     /// What is left: a U+FFFD if the bytes end within a character.
-    pub fn finish(self) -> String {
-        String::from_utf8_lossy(&self.pending).into_owned()
+    pub fn finish(&mut self) -> String {
+        String::from_utf8_lossy(&std::mem::take(&mut self.pending)).into_owned()
     }
 
     /// Moves whole characters from the pending bytes to the text.

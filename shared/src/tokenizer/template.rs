@@ -7,6 +7,7 @@ mod json;
 use std::io;
 
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value, context, syntax::SyntaxConfig, value::Serde};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     gguf::{GgufError, Metadata},
@@ -47,6 +48,57 @@ pub enum TemplateError {
     TooLong,
 }
 
+/// The chat templates of a file as texts. Compiling and running them may abort the process or exhaust its memory: they are untrusted
+/// programs, and a bound on steps does not bound bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateSource {
+    /// For all conversations, or those without tools.
+    pub plain: String,
+    /// For conversations with tools, if that is another.
+    pub tool_use: Option<String>,
+    /// The text of the token that begins a text; may be empty.
+    pub bos: String,
+    /// The text of the token that ends a text; may be empty.
+    pub eos: String,
+}
+
+impl TemplateSource {
+    /// The templates of a file, if it has any.
+    ///
+    /// # Errors
+    /// A template is no text, or too long.
+    pub fn from_metadata(metadata: Metadata<'_>, tokenizer: &Tokenizer) -> Result<Option<Self>, TemplateError> {
+        let text = |key: &str| metadata.text(key).map_err(|error: GgufError| TemplateError::Broken(error.to_string()));
+        let tool_use = text("tokenizer.chat_template.tool_use")?;
+        let plain = text("tokenizer.chat_template")?.or(text("tokenizer.chat_template.default")?);
+        let Some(plain) = plain.or(tool_use) else { return Ok(None) };
+        [Some(plain), tool_use].into_iter().flatten().try_for_each(check_length)?;
+        let piece = |id: Option<u32>| {
+            id.map_or(String::new(), |id| String::from_utf8_lossy(&tokenizer.piece(id, true)).into_owned())
+        };
+        let (bos, eos) = (piece(tokenizer.bos()), piece(tokenizer.eos()));
+        Ok(Some(Self { plain: plain.into(), tool_use: tool_use.map(Into::into), bos, eos }))
+    }
+
+    /// How calls of tools look in answers.
+    pub fn tool_format(&self) -> ToolFormat {
+        tool_format(self.tool_use.as_deref().unwrap_or(&self.plain))
+    }
+
+    /// Whether a text that a template wrote begins with BOS: then no other is put before it.
+    pub fn begins_with_bos(&self, text: &str) -> bool {
+        !self.bos.is_empty() && text.starts_with(&self.bos)
+    }
+}
+
+fn check_length(text: &str) -> Result<(), TemplateError> {
+    if text.len() > TEMPLATE_BYTES_MAX {
+        let length = text.len();
+        return Err(TemplateError::Broken(format!("it has {length} bytes, at most {TEMPLATE_BYTES_MAX} are read")));
+    }
+    Ok(())
+}
+
 /// The chat templates of a model.
 #[derive(Debug)]
 pub struct ChatTemplate {
@@ -65,14 +117,16 @@ impl ChatTemplate {
     /// # Errors
     /// The template is no text, too long, or cannot be compiled.
     pub fn from_metadata(metadata: Metadata<'_>, tokenizer: &Tokenizer) -> Result<Option<Self>, TemplateError> {
-        let text = |key: &str| metadata.text(key).map_err(|error: GgufError| TemplateError::Broken(error.to_string()));
-        let tool_use = text("tokenizer.chat_template.tool_use")?;
-        let plain = text("tokenizer.chat_template")?.or(text("tokenizer.chat_template.default")?);
-        let Some(plain) = plain.or(tool_use) else { return Ok(None) };
-        let piece = |id: Option<u32>| {
-            id.map_or(String::new(), |id| String::from_utf8_lossy(&tokenizer.piece(id, true)).into_owned())
-        };
-        Self::new(plain, tool_use, piece(tokenizer.bos()), piece(tokenizer.eos())).map(Some)
+        TemplateSource::from_metadata(metadata, tokenizer)?.map(|source| Self::compile(&source)).transpose()
+    }
+
+    /// Compiles the templates of a file.
+    ///
+    /// # Errors
+    /// A template is too long or cannot be compiled.
+    pub fn compile(source: &TemplateSource) -> Result<Self, TemplateError> {
+        let TemplateSource { plain, tool_use, bos, eos } = source;
+        Self::new(plain, tool_use.as_deref(), bos.clone(), eos.clone())
     }
 
     /// Compiles a template, and another for conversations with tools.
@@ -92,11 +146,7 @@ impl ChatTemplate {
         environment.add_filter("tojson", json::tojson);
         for (name, text) in [(PLAIN, Some(plain)), (WITH_TOOLS, tool_use)] {
             let Some(text) = text else { continue };
-            if text.len() > TEMPLATE_BYTES_MAX {
-                let length = text.len();
-                let reason = format!("it has {length} bytes, at most {TEMPLATE_BYTES_MAX} are read");
-                return Err(TemplateError::Broken(reason));
-            }
+            check_length(text)?;
             environment.add_template_owned(name, prepare(text)).map_err(broken)?;
         }
         let texts = [plain, tool_use.unwrap_or_default()];

@@ -2,6 +2,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::spec::NAME_LENGTH_MAX;
+use crate::ids::is_in_reach;
 
 /// Most entries of a list, those of nodes that were taken in again included.
 pub const EXCLUSIONS_MAX: usize = 64;
@@ -23,6 +24,9 @@ pub struct Exclusion {
     pub by: String,
     /// Counts up over all entries of a cluster: what was said later wins.
     pub revision: u64,
+    /// The topology keeps the node: its replica takes no new requests until an operator includes the node, and no recovery leaves it out.
+    #[serde(default, with = "crate::protocol::version::since_5")]
+    pub is_cordon: bool,
 }
 
 impl Exclusion {
@@ -54,6 +58,9 @@ pub enum ExclusionError {
     /// An entry with an empty or too long field, or with control characters.
     #[error("entry {0} has a field that is empty, too long or not one line")]
     Entry(usize),
+    /// An entry that no later one could replace.
+    #[error("entry {0} has a revision far beyond all that were seen")]
+    Revision(usize),
 }
 
 impl Exclusions {
@@ -69,6 +76,23 @@ impl Exclusions {
             Some(index) => Err(ExclusionError::Entry(index)),
             None => Ok(()),
         }
+    }
+
+    /// As [`Self::check`], and that no revision jumps beyond all that can be replaced.
+    ///
+    /// # Errors
+    /// As [`Self::check`], or a revision out of reach.
+    pub fn check_after(&self, seen: &Self) -> Result<(), ExclusionError> {
+        self.check()?;
+        let latest = seen.latest();
+        match self.0.iter().position(|entry| !is_in_reach(latest, entry.revision)) {
+            Some(index) => Err(ExclusionError::Revision(index)),
+            None => Ok(()),
+        }
+    }
+
+    fn latest(&self) -> u64 {
+        self.0.iter().map(|entry| entry.revision).max().unwrap_or(0)
     }
 
     /// Takes in what another list knows better; returns whether that changed anything. Of more than
@@ -92,10 +116,22 @@ impl Exclusions {
 
     /// Says something new about a node: `reason` takes it out, `None` in again.
     pub fn say(&mut self, node: &str, address: &str, reason: Option<&str>, by: &str) {
-        let revision = self.0.iter().map(|entry| entry.revision).max().unwrap_or(0).saturating_add(1);
         let (reason, by) = (reason.map(str::to_owned), by.to_owned());
-        let entry = Exclusion { node: node.into(), address: address.into(), reason, by, revision };
-        self.merge(&Self(vec![entry]));
+        let (node, address) = (node.into(), address.into());
+        self.put(Exclusion { node, address, reason, by, revision: 0, is_cordon: false });
+    }
+
+    /// Says that nothing new begins on the replica of a node, which keeps its shard.
+    pub fn cordon(&mut self, node: &str, address: &str, reason: &str, by: &str) {
+        let (reason, by) = (Some(reason.into()), by.to_owned());
+        let (node, address) = (node.into(), address.into());
+        self.put(Exclusion { node, address, reason, by, revision: 0, is_cordon: true });
+    }
+
+    /// Says this of its node, later than all that was said before: the revision is given here.
+    pub fn put(&mut self, entry: Exclusion) {
+        let revision = self.latest().saturating_add(1);
+        self.merge(&Self(vec![Exclusion { revision, ..entry }]));
     }
 
     /// Why the node with this name, dialled at this address, is out; `None` if it is not.
@@ -149,6 +185,15 @@ mod tests {
         assert_eq!(all.out().count(), EXCLUSIONS_MAX);
         all.say("last", "a", Some("x"), "me");
         assert!(all.of("last", "-").is_some() && all.of("n0", "-").is_none());
+    }
+
+    #[test]
+    fn revision_that_nothing_could_follow_is_refused() {
+        let good = list(&[("pi1", Some("hot")), ("pi2", None)]);
+        assert_eq!(good.check_after(&Exclusions::default()), Ok(()));
+        let mut bad = good.clone();
+        bad.0[1].revision = u64::MAX;
+        assert_eq!(bad.check_after(&good), Err(ExclusionError::Revision(1)));
     }
 
     #[test]

@@ -180,6 +180,7 @@ mod tests {
             members: (0..count).map(member).collect(),
             model: "m.gguf".into(),
             identity: crate::ids::ModelIdentity::default(),
+            content: None,
             kv: spec::KvFormat::F16,
             exchange: spec::Exchange::F32,
             collective: crate::schedule::Choice::Auto,

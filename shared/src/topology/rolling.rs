@@ -52,19 +52,19 @@ impl Rolling {
 
     /// The target's daemon is about to be ended: which run of it.
     pub fn begun(&self, instance: u64) -> Self {
-        Self { before: Some(instance), revision: self.revision + 1, ..self.clone() }
+        Self { before: Some(instance), revision: self.revision.saturating_add(1), ..self.clone() }
     }
 
     /// The target is back and serves.
     pub fn advanced(&self) -> Self {
         let done = self.done + 1;
         let phase = if usize::from(done) >= self.targets.len() { Phase::Done } else { self.phase.clone() };
-        Self { done, before: None, phase, revision: self.revision + 1, ..self.clone() }
+        Self { done, before: None, phase, revision: self.revision.saturating_add(1), ..self.clone() }
     }
 
     /// As [`Self::clone`] in another phase.
     pub fn in_phase(&self, phase: Phase) -> Self {
-        Self { phase, revision: self.revision + 1, ..self.clone() }
+        Self { phase, revision: self.revision.saturating_add(1), ..self.clone() }
     }
 
     /// Checks what came from outside.

@@ -6,7 +6,8 @@ use sha2::{Digest, Sha256};
 
 use super::layout::{Layout, Place};
 use crate::{
-    ids::{MemberIndex, ModelIdentity, Rank, TopologyHash},
+    ids::{ContentRoot, MemberIndex, ModelIdentity, ModelRoots, Rank, TopologyHash},
+    protocol::version::speaking,
     schedule::Choice,
 };
 
@@ -119,8 +120,8 @@ pub enum SpecError {
     /// The same node twice.
     #[error("node {0} is named twice; each node holds one shard")]
     Twice(String),
-    /// A name is empty or too long.
-    #[error("a {0} is empty or longer than {NAME_LENGTH_MAX} bytes; give it a name")]
+    /// A name is empty, too long or would change the line that it stands in.
+    #[error("a {0} is empty, longer than {NAME_LENGTH_MAX} bytes or has control characters; give another")]
     Name(&'static str),
     /// A number outside its bounds.
     #[error("{what} is {value}, it must be from {least} to {most}")]
@@ -264,12 +265,22 @@ pub struct Topology {
     pub context_length: u32,
     /// Sequences that can run at the same time.
     pub slots: u16,
+    /// What every node's file must hold; `None` in an assignment of release 0.1.
+    #[serde(default, with = "crate::protocol::version::since_5")]
+    pub content: Option<ContentRoot>,
 }
 
 impl Topology {
-    /// The hash that every frame of an assignment carries: the first 8 bytes of SHA-256 over the encoded topology.
+    /// Whose tokens its answers have.
+    pub fn roots(&self) -> ModelRoots {
+        ModelRoots { identity: self.identity, content: self.content }
+    }
+
+    /// The hash that every frame of an assignment carries: the first 8 bytes of SHA-256 over the topology as version 4 encodes it, so that
+    /// every release has the same hash of a topology. Members compare `content` for themselves.
     pub fn hash(&self) -> TopologyHash {
-        let encoded = postcard::to_stdvec(self).expect("a topology holds only types that postcard encodes");
+        let encoded = speaking(4, || postcard::to_stdvec(self));
+        let encoded = encoded.expect("a topology holds only types that postcard encodes");
         let digest = Sha256::digest(&encoded);
         TopologyHash(u64::from_le_bytes(digest[..8].try_into().expect("a SHA-256 has 32 bytes")))
     }
@@ -329,9 +340,7 @@ impl Topology {
         self.check_layers()?;
         for (index, member) in self.members.iter().enumerate() {
             for (what, text) in [("node name", &member.name), ("node address", &member.address)] {
-                if text.is_empty() || text.len() > NAME_LENGTH_MAX {
-                    return Err(SpecError::Name(what));
-                }
+                check_name(what, text)?;
             }
             let twice = |other: &Member| other.name == member.name || other.address == member.address;
             if self.members[..index].iter().any(twice) {
@@ -341,9 +350,7 @@ impl Topology {
             bound("the number of threads", u64::from(member.threads), 1, 256)?;
             bound("the number of cores", member.cores.len() as u64, 0, 1024)?;
         }
-        if self.model.is_empty() || self.model.len() > NAME_LENGTH_MAX {
-            return Err(SpecError::Name("model name"));
-        }
+        check_name("model name", &self.model)?;
         bound("the context length", u64::from(self.context_length), 1, u64::from(CONTEXT_LENGTH_MAX))?;
         bound("the number of slots", u64::from(self.slots), 1, u64::from(SLOTS_MAX))
     }
@@ -374,6 +381,12 @@ impl Topology {
     }
 }
 
+/// Names stand in logs, labels of metrics and on screens.
+fn check_name(what: &'static str, text: &str) -> Result<(), SpecError> {
+    let is_good = (1..=NAME_LENGTH_MAX).contains(&text.len()) && !text.chars().any(char::is_control);
+    if is_good { Ok(()) } else { Err(SpecError::Name(what)) }
+}
+
 fn bound(what: &'static str, value: u64, least: u64, most: u64) -> Result<(), SpecError> {
     if (least..=most).contains(&value) { Ok(()) } else { Err(SpecError::Bound { what, value, least, most }) }
 }
@@ -399,6 +412,7 @@ mod tests {
             members: (0..layout.node_count()).map(member).collect(),
             model: "m.gguf".into(),
             identity: ModelIdentity([1; 32]),
+            content: None,
             kv: KvFormat::F16,
             exchange: Exchange::F32,
             collective: Choice::Auto,
@@ -417,6 +431,20 @@ mod tests {
     }
 
     #[test]
+    fn control_characters_in_names_and_addresses_are_refused() {
+        let change = |change: fn(&mut Topology)| {
+            let mut topology = topology("tp2", std::slice::from_ref(&(0..5)));
+            change(&mut topology);
+            topology.check()
+        };
+        assert_eq!(change(|_| {}), Ok(()));
+        assert_eq!(change(|it| it.members[1].name = "pi1\nevil_metric 66".into()), Err(SpecError::Name("node name")));
+        assert_eq!(change(|it| it.members[1].name = "\u{9b}2J".into()), Err(SpecError::Name("node name")));
+        assert_eq!(change(|it| it.members[0].address = "pi0:9999\r".into()), Err(SpecError::Name("node address")));
+        assert_eq!(change(|it| it.model = "m.gguf\u{1b}[2J".into()), Err(SpecError::Name("model name")));
+    }
+
+    #[test]
     fn layers_that_are_missing_held_twice_or_differ_between_ranks_are_refused_by_stage() {
         let stage = |topology: &Topology| match topology.check() {
             Err(SpecError::Layers { replica, stage, .. }) => Some((replica, stage)),
@@ -431,5 +459,17 @@ mod tests {
         assert_eq!(stage(&uneven), Some((1, 1)));
         uneven.members[6].layers = 5..7;
         assert_eq!(uneven.check(), Err(SpecError::Replica { replica: 1, end: 7, expected: 8 }));
+    }
+
+    #[test]
+    fn content_is_kept_but_is_no_part_of_the_hash() {
+        let old = topology("tp2", std::slice::from_ref(&(0..4)));
+        let new = Topology { content: Some(ContentRoot([7; 32])), ..old.clone() };
+        assert_eq!(old.hash(), new.hash());
+        let bytes = postcard::to_stdvec(&new).expect("it can be encoded");
+        assert_eq!(postcard::from_bytes::<Topology>(&bytes).as_ref(), Ok(&new));
+        // A peer of version 4 has the topology without it.
+        let bytes = speaking(4, || postcard::to_stdvec(&new)).expect("it can be encoded");
+        assert_eq!(speaking(4, || postcard::from_bytes::<Topology>(&bytes)), Ok(old));
     }
 }

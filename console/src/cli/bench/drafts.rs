@@ -1,6 +1,7 @@
 //! `console bench drafts`: the same prompts with drafts and without in turns, on one server.
 use std::time::Duration;
 
+use anyhow::anyhow;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -91,8 +92,11 @@ impl Server {
             let (text, answered) = self.answer(&prompt.text, true).await?;
             let (plain, other) = self.answer(&prompt.text, false).await?;
             if text != plain {
-                let message = format!("drafts change the answer to {:?}: {text:?}, without {plain:?}", prompt.name);
-                return Err(Failure::Usage { message, next: "report it with the model's name: it must never happen" });
+                let name = &prompt.name;
+                return Err(anyhow!(
+                    "drafts change the answer to {name:?}: {text:?}, without {plain:?}; report it with the model's name, it must never happen"
+                )
+                .into());
             }
             with.push(answered);
             without.push(other);
@@ -111,7 +115,7 @@ impl Server {
         let whole = |name: &str| answer.timings[name].as_u64().unwrap_or_default();
         let Some(token_ms) = answer.timings["predicted_per_token_ms"].as_f64().filter(|time| *time > 0.0) else {
             let message = "the server tells no times of an answer".to_owned();
-            return Err(Failure::Usage { message, next: "ask a node of Bramble" });
+            return Err(Failure::State { message, next: "ask a node of Bramble" });
         };
         Ok((answer.text, Answered { token_ms, drafted: whole("draft_n"), accepted: whole("draft_n_accepted") }))
     }

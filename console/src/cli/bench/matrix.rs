@@ -22,9 +22,10 @@ use crate::{
     },
     cli::{
         Failure,
+        confirm::Consent,
         endpoint::Endpoint,
-        generate::open,
         interrupts::Interrupts,
+        obtain::clear_way,
         options::{Assignment, Nodes},
         output,
     },
@@ -54,6 +55,8 @@ struct On {
     seed: u64,
     #[command(flatten)]
     assignment: Assignment,
+    #[command(flatten)]
+    consent: Consent,
     #[command(flatten)]
     endpoint: Endpoint,
 }
@@ -128,7 +131,8 @@ pub(in crate::cli) struct Ab {
 }
 
 impl On {
-    async fn rig(&self, concurrency: u16, nodes: usize) -> Result<Rig, Failure> {
+    /// Nodes and settings; `None`: it was a dry run.
+    async fn rig(&self, concurrency: u16, layouts: &[String], nodes: usize) -> Result<Option<Rig>, Failure> {
         if self.assignment.topology.is_some() {
             let message = "--topology cannot be: layouts are what is measured".into();
             return Err(Failure::Usage { message, next: "leave it out" });
@@ -137,18 +141,40 @@ impl On {
             let message = format!("{} servers named", self.endpoint.url.len());
             return Err(Failure::Usage { message, next: "name one --url, or none to ask the heads on 9999" });
         }
-        let sessions = open(&self.nodes.nodes).await?;
+        let purpose = format!("{} with {}", layouts.join(", then "), output::clean(&self.model));
+        let Some(sessions) = clear_way(&self.nodes.nodes, &purpose, self.consent, false).await? else {
+            return Ok(None);
+        };
         if sessions.len() < nodes {
             let message = format!("{nodes} nodes are needed, {} are there", sessions.len());
-            return Err(Failure::Usage { message, next: "name more nodes, or fewer ranks and replicas" });
+            return Err(Failure::State { message, next: "name more nodes, or fewer ranks and replicas" });
         }
         let (model, assignment, endpoint) = (self.model.clone(), self.assignment.clone(), self.endpoint.clone());
         let (requests, warmup, seed) = (self.requests, self.warmup, self.seed);
-        Ok(Rig { sessions, model, assignment, endpoint, concurrency, requests, warmup, seed })
+        Ok(Some(Rig { sessions, model, assignment, endpoint, concurrency, requests, warmup, seed }))
+    }
+}
+
+/// The layouts of a plan, each once.
+fn layouts(plan: &Plan) -> Vec<String> {
+    let mut layouts: Vec<String> = plan.cells().into_iter().map(|cell| cell.layout).collect();
+    layouts.dedup();
+    layouts
+}
+
+impl Ab {
+    /// The nodes to measure on.
+    pub(in crate::cli) fn nodes(&mut self) -> &mut Vec<String> {
+        &mut self.on.nodes.nodes
     }
 }
 
 impl Matrix {
+    /// The nodes to measure on.
+    pub(in crate::cli) fn nodes(&mut self) -> &mut Vec<String> {
+        &mut self.on.nodes.nodes
+    }
+
     fn plan(&self) -> Plan {
         let nodes = self.on.nodes.nodes.len();
         let or = |given: &Vec<u32>, reduced: &[u32], full: &[u32]| match (given.is_empty(), self.reduced) {
@@ -206,7 +232,7 @@ impl Matrix {
         let kept = matrix(&self.out)?;
         match kept.differs(&fresh) {
             None => Ok(kept),
-            Some(what) => Err(Failure::Usage {
+            Some(what) => Err(Failure::State {
                 message: format!("{} was measured with other settings: {what} differs", shown(&self.out)),
                 next: "name another --out, or repeat the command that wrote it",
             }),
@@ -220,7 +246,9 @@ pub(super) async fn run(options: Matrix) -> Result<u8, Failure> {
     let plan = options.plan();
     let concurrency = plan.concurrencies.iter().max().copied().unwrap_or(1);
     let mut interrupts = Interrupts::listen()?;
-    let rig = interrupts.end(options.on.rig(concurrency, plan.node_count())).await?;
+    let layouts = layouts(&plan);
+    let rig = options.on.rig(concurrency, &layouts, plan.node_count());
+    let Some(rig) = interrupts.end(rig).await? else { return Ok(0) };
     let mut run = interrupts.end(options.begin(&rig, plan)).await?;
     let begun = Instant::now();
     let minutes = options.minutes.or(options.reduced.then_some(REDUCED_MINUTES));
@@ -288,7 +316,9 @@ pub(super) async fn ab(options: Ab) -> Result<u8, Failure> {
         concurrencies: vec![options.concurrency],
     };
     let mut interrupts = Interrupts::listen()?;
-    let rig = interrupts.end(options.on.rig(options.concurrency, plan.node_count())).await?;
+    let names = layouts(&plan);
+    let rig = options.on.rig(options.concurrency, &names, plan.node_count());
+    let Some(rig) = interrupts.end(rig).await? else { return Ok(0) };
     let cells = plan.cells();
     let mut found: Vec<Measured> =
         cells.iter().map(|cell| Measured { cell: cell.clone(), skipped: None, repeats: Vec::new() }).collect();
@@ -307,7 +337,7 @@ pub(super) async fn ab(options: Ab) -> Result<u8, Failure> {
                 };
                 let measured = interrupts.end(work).await?;
                 if let Some(reason) = measured.skipped {
-                    return Err(Failure::Usage {
+                    return Err(Failure::State {
                         message: format!("{}: {reason}", place.cell),
                         next: "shorten --input and --output",
                     });

@@ -108,7 +108,7 @@ pub(super) fn compare(options: &Compare) -> Result<u8, Failure> {
     let found = compare_runs(&before, &after, f64::from(options.floor) / 100.0);
     if found.changes.is_empty() && found.lost.is_empty() {
         let message = "the two have no cell in common".into();
-        return Err(Failure::Usage { message, next: "compare matrices of the same cells" });
+        return Err(Failure::State { message, next: "compare matrices of the same cells" });
     }
     if options.json {
         output::line(&object(&found).to_string());

@@ -70,7 +70,7 @@ impl Rig {
             let message = format!("{} is no layout", cell.layout);
             return Err(Failure::Usage { message, next: "a layout is tpN, ppS-tpN or dpR-ppS-tpN" });
         };
-        let sessions = self.sessions.get(..layout.node_count()).ok_or_else(|| Failure::Usage {
+        let sessions = self.sessions.get(..layout.node_count()).ok_or_else(|| Failure::State {
             message: format!("{layout} needs {} nodes, {} are named", layout.node_count(), self.sessions.len()),
             next: "name more nodes, or fewer ranks and replicas",
         })?;

@@ -31,7 +31,9 @@ const NODES: u16 = 4;
 /// Runs the command.
 pub(super) async fn run(mut options: options::Demo) -> Result<u8, Failure> {
     let model = model(options.model.as_deref())?;
-    let layout = layout(options.nodes, options.assignment.topology)?;
+    let next = "console demo --nodes N says how many daemons to start";
+    let count = options.count().map_err(|message| Failure::Usage { message, next })?;
+    let layout = layout(count, options.assignment.topology)?;
     options.assignment.topology = Some(layout);
     let folder = model.parent().map(Path::to_path_buf).unwrap_or_default();
     let mut interrupts = Interrupts::listen()?;
@@ -41,11 +43,11 @@ pub(super) async fn run(mut options: options::Demo) -> Result<u8, Failure> {
     }
     let daemons = interrupts.end(Daemons::start(layout.node_count(), &folder, &[])).await?;
     if !options.once && dashboard::has_terminal() {
-        let wanted = options.assignment.wanted(layout.node_count(), &model.to_string_lossy());
+        let asked = options.assignment.asked(&model.to_string_lossy());
         let request = options.sampling.request(options.prompt.clone(), 0);
         return dashboard::show(
             daemons.addresses().to_vec(),
-            Some(wanted),
+            Some(asked),
             options.prompt,
             request,
             false,

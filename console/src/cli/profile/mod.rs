@@ -18,12 +18,13 @@ use shared::{
 
 use super::{
     Failure,
-    generate::{assign_and_tell, complete, first, head, object, open, prompt},
+    generate::{complete, first, head, object, prompt},
     interrupts::Interrupts,
+    obtain::{Obtained, obtain},
     options, output,
 };
 use crate::client::{
-    assign::{propose, records, report},
+    assign::{identify, records, report},
     session::Session,
 };
 use trace::RankRecords;
@@ -34,10 +35,12 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
     let request = generate.sampling.request(prompt(generate)?, 0);
     let seed = request.sampling.seed;
     let mut interrupts = Interrupts::listen()?;
-    let sessions = interrupts.end(open(&options.nodes.nodes)).await?;
-    let wanted = generate.assignment.wanted(sessions.len(), &options.model);
-    let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
-    let (_, card) = interrupts.end(async { Ok::<_, Failure>(propose(&sessions, &wanted).await?) }).await?;
+    let asked = generate.assignment.asked(&options.model);
+    let obtained =
+        obtain(&options.nodes.nodes, &asked, "complete and profile the text", generate.consent, generate.json);
+    let Some(Obtained { sessions, assigned }) = interrupts.end(obtained).await? else { return Ok(0) };
+    let card = async { Ok::<_, Failure>(identify(&sessions[0], &assigned.topology.model).await?) };
+    let card = interrupts.end(card).await?;
     let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
     let replica = replica(&assigned.topology, head);
     let before = interrupts.end(later(&sessions[replica.clone()], 0)).await?;

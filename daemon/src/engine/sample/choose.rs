@@ -29,9 +29,17 @@ impl Chosen {
     /// The id of no token: what stands where a constrained answer cannot go on.
     pub const NONE: u32 = u32::MAX;
 
+    /// The id of no token: what stands where the logits of a sequence are no numbers.
+    pub const BROKEN: u32 = u32::MAX - 1;
+
     /// No token.
     pub fn none() -> Self {
         Self { id: Self::NONE, top_logprobs: List::new(), rounds: 0 }
+    }
+
+    /// No token, for the logits are no numbers.
+    pub fn broken() -> Self {
+        Self { id: Self::BROKEN, ..Self::none() }
     }
 }
 
@@ -93,7 +101,7 @@ impl Chooser {
     /// Begins a token: looks at the first round, one summary a rank.
     ///
     /// # Errors
-    /// No token has a finite logit.
+    /// A logit is not a number, or no token has a finite one.
     pub fn begin<'a>(
         &mut self,
         place: usize,
@@ -101,6 +109,9 @@ impl Chooser {
         position: u32,
         summaries: impl Iterator<Item = &'a Summary> + Clone,
     ) -> Result<Step, SampleError> {
+        if summaries.clone().any(Summary::is_broken) {
+            return Err(SampleError::NotANumber);
+        }
         self.place = place as u16;
         self.draw = Draw {
             temperature: parameters.temperature,

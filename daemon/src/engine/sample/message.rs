@@ -193,8 +193,19 @@ impl Candidates {
 }
 
 impl Summary {
-    /// Most bytes of an encoded summary, whatever the parameters (C8).
+    /// Most bytes of an encoded summary, whatever the parameters.
     pub const BYTES_MAX: usize = 24 + 2 + LOGPROBS_MAX as usize * 8 + 3 + CANDIDATES_MORE * 12;
+
+    /// Of logits that are no numbers: its largest logit is infinite, which no other summary's is.
+    pub fn broken() -> Self {
+        let (top, candidates) = (List::new(), Candidates::default());
+        Self { raw_max: f32::INFINITY, raw_sum: 0.0, scaled_max: f32::INFINITY, scaled_sum: 0.0, top, candidates }
+    }
+
+    /// Whether the logits were no numbers.
+    pub fn is_broken(&self) -> bool {
+        self.raw_max == f32::INFINITY
+    }
 
     /// Appends it to a payload.
     pub fn encode(&self, out: &mut Vec<u8>) {

@@ -28,9 +28,9 @@ type List<T, const N: usize> = SmallVec<[T; N]>;
 /// Why no token can be chosen.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SampleError {
-    /// A logit is not a number.
-    #[error("the logit of token {0} is not a number: weights or computation are broken")]
-    NotANumber(u32),
+    /// A logit is not a number, or infinite.
+    #[error("a logit is not a number: weights or computation are broken")]
+    NotANumber,
     /// No token has a finite logit.
     #[error("no token has a finite logit: weights or computation are broken")]
     NoToken,

@@ -43,19 +43,17 @@ impl Slice {
     }
 
     /// Summarises the logits after a position. `history` holds all tokens up to it, oldest first. With a mask, a bit for each id from
-    /// 0 on, all tokens that it does not name are as if they did not exist.
-    ///
-    /// # Errors
-    /// A logit is not a number.
+    /// 0 on, all tokens that it does not name are as if they did not exist. Logits that are no numbers give [`Summary::broken`]: no token
+    /// of that sequence can be chosen, on whichever rank they are, and no other sequence is concerned.
     pub fn summary(
         &mut self,
         parameters: &SamplingParameters,
         position: u32,
         history: &[u32],
         (logits, mask): (&[f32], Option<&[u32]>),
-    ) -> Result<Summary, SampleError> {
-        if let Some(index) = logits.iter().position(|logit| logit.is_nan()) {
-            return Err(SampleError::NotANumber(self.begin + index as u32));
+    ) -> Summary {
+        if logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
+            return Summary::broken();
         }
         self.raw.clear();
         self.raw.extend_from_slice(logits);
@@ -84,7 +82,7 @@ impl Slice {
             0 => self.more(CANDIDATES_FIRST),
             _ => Candidates::default(),
         };
-        Ok(Summary { raw_max, raw_sum, scaled_max, scaled_sum, top, candidates })
+        Summary { raw_max, raw_sum, scaled_max, scaled_sum, top, candidates }
     }
 
     /// Answers a question about the latest logits.

@@ -1,6 +1,6 @@
 //! The scheduler under requests that come at random, on a machine whose steps take a known time: when first tokens come, and what
 //! answers pay for that. Times in microseconds.
-use shared::topology::spec::SLOTS_MAX;
+use shared::{sampling::SamplingParameters, topology::spec::SLOTS_MAX};
 
 use super::*;
 

@@ -1,5 +1,10 @@
 //! The head's decisions without ranks: what is planned, and that every plan can be followed.
-use super::{super::plan::Sequences, *};
+use shared::sampling::SamplingParameters;
+
+use super::{
+    super::{grammar::Constraint, plan::Sequences},
+    *,
+};
 
 const LIMITS: Limits = Limits { slots: 2, blocks: 9, context_length: 256, vocabulary_length: 100 };
 

@@ -22,7 +22,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::Input;
+use super::{Input, pacemaker::Pacemaker};
 use crate::{collective::Abort, config::Liveness, node::event::Event};
 
 /// Messages that may wait for the socket; a head that is further behind is given up.
@@ -53,19 +53,24 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// Opens it on a socket.
-    pub(super) fn open(ways: Ways, replica: u16, connection: Connection) -> Self {
+    /// Opens it on a socket that `pacemaker` has taken over: heartbeats go there, too.
+    pub(super) fn open(ways: Ways, replica: u16, connection: Connection, pacemaker: &Pacemaker) -> Self {
         let (messages, queue) = channel(MESSAGES_MAX);
         let broken = ways.stop.child_token();
-        tokio::spawn(run(ways, replica, connection, queue, broken.clone()));
+        pacemaker.spawn(run(ways, replica, connection, queue, broken.clone()));
         Self { replica, messages, broken }
     }
 
     /// Sends a message; a way that takes no more is given up.
     pub(super) fn send(&self, message: Across) {
         if self.messages.try_send(message).is_err() {
-            self.broken.cancel();
+            self.give_up();
         }
+    }
+
+    /// Ends it: the other group is lost.
+    pub(super) fn give_up(&self) {
+        self.broken.cancel();
     }
 }
 
@@ -123,6 +128,7 @@ async fn speak(ways: &Ways, mut writer: MessageWriter, mut queue: Receiver<Acros
                 waiting: ways.engine.is_waiting(),
                 draining: ways.draining.load(Ordering::Acquire),
                 leaving: false,
+                failed: None,
             }),
         };
         if !matches!(timeout(patience, writer.send(&message)).await, Ok(Ok(()))) {

@@ -8,7 +8,7 @@ use shared::{
         error::{Fault, FaultKind},
         inspect::{Inspect, Inspected},
         message::{Response, ResponseBody},
-        pairing::Rekey,
+        pairing::Rekeying,
     },
 };
 use tokio::task::spawn_blocking;
@@ -33,8 +33,8 @@ impl Driver {
         self.respond(session, id, ResponseBody::Inspected(Box::new(seen))).await;
     }
 
-    pub(super) fn rekey(&self, session: SessionId, id: RequestId, rekey: Rekey) {
-        let Some(responses) = self.sessions.get(&session).cloned() else { return };
+    pub(super) fn rekey(&self, session: SessionId, id: RequestId, rekey: Rekeying) {
+        let Some(outbox) = self.sessions.get(&session).cloned() else { return };
         let config = Arc::clone(&self.config);
         tokio::spawn(async move {
             let name = config.name.clone();
@@ -45,26 +45,32 @@ impl Driver {
                 Err(kind) => ResponseBody::Failed(Fault::new(&name, kind)),
             };
             // A session that is gone or full needs no answer.
-            let _ = responses.try_send(Response { id, body });
+            outbox.try_send(Response { id, body });
         });
     }
 
-    pub(super) fn identify(&self, session: SessionId, id: RequestId, model: String) {
-        let Some(responses) = self.sessions.get(&session).cloned() else { return };
+    pub(super) async fn identify(&mut self, session: SessionId, id: RequestId, model: String) {
+        let Some(outbox) = self.sessions.get(&session).cloned() else { return };
+        let place = match outbox.question() {
+            Ok(place) => place,
+            Err(kind) => return self.respond(session, id, ResponseBody::Failed(self.fault(kind))).await,
+        };
         let config = Arc::clone(&self.config);
         tokio::spawn(async move {
             let found = spawn_blocking({
                 let config = Arc::clone(&config);
                 move || loading::identify(&config.models, &model)
             });
-            let kind = match found.await {
-                Ok(Ok(card)) => return drop(responses.try_send(Response { id, body: ResponseBody::Model(card) })),
-                Ok(Err(kind)) => kind,
-                Err(error) => FaultKind::Internal { reason: error.to_string() },
+            let found = match found.await {
+                Ok(Ok(card)) => Ok(card),
+                Ok(Err(kind)) => Err(kind),
+                Err(error) => Err(FaultKind::Internal { reason: error.to_string() }),
             };
-            let body = ResponseBody::Failed(Fault::new(&config.name, kind));
+            drop(place);
+            let failed = |kind| ResponseBody::Failed(Fault::new(&config.name, kind));
+            let body = found.map_or_else(failed, ResponseBody::Model);
             // A session that is gone or full needs no answer.
-            let _ = responses.try_send(Response { id, body });
+            outbox.try_send(Response { id, body });
         });
     }
 }

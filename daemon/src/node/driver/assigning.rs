@@ -131,7 +131,8 @@ impl Driver {
             Purpose::Control(between) => (between, false),
             Purpose::Console => return,
         };
-        let verdict = self.check_link(&between, identity);
+        let verdict =
+            self.identity.check_ranks(identity, connection.version).and_then(|()| self.check_link(&between, identity));
         let from = between.from;
         let welcome = match verdict {
             Ok(_) => Welcome::Accepted(self.identity.clone()),

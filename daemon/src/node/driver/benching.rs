@@ -187,7 +187,7 @@ fn spawn(bench: &Bench, model: Option<&Path>) -> Result<Child, FaultKind> {
 }
 
 /// This program; where an upgrade has replaced its file, the one that runs all the same.
-fn program() -> PathBuf {
+pub(super) fn program() -> PathBuf {
     let own = std::env::current_exe().ok().filter(|path| path.is_file());
     own.unwrap_or_else(|| "/proc/self/exe".into())
 }

@@ -9,7 +9,7 @@ use std::{
 
 pub(super) use shared::topology::memory::WORKING_BYTES;
 use shared::{
-    gguf::{GgufError, GgufFile, Shape},
+    gguf::{Content, GgufError, GgufFile, Shape},
     ids::ModelIdentity,
     protocol::{
         error::FaultKind,
@@ -17,22 +17,28 @@ use shared::{
         models::PART,
     },
     telemetry::LoadProgress,
-    tokenizer::{Tokenizer, template::ChatTemplate},
+    tokenizer::Tokenizer,
     topology::{CutError, Place, Role, ShardPlan, Topology, cut_stages, sizes::ModelSizes},
     units::Bytes,
 };
 
+use super::benching::program;
 use crate::{
     config::Config,
     engine::{
         grammar::{self, PieceSource},
-        prompt::Template,
+        plan::Limits,
         transfer::Partners,
     },
     health::memory,
     kernels::Kernels,
-    model::{KvCache, LoadError, PackedCache, Shard, Source, weights::shard_bytes},
+    model::{Cached, KvCache, LoadError, PackedCache, Shard, Source, weights::shard_bytes},
+    store::Contents,
+    text::{self, ModelText, Program},
 };
+
+/// Stack of the thread that compiles a schema by recursion: twice what the child has that tried it.
+const SCHEMA_STACK_BYTES: usize = 48 << 20;
 
 /// A shard and what the engine needs beside it.
 #[derive(Debug)]
@@ -42,9 +48,7 @@ pub(super) struct Loaded {
     /// In a topology whose groups have roles: what it sends to whom.
     pub(super) partners: Option<Partners>,
     /// On the head only.
-    pub(super) tokenizer: Option<Tokenizer>,
-    /// On the head only.
-    pub(super) template: Template,
+    pub(super) text: Option<ModelText>,
     /// On the ranks of the last stage only.
     pub(super) pieces: Option<PieceSource>,
     pub(super) bytes: Bytes,
@@ -112,7 +116,7 @@ pub(super) fn load(
 ) -> Result<Loaded, FaultKind> {
     let topology = &prepare.topology;
     let model = || topology.model.clone();
-    let (_, file, shape) = open(&config.models, &topology.model)?;
+    let (path, file, shape) = open(&config.models, &topology.model)?;
     let actual = ModelIdentity(file.identity());
     if actual != topology.identity {
         return Err(FaultKind::ModelDiffers { model: model(), expected: topology.identity, actual });
@@ -138,6 +142,8 @@ pub(super) fn load(
     let kv = kv_bytes(topology, &shape, plan);
     let weight_bytes = shard_bytes(&file, &shape, plan, kernels).map_err(|error| invalid(error.to_string()))?;
     preflight(weight_bytes + kv + WORKING_BYTES, config.memory_max)?;
+    let content = content(config, topology, &file, progress)
+        .map_err(|kind| if kind == FaultKind::StoreCancelled { not_prepared(prepare) } else { kind })?;
     let total = Bytes(weight_bytes.max(1));
     let done = AtomicU64::new(0);
     let tell = |bytes: u64| {
@@ -150,33 +156,62 @@ pub(super) fn load(
         shape: &shape,
         plan,
         kernels,
-        cache: config.packed_shards.then_some(&packed),
+        cache: Some(Cached { cache: config.packed_shards.then_some(&packed), content: &content }),
         progress: &tell,
     };
     let shard = Shard::load(source).map_err(|error| match error {
-        LoadError::Missing(_) | LoadError::Read { .. } => invalid(error.to_string()),
+        LoadError::Missing(_) | LoadError::Read { .. } | LoadError::Changed => invalid(error.to_string()),
         LoadError::Memory { .. } => {
             FaultKind::MemoryShort { needed: Bytes(weight_bytes), available: memory::available() }
         }
-        LoadError::Cancelled => FaultKind::NotPrepared { epoch: prepare.epoch },
+        LoadError::Cancelled => not_prepared(prepare),
     })?;
     let blocks = topology.kv_block_count();
     let cache = KvCache::new(topology.kv, plan.layers.len(), blocks, plan.heads_kv.len(), shape.head_length)
         .map_err(|_| FaultKind::MemoryShort { needed: Bytes(kv), available: memory::available() })?;
-    let template = tokenizer.as_ref().map(|tokenizer| ChatTemplate::from_metadata(file.metadata(), tokenizer));
-    let template = template.unwrap_or(Ok(None));
+    let text = tokenizer.map(|tokenizer| {
+        let limits = Limits::of(topology, shape.vocabulary_length);
+        let mut text = ModelText::new(model(), path, &file, Arc::new(tokenizer), limits);
+        text::check_template(&Program::of(program()), &mut text);
+        text
+    });
     let pieces = place.is_last_stage().then(|| PieceSource {
         aside,
         file: Arc::clone(&file),
         vocabulary_length: shape.vocabulary_length,
     });
-    Ok(Loaded { shard, cache, partners, tokenizer, template, pieces, bytes: Bytes(weight_bytes + kv) })
+    Ok(Loaded { shard, cache, partners, text, pieces, bytes: Bytes(weight_bytes + kv) })
+}
+
+/// The assignment was given up while it was loaded.
+fn not_prepared(prepare: &Prepare) -> FaultKind {
+    FaultKind::NotPrepared { epoch: prepare.epoch }
+}
+
+/// What the file holds, hashed now if that is not known; refused where the topology is for other weights.
+fn content(
+    config: &Config,
+    topology: &Topology,
+    file: &GgufFile,
+    progress: &(dyn Fn(LoadProgress) -> bool + Sync),
+) -> Result<Content, FaultKind> {
+    let mut tell = |done, total| progress(LoadProgress { done: Bytes(done), total: Bytes(total) });
+    let content = Contents::new(&config.state).of(file, &mut tell)?;
+    match topology.content {
+        Some(expected) if expected != content.root => Err(FaultKind::ContentDiffers {
+            model: topology.model.clone(),
+            expected: Box::new(expected),
+            actual: content.root,
+            holders: String::new(),
+        }),
+        _ => Ok(content),
+    }
 }
 
 /// Does a job of the engine on a thread of its own; where there is none, the engine does it when it cannot wait any longer.
 fn aside(job: grammar::Job) -> bool {
-    let spawned = std::thread::Builder::new().name("vocabulary".into()).spawn(job);
-    spawned.map_err(|error| tracing::warn!("no thread for the vocabulary: {error}")).is_ok()
+    let spawned = std::thread::Builder::new().name("grammar".into()).stack_size(SCHEMA_STACK_BYTES).spawn(job);
+    spawned.map_err(|error| tracing::warn!("no thread for a grammar: {error}")).is_ok()
 }
 
 /// What a member of a group with a role sends to the others.

@@ -8,6 +8,9 @@ mod heartbeat;
 mod linking;
 mod loading;
 mod models;
+mod orders;
+mod outbox;
+pub mod pacemaker;
 mod recovery;
 mod report;
 mod running;
@@ -15,6 +18,8 @@ pub mod state;
 pub mod steward;
 mod supervisor;
 mod watching;
+
+pub use outbox::{Guest, Outbox, Queued, Room};
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,18 +29,18 @@ use std::{
 };
 
 use shared::{
-    ids::RequestId,
     protocol::{
         connection::Connection,
         error::{Fault, FaultKind},
         handshake::{Identity, Purpose},
-        message::{Request, RequestBody, Response, ResponseBody},
+        message::{Request, RequestBody, ResponseBody},
     },
     telemetry::{Health, NodeState},
     topology::Exclusions,
     units::Bytes,
 };
 use tokio::{
+    runtime::Handle,
     sync::mpsc::{Receiver, Sender, channel},
     task::spawn_blocking,
     time::{MissedTickBehavior, interval},
@@ -45,6 +50,7 @@ use self::{
     assigning::{LinkOutcome, LoadOutcome, Open},
     benching::Benching,
     models::Jobs,
+    pacemaker::Pacemaker,
     report::{Constants, Watcher},
     running::{Running, Surroundings},
     state::{Kept, StateFolder},
@@ -53,7 +59,7 @@ use self::{
 };
 use super::{
     Effect, Event, Node, Progress, SessionId,
-    event::Record,
+    event::{ExclusionsKept, Record},
     machine::{Beginning, Patience},
     slowness::Slowness,
 };
@@ -63,16 +69,12 @@ use crate::{
     kernels::Kernels,
 };
 
-/// Responses that may wait for a session's socket; a reader that is further behind is cut off.
-pub const RESPONSES_MAX: usize = 256;
 /// Events that may wait for the driver.
 const INPUTS_MAX: usize = 1024;
 /// Time between two looks at clocks and watchers.
 const TICK: Duration = Duration::from_millis(50);
 /// Memory is read anew at most this often.
 const MEMORY_AGE: Duration = Duration::from_millis(500);
-/// Most reporting subscriptions.
-const WATCHERS_MAX: usize = 128;
 
 /// What comes to the driver from tasks and threads.
 #[derive(Debug)]
@@ -83,7 +85,7 @@ pub enum Input {
     #[doc(hidden)]
     Run(u64, Event),
     /// A console's session is open; responses go here.
-    SessionOpened(SessionId, Sender<Response>),
+    SessionOpened(SessionId, Outbox),
     /// A rank dialled.
     Link {
         /// The connection after its Hello, before the Welcome.
@@ -113,7 +115,7 @@ pub struct Driver {
     identity: Identity,
     around: Surroundings,
     state: StateFolder,
-    sessions: HashMap<SessionId, Sender<Response>>,
+    sessions: HashMap<SessionId, Outbox>,
     watchers: Vec<Watcher>,
     open: Option<Open>,
     running: Option<Running>,
@@ -136,12 +138,13 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A driver for an idle node, and the end through which everything reaches it.
+    /// A driver for an idle node, and the end through which everything reaches it. `heartbeats` is a runtime for nothing else.
     pub fn new(
         config: Arc<Config>,
         identity: Identity,
         kernels: &'static Kernels,
         (state, kept): (StateFolder, Kept),
+        heartbeats: Handle,
     ) -> (Self, Sender<Input>, Receiver<Input>) {
         let (inputs, receiver) = channel(INPUTS_MAX);
         let beginning = Beginning {
@@ -169,6 +172,7 @@ impl Driver {
             plain: config.plain,
             elsewhere: (config.prefill_elsewhere_from as usize, config.transfer_at_end),
             inputs: inputs.clone(),
+            pacemaker: Pacemaker(heartbeats),
         };
         let slowness = Slowness::new(config.recovery.exclude_slow);
         let driver = Self {
@@ -233,8 +237,8 @@ impl Driver {
                     self.event(event).await;
                 }
             }
-            Input::SessionOpened(session, responses) => {
-                self.sessions.insert(session, responses);
+            Input::SessionOpened(session, outbox) => {
+                self.sessions.insert(session, outbox);
             }
             Input::Reloaded(config) => self.reloaded(*config),
             Input::Health(health, monitor) => self.watching.read(*health, monitor),
@@ -257,9 +261,15 @@ impl Driver {
             Event::Engine(epoch, Progress::Broken { rank, reason }) => {
                 tracing::warn!(%epoch, ?rank, reason, "the engine cannot go on");
             }
+            Event::Engine(epoch, Progress::Unreadable(reason)) => {
+                tracing::warn!(%epoch, reason, "the engine cannot go on");
+            }
             // Ranks of an earlier assignment end as a matter of course.
             Event::PeerLost(epoch, rank, how) if *epoch == self.node.epoch() => {
                 tracing::warn!(%epoch, %rank, "a rank was lost: {how}");
+            }
+            Event::PeerFailed(epoch, rank, failed) if *epoch == self.node.epoch() => {
+                tracing::warn!(%epoch, %rank, "a rank says that the topology broke at rank {failed}");
             }
             _ => {}
         }
@@ -320,6 +330,7 @@ impl Driver {
         if self.running.as_mut().is_none_or(|running| !running.is_stalled(stall)) {
             self.supervisor.alive();
         }
+        self.running.iter_mut().for_each(Running::flush);
         self.watching.tick(&self.around.inputs);
         if self.memory.0.elapsed() > MEMORY_AGE && !self.watchers.is_empty() {
             self.memory = (Instant::now(), memory::resident());
@@ -368,9 +379,9 @@ impl Driver {
             }
             Effect::Records { session, id } => self.records(session, id).await,
             Effect::Inspect { session, id, what } => self.inspect(session, id, what).await,
-            Effect::Rekey { session, id, rekey } => self.rekey(session, id, *rekey),
+            Effect::Rekey { session, id, rekey } => self.rekey(session, id, rekey),
             Effect::Watch { session, id, interval } => self.watch(session, id, interval).await,
-            Effect::Identify { session, id, model } => self.identify(session, id, model),
+            Effect::Identify { session, id, model } => self.identify(session, id, model).await,
             Effect::Models { session, id, request } => self.models(session, id, *request).await,
             Effect::Bench(key, bench) => self.bench(key, *bench),
             Effect::StopBench(key) => {
@@ -388,27 +399,24 @@ impl Driver {
                 let result = self.keep(move |state| state.save(&Record::Promise(epoch, hash))).await;
                 self.event(Event::Persisted(epoch, result)).await;
             }
-            Effect::KeepExclusions { session, id, list } => {
-                tell(&list);
-                let result = self.keep(move |state| state.save_exclusions(&list)).await;
-                self.event(Event::ExclusionsKept { session, id, result }).await;
-            }
+            Effect::KeepExclusions { session, id, list } => self.keep_exclusions(session, id, list).await,
             Effect::Write { records, then } => self.write(records, then).await,
             Effect::Standing { session, id, caller } => self.standing(session, id, caller).await,
             Effect::Connect(epoch) => self.connect(epoch),
-            Effect::Command(command) => {
-                if let Some(running) = &self.running {
-                    running.command(command);
-                }
-            }
+            Effect::Command(command) => self.command(command).await,
             Effect::SendAcross(replica, message) => {
-                if let Some(running) = &self.running {
+                if let Some(running) = &mut self.running {
                     running.send_across(replica, message);
                 }
             }
             Effect::AbortEngine(epoch) => {
                 if let Some(running) = self.running.as_ref().filter(|running| running.epoch == epoch) {
                     running.abort();
+                }
+            }
+            Effect::AnnounceFault(epoch, rank) => {
+                if let Some(running) = self.running.as_ref().filter(|running| running.epoch == epoch) {
+                    running.announce_fault(rank);
                 }
             }
             Effect::StopEngine(epoch) => {
@@ -426,6 +434,15 @@ impl Driver {
         }
     }
 
+    async fn keep_exclusions(&mut self, session: SessionId, id: shared::ids::RequestId, list: Exclusions) {
+        let kept = list.clone();
+        let result = self.keep(move |state| state.save_exclusions(&kept)).await;
+        if result.is_ok() {
+            tell(&list);
+        }
+        self.event(Event::ExclusionsKept(ExclusionsKept { session, id, list, result })).await;
+    }
+
     /// Writes to the state folder, apart from the threads of sockets.
     async fn keep(&self, save: impl FnOnce(&StateFolder) -> io::Result<()> + Send + 'static) -> Result<(), Fault> {
         let state = self.state.clone();
@@ -436,33 +453,6 @@ impl Driver {
 
     fn fault(&self, kind: FaultKind) -> Fault {
         Fault::new(&self.config.name, kind)
-    }
-
-    async fn respond(&mut self, session: SessionId, id: RequestId, body: ResponseBody) {
-        let Some(responses) = self.sessions.get(&session) else { return };
-        let is_last = responses.capacity() <= 1;
-        if responses.try_send(Response { id, body }).is_ok() && !is_last {
-            return;
-        }
-        // The last place is for the reason; then the session ends.
-        tracing::warn!(?session, "a console reads too slowly; its session is closed");
-        self.watchers.retain(|watcher| watcher.session != session);
-        if let Some(responses) = self.sessions.remove(&session) {
-            let body = ResponseBody::Failed(self.fault(FaultKind::SlowReader));
-            // If even that finds no place, the closed session says enough.
-            let _ = responses.try_send(Response { id, body });
-        }
-        Box::pin(self.event(Event::SessionSlow(session))).await;
-    }
-
-    async fn watch(&mut self, session: SessionId, id: RequestId, interval: Duration) {
-        if self.watchers.len() >= WATCHERS_MAX {
-            let kind = FaultKind::Full { what: "watching consoles".into(), limit: WATCHERS_MAX as u32 };
-            let body = ResponseBody::Failed(self.fault(kind));
-            return self.respond(session, id, body).await;
-        }
-        let cursor = 0;
-        self.watchers.push(Watcher { session, id, interval, next: Instant::now(), cursor });
     }
 }
 

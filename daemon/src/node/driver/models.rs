@@ -15,20 +15,26 @@ use shared::{
         handshake::Identity,
         message::{RequestBody, Response, ResponseBody},
         models::{ModelFile, ModelsRequest, ModelsResponse, PIECE_BYTES_MAX, Piece, Step},
+        noise::key::Role,
         session::{Reply, Session},
     },
     units::Bytes,
 };
-use tokio::{runtime::Handle, sync::mpsc::Sender, task::spawn_blocking};
+use tokio::{runtime::Handle, task::spawn_blocking};
 
-use super::Driver;
+use super::{Driver, Outbox, loading};
 use crate::{
+    config::Config,
     node::SessionId,
     store::{Origin, Store, Tell, pull},
 };
 
 /// Most requests about model files at the same time.
 const JOBS_MAX: usize = 16;
+/// Of these, most of one session.
+const SESSION_JOBS_MAX: usize = 8;
+/// Of these, most of viewers.
+const VIEWERS_JOBS_MAX: usize = 4;
 /// Pieces that are asked for ahead.
 const AHEAD: usize = 4;
 /// Another node must say something within this.
@@ -55,27 +61,47 @@ impl Jobs {
 
 /// One request.
 struct Job {
+    config: Arc<Config>,
     store: Store,
     identity: Identity,
     wanted: Arc<AtomicBool>,
-    responses: Sender<Response>,
+    outbox: Outbox,
     id: RequestId,
 }
 
 impl Driver {
     pub(super) async fn models(&mut self, session: SessionId, id: RequestId, request: ModelsRequest) {
-        let Some(responses) = self.sessions.get(&session).cloned() else { return };
+        let Some(outbox) = self.sessions.get(&session).cloned() else { return };
         // A job that is done has dropped its end.
         self.jobs.0.retain(|_, wanted| Arc::strong_count(wanted) > 1);
-        if self.jobs.0.len() >= JOBS_MAX {
-            let kind = FaultKind::Full { what: "requests about model files".into(), limit: JOBS_MAX as u32 };
+        if let Err(kind) = self.check_job(session) {
             return self.respond(session, id, ResponseBody::Failed(self.fault(kind))).await;
         }
         let wanted = Arc::new(AtomicBool::new(true));
         self.jobs.0.insert((session, id), Arc::clone(&wanted));
         let store = Store::new(&self.config.models, &self.config.state);
-        let job = Job { store, identity: self.identity.clone(), wanted, responses, id };
+        let config = Arc::clone(&self.config);
+        let job = Job { config, store, identity: self.identity.clone(), wanted, outbox, id };
         spawn_blocking(move || job.run(request));
+    }
+
+    /// Refuses a job where there are too many: viewers leave places to operators and nodes.
+    fn check_job(&self, session: SessionId) -> Result<(), FaultKind> {
+        let is_viewer = |session| self.sessions.get(&session).is_some_and(|outbox| outbox.guest.is_viewer());
+        let of = |counts: &dyn Fn(SessionId) -> bool| self.jobs.0.keys().filter(|(of, _)| counts(*of)).count();
+        let bounds = [
+            ("requests about model files", of(&|_| true), JOBS_MAX),
+            ("requests of one session about model files", of(&|one| one == session), SESSION_JOBS_MAX),
+            (
+                "viewers' requests about model files",
+                if is_viewer(session) { of(&is_viewer) } else { 0 },
+                VIEWERS_JOBS_MAX,
+            ),
+        ];
+        match bounds.into_iter().find(|(_, count, limit)| count >= limit) {
+            Some((what, _, limit)) => Err(FaultKind::Full { what: what.into(), limit: limit as u32 }),
+            None => Ok(()),
+        }
     }
 }
 
@@ -89,7 +115,7 @@ impl Job {
             }
         };
         // Whoever asked may have left.
-        let _ = self.responses.blocking_send(Response { id: self.id, body });
+        self.outbox.blocking_send(Response { id: self.id, body });
     }
 
     fn result(&self, request: ModelsRequest) -> Result<ModelsResponse, FaultKind> {
@@ -97,6 +123,12 @@ impl Job {
         let mut tell = |step, done, total: Option<u64>| self.tell(step, done, total);
         match request {
             ModelsRequest::List => Ok(ModelsResponse::Listed(store.list())),
+            ModelsRequest::Verify { model, .. } if self.outbox.guest.is_viewer() => {
+                store.known(&model)?.map(ModelsResponse::Stored).ok_or_else(|| FaultKind::RoleRefused {
+                    role: Role::Viewer.to_string(),
+                    what: format!("model-verify of {model}, whose hash is not known yet"),
+                })
+            }
             ModelsRequest::Verify { model, is_known_enough } => {
                 store.verify(&model, is_known_enough, &mut tell).map(ModelsResponse::Stored)
             }
@@ -111,6 +143,10 @@ impl Job {
                 store.read(&model, offset).map(|(size, bytes)| ModelsResponse::Piece { size, bytes })
             }
             ModelsRequest::Write(piece) => self.write(&piece, &mut tell),
+            ModelsRequest::Content { model } => {
+                let (_, file, _) = loading::open(&self.config.models, &model)?;
+                store.content(&file, &mut tell).map(ModelsResponse::Content)
+            }
         }
     }
 
@@ -118,7 +154,7 @@ impl Job {
     fn tell(&self, step: Step, done: u64, total: Option<u64>) -> bool {
         let working = ModelsResponse::Working { step, done: Bytes(done), total: total.map(Bytes) };
         let body = ResponseBody::Models(Box::new(working));
-        self.wanted.load(Ordering::Acquire) && self.responses.blocking_send(Response { id: self.id, body }).is_ok()
+        self.wanted.load(Ordering::Acquire) && self.outbox.blocking_send(Response { id: self.id, body })
     }
 
     /// Takes a piece that a console sends; the last one makes the file.

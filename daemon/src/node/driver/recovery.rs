@@ -3,13 +3,14 @@ use shared::{
     ids::RequestId,
     protocol::{
         message::ResponseBody,
+        noise::key::Role,
         recovery::{RecoveryAnswer, Slow, Standing},
     },
-    topology::spec::{NAME_LENGTH_MAX, NODES_MAX},
+    topology::{Member, spec::NAME_LENGTH_MAX},
     units::Bytes,
 };
 
-use super::Driver;
+use super::{Driver, Guest};
 use crate::{
     health::memory,
     node::{SessionId, event::Record},
@@ -35,11 +36,12 @@ impl Driver {
 
     /// Says what this node holds, and remembers where the caller listens.
     pub(super) async fn standing(&mut self, session: SessionId, id: RequestId, caller: Option<(String, String)>) {
-        if let Some((name, address)) = caller
-            && name.len().max(address.len()) <= NAME_LENGTH_MAX
-            && (self.heard.len() < NODES_MAX || self.heard.contains_key(&name))
-        {
-            self.heard.insert(name, address);
+        if let (Some((name, address)), Some(outbox)) = (caller, self.sessions.get(&session)) {
+            let members = self.node.committed().map_or(&[][..], |committed| &committed.topology.members);
+            if is_member(&outbox.guest, &name, members) && address.len() <= NAME_LENGTH_MAX {
+                self.heard.retain(|name, _| members.iter().any(|member| member.name == *name));
+                self.heard.insert(name, address);
+            }
         }
         let slow = self.slow();
         let (node, free) = (&self.node, memory::available());
@@ -51,6 +53,7 @@ impl Driver {
             epoch: node.epoch(),
             committed: node.committed().cloned(),
             accepted: node.has_accepted(),
+            forgets: node.forgets(),
             free: Bytes(free),
             shard: node.shard(),
             supervised: self.config.supervised,
@@ -64,6 +67,7 @@ impl Driver {
         let body = ResponseBody::Recovery(RecoveryAnswer::Standing(Box::new(standing)));
         self.respond(session, id, body).await;
     }
+
     /// The rank that this node would be faster without, by its all-reduces up to now.
     fn slow(&mut self) -> Option<Slow> {
         let Some(running) = &self.running else { return None };
@@ -71,5 +75,33 @@ impl Driver {
         running.ring.read_since(cursor, |record| part.add(record));
         let (topology, _, member) = self.node.topology()?;
         self.slowness.slow(topology.layout.place(member).group.len() as u16)
+    }
+}
+
+/// Whether a caller may say where it listens: a node, of itself, that is a member of what this one holds. Others would have nodes dial
+/// wherever they like.
+fn is_member(guest: &Guest, name: &str, members: &[Member]) -> bool {
+    matches!(guest.role, None | Some(Role::Node))
+        && guest.name == name
+        && members.iter().any(|member| member.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::tests::topology;
+
+    #[test]
+    fn only_members_say_where_they_listen_and_of_themselves() {
+        let members = topology(2).members;
+        let guest = |role, name: &str| Guest { role, name: name.into() };
+        for role in [None, Some(Role::Node)] {
+            assert!(is_member(&guest(role, "pi2"), "pi2", &members));
+        }
+        for role in [Role::Viewer, Role::Operator, Role::Owner] {
+            assert!(!is_member(&guest(Some(role), "pi2"), "pi2", &members), "{role}");
+        }
+        assert!(!is_member(&guest(Some(Role::Node), "pi1"), "pi2", &members), "of another");
+        assert!(!is_member(&guest(Some(Role::Node), "pi9"), "pi9", &members), "no member");
     }
 }

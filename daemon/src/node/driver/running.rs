@@ -2,9 +2,8 @@
 use std::{
     io,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
-        mpsc,
     },
     thread,
     time::{Duration, Instant},
@@ -21,9 +20,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     Input,
     across::{Way, Ways},
+    benching::program,
     heartbeat::{self, Pulse},
     linking::{Far, OpenLinks},
     loading::Loaded,
+    orders::Orders,
+    pacemaker::Pacemaker,
 };
 use crate::{
     collective::{Abort, Accounting, AcrossLinks, Group, Links, Seat, Settings, Socket, SyncRing},
@@ -31,17 +33,22 @@ use crate::{
     engine::{
         self, Setup,
         plan::Limits,
+        port::EngineOrder,
         transfer::{Partners, Transfers},
     },
     kernels::{Compute, Kernels, Pool, PoolOptions},
     model::Model,
-    node::event::{EngineCommand, Event},
+    node::{
+        Progress,
+        event::{EngineCommand, Event},
+    },
+    text::{Program, TextService},
 };
 
 /// Longest wait for all goodbyes.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// Stack of the engine's thread: schemas of answers are compiled on it by recursion. What is not used takes no memory.
+/// Stack of the engine's thread: where there is no other thread, schemas are compiled on it by recursion. What is not used takes no memory.
 const ENGINE_STACK_BYTES: usize = 32 << 20;
 
 /// Which assignment runs, and this node's place in it.
@@ -67,9 +74,12 @@ pub(super) struct Running {
     pub(super) run: u64,
     pub(super) epoch: Epoch,
     pub(super) ring: Arc<SyncRing>,
-    commands: mpsc::Sender<EngineCommand>,
+    commands: Orders,
+    /// On the head.
+    text: Option<TextService>,
     abort: Arc<Abort>,
     draining: Arc<AtomicBool>,
+    failed: Arc<OnceLock<Rank>>,
     stop: CancellationToken,
     leave: CancellationToken,
     /// Ends the ways to the heads of other groups: this one is of no use to them.
@@ -95,6 +105,7 @@ pub(super) struct Surroundings {
     /// For benchmarks: heads draft no tokens and compute every prompt anew.
     pub(super) plain: bool,
     pub(super) inputs: Sender<Input>,
+    pub(super) pacemaker: Pacemaker,
 }
 
 impl Running {
@@ -110,8 +121,9 @@ impl Running {
         let seat = place.seat();
         let ring = Arc::new(SyncRing::new(seat.rank, seat.group));
         let draining = Arc::new(AtomicBool::new(false));
+        let failed_rank = Arc::<OnceLock<Rank>>::default();
         let (stop, leave) = (CancellationToken::new(), CancellationToken::new());
-        let (commands, orders) = mpsc::channel();
+        let (commands, orders) = Orders::new();
         let columns = loaded.shard.shape.embedding_length;
         let mut group = group(&place, links.data, (&abort, &ring), (columns, around.kernels)).map_err(failed)?;
         if around.omit_exchange {
@@ -120,10 +132,12 @@ impl Running {
         }
         let (far_data, far_control) = apart(&place, links.across);
         let transfers = transfers(around, &place, &mut loaded, far_data).map_err(failed)?;
-        let setup = setup(around, &place, loaded, group, (Arc::clone(&abort), transfers));
-        let sink = sink(around.inputs.clone(), run, place.epoch);
+        let sink = Arc::new(sink(around.inputs.clone(), run, place.epoch));
+        let tokenizer = loaded.text.as_ref().map(|text| Arc::clone(&text.tokenizer));
+        let text = texts(around, &mut loaded, &commands, sink.clone()).map_err(failed)?;
+        let setup = Setup { tokenizer, ..setup(around, &place, loaded, group, (Arc::clone(&abort), transfers)) };
         let builder = thread::Builder::new().name("engine".into()).stack_size(ENGINE_STACK_BYTES);
-        let thread = builder.spawn(move || engine::run(setup, &orders, &sink)).map_err(failed)?;
+        let thread = builder.spawn(move || engine::run(setup, &orders, &*sink)).map_err(failed)?;
         let beats = TaskTracker::new();
         let pulse = Pulse {
             run,
@@ -131,35 +145,30 @@ impl Running {
             liveness: around.liveness,
             engine: Arc::clone(&abort),
             draining: Arc::clone(&draining),
+            failed: Arc::clone(&failed_rank),
             stop: stop.clone(),
             leave: leave.clone(),
             inputs: around.inputs.clone(),
         };
         for (rank, connection) in links.control.into_iter().enumerate() {
             if let Some(connection) = connection {
-                beats.spawn(heartbeat::run(pulse.clone(), Rank(rank as u16), connection));
+                let connection = around.pacemaker.take(connection).map_err(failed)?;
+                let beating = heartbeat::run(pulse.clone(), Rank(rank as u16), connection);
+                around.pacemaker.spawn_counted(&beats, beating);
             }
         }
         beats.close();
         let apart = stop.child_token();
-        let ways = Ways {
-            run,
-            epoch: place.epoch,
-            liveness: around.liveness,
-            engine: Arc::clone(&abort),
-            draining: Arc::clone(&draining),
-            stop: apart.clone(),
-            inputs: around.inputs.clone(),
-        };
-        let way = |(replica, connection)| Way::open(ways.clone(), replica, connection);
-        let ways = far_control.into_iter().map(way).collect();
+        let ways = ways(around, &pulse, &apart, far_control).map_err(failed)?;
         Ok(Self {
             run,
             epoch: place.epoch,
             ring,
             commands,
+            text,
             abort,
             draining,
+            failed: failed_rank,
             stop,
             leave,
             apart,
@@ -170,13 +179,39 @@ impl Running {
         })
     }
 
-    /// Tells the engine; one that ended hears nothing, and said so itself.
-    pub(super) fn command(&self, command: EngineCommand) {
-        let _ = self.commands.send(command);
+    /// Tells the engine, requests by way of their preparation; an engine that ended hears nothing, and said so itself.
+    ///
+    /// # Errors
+    /// As [`Orders::push`].
+    pub(super) fn command(&mut self, command: EngineCommand) -> Result<(), EngineOrder> {
+        let order = match (command, &self.text) {
+            (EngineCommand::Submit(key, generate), text) => {
+                // Only heads are told of requests.
+                text.iter().for_each(|text| text.submit(key, Arc::clone(&generate)));
+                return Ok(());
+            }
+            (EngineCommand::Cancel(key), Some(text)) if text.withdraw(key) => EngineOrder::Withdrawn(key),
+            (EngineCommand::Cancel(key), _) => EngineOrder::Cancel(key),
+            (EngineCommand::Across(replica, message), _) => EngineOrder::Across(replica, message),
+            (EngineCommand::AcrossLost(replica), _) => EngineOrder::AcrossLost(replica),
+            (EngineCommand::BenchLinks(key, wanted), _) => EngineOrder::BenchLinks(key, wanted),
+        };
+        self.commands.push(order)
+    }
+
+    /// Tells the engine what found no place before.
+    pub(super) fn flush(&mut self) {
+        self.commands.flush();
+    }
+
+    /// Another group is of no use any more; the engine hears of it as of one that is lost.
+    pub(super) fn give_up_way(&self, replica: u16) {
+        self.ways.iter().filter(|way| way.replica == replica).for_each(Way::give_up);
     }
 
     /// Tells the head of another group; one that is lost was told of already.
-    pub(super) fn send_across(&self, replica: u16, message: Across) {
+    pub(super) fn send_across(&mut self, replica: u16, message: Across) {
+        self.commands.answered(replica, &message);
         if let Some(way) = self.ways.iter().find(|way| way.replica == replica) {
             way.send(message);
         }
@@ -186,6 +221,11 @@ impl Running {
     pub(super) fn abort(&self) {
         self.apart.cancel();
         self.abort.raise();
+    }
+
+    /// Heartbeats say from now on that the topology broke here, and which rank was lost; the first fault counts.
+    pub(super) fn announce_fault(&self, rank: Rank) {
+        let _ = self.failed.set(rank);
     }
 
     /// Heartbeats say from now on that this node takes no new work.
@@ -208,20 +248,46 @@ impl Running {
     }
 
     /// Ends the engine and drops its shard on a thread of its own; says goodbye to the peers first if asked to.
-    pub(super) async fn stop(self, goodbye: bool) {
+    pub(super) async fn stop(mut self, goodbye: bool) {
         self.apart.cancel();
+        self.text = None;
         if goodbye {
             self.leave.cancel();
             // Each goodbye has its own deadline; this one is for what nobody thought of.
             let _ = tokio::time::timeout(GOODBYE, self.beats.wait()).await;
         }
-        self.command(EngineCommand::Stop);
+        // Where the queue is full, its end tells the engine.
+        let _ = self.commands.push(EngineOrder::Stop);
+        drop(self.commands);
         self.abort.raise();
         let thread = self.thread;
         // A panic of the engine was reported when it happened.
         let _ = tokio::task::spawn_blocking(move || thread.join()).await;
         self.stop.cancel();
     }
+}
+
+/// Opens the ways to other groups.
+fn ways(
+    around: &Surroundings,
+    pulse: &Pulse,
+    apart: &CancellationToken,
+    control: Sockets<u16>,
+) -> io::Result<Vec<Way>> {
+    let ways = Ways {
+        run: pulse.run,
+        epoch: pulse.epoch,
+        liveness: pulse.liveness,
+        engine: Arc::clone(&pulse.engine),
+        draining: Arc::clone(&pulse.draining),
+        stop: apart.clone(),
+        inputs: pulse.inputs.clone(),
+    };
+    let open = |(replica, connection)| {
+        let connection = around.pacemaker.take(connection)?;
+        Ok(Way::open(ways.clone(), replica, connection, &around.pacemaker))
+    };
+    control.into_iter().map(open).collect()
 }
 
 fn group(
@@ -280,6 +346,18 @@ fn transfers(
     Ok(Some((partners.transfers(&place.topology, &loaded.shard.plan, links), partners)))
 }
 
+/// What prepares the requests of a head.
+fn texts(
+    around: &Surroundings,
+    loaded: &mut Loaded,
+    commands: &Orders,
+    sink: Arc<impl Fn(Progress) + Send + Sync + 'static>,
+) -> io::Result<Option<TextService>> {
+    let Some(text) = loaded.text.take() else { return Ok(None) };
+    let program = Program::of(program());
+    TextService::start(around.name.clone(), text, &program, commands.sender(), sink).map(Some)
+}
+
 fn setup(
     around: &Surroundings,
     place: &Place,
@@ -301,11 +379,11 @@ fn setup(
         Model::new(shard, cache, Compute { kernels, pool })
     });
     let (node, place, plain) = (around.name.clone(), place.seat(), around.plain);
-    let Loaded { tokenizer, template, pieces, .. } = loaded;
-    Setup { node, place, limits, model, group, transfers, plain, tokenizer, template, pieces, abort }
+    let (tokenizer, pieces) = (None, loaded.pieces);
+    Setup { node, place, limits, model, group, transfers, plain, tokenizer, pieces, abort }
 }
 
-fn sink(inputs: Sender<Input>, run: u64, epoch: Epoch) -> impl Fn(crate::node::Progress) + Send + 'static {
+fn sink(inputs: Sender<Input>, run: u64, epoch: Epoch) -> impl Fn(Progress) + Send + Sync + 'static {
     // Blocks when the driver is behind: the engine slows down rather than to lose a token. The driver never waits for
     // the engine. If the driver is gone, the daemon ends.
     move |progress| drop(inputs.blocking_send(Input::Run(run, Event::Engine(epoch, progress))))

@@ -1,5 +1,7 @@
 //! What a node writes to its disk: the highest epoch that it promised, the topology that it committed, what it said in votes, the
 //! nodes that are out, the rolling restart. Synced before it counts. A file that is damaged is put aside, with a warning.
+mod lock;
+
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, ErrorKind, Write},
@@ -14,9 +16,10 @@ use shared::{
     topology::{Exclusion, Exclusions, Rolling, Topology},
 };
 
+pub use self::lock::StateLock;
 use crate::node::{
     event::Record,
-    quorum::{Voter, Votes},
+    quorum::{Forgot, Voter, Votes},
 };
 
 const FILE: &str = "epoch.toml";
@@ -24,6 +27,7 @@ const EXCLUSIONS_FILE: &str = "exclusions.toml";
 const TOPOLOGY_FILE: &str = "topology.toml";
 const VOTES_FILE: &str = "votes.toml";
 const ROLLING_FILE: &str = "restart.toml";
+const FORGOT_FILE: &str = "forgot.toml";
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -47,6 +51,13 @@ struct SavedTopology {
     epoch: u64,
     hash: String,
     topology: Topology,
+}
+
+/// What is unknown about earlier votes. There only while something is.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavedForgot {
+    votes: Forgot,
 }
 
 /// What was kept over a restart.
@@ -78,7 +89,7 @@ impl StateFolder {
     /// # Errors
     /// The folder cannot be made, or a file cannot be read: the message says what to do.
     pub fn open(folder: &Path) -> anyhow::Result<(Self, Kept)> {
-        let help = || format!("cannot use state folder {}; give a writable one with --state DIR", folder.display());
+        let help = || unusable(folder);
         // A disk that cannot be written any more may hold a folder that can be read.
         if !folder.is_dir() {
             fs::create_dir_all(folder).with_context(help)?;
@@ -103,9 +114,23 @@ impl StateFolder {
         kept.committed = topology.map(|saved| Committed { epoch: Epoch(saved.epoch), topology: saved.topology });
         let committed = kept.committed.as_ref().map_or(Epoch(0), |committed| committed.epoch);
         kept.epoch = saved.map_or(Epoch(0), |saved| Epoch(saved.epoch)).max(committed);
-        // Whoever does not know what it said must not say something else.
+        // A node that does not know what it said must not say something else, also not after its next restart.
         let is_lost = kept.damaged.iter().any(|name| name == FILE || name == VOTES_FILE);
-        kept.voter = Voter { votes, forgot: is_lost.then_some(kept.committed.as_ref().map(|kept| kept.epoch)) };
+        let saved: Option<SavedForgot> = state.read(FORGOT_FILE, &mut kept.damaged, |_| true).with_context(help)?;
+        let saved = saved.map(|saved| saved.votes);
+        let forgot = match (saved, &kept.committed) {
+            (Some(Forgot::UpTo(epoch)), _) if is_lost => Some(Forgot::UpTo(epoch.max(kept.epoch))),
+            (Some(forgot), _) => Some(forgot),
+            (None, Some(committed)) if is_lost => Some(Forgot::UpTo(committed.epoch)),
+            (None, _) if is_lost || kept.damaged.iter().any(|name| name == FORGOT_FILE) => Some(Forgot::Lost),
+            (None, None) if kept.epoch == Epoch(0) && votes.is_none() => Some(Forgot::Fresh),
+            (None, _) => None,
+        };
+        if saved != forgot && forgot.is_some() {
+            // On a disk that cannot be written the folder is as empty or damaged at the next start.
+            let _ = state.save(&Record::Forgot(forgot));
+        }
+        kept.voter = Voter { votes, forgot };
         Ok((state, kept))
     }
 
@@ -146,11 +171,10 @@ impl StateFolder {
                 let saved = SavedTopology { epoch: epoch.0, hash, topology: topology.clone() };
                 self.replace(TOPOLOGY_FILE, &text(&saved)?)
             }
-            Record::Committed(None) => match fs::remove_file(self.folder.join(TOPOLOGY_FILE)) {
-                Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-                _ => File::open(&self.folder)?.sync_all(),
-            },
+            Record::Committed(None) => self.remove(TOPOLOGY_FILE),
             Record::Votes(votes) => self.replace(VOTES_FILE, &text(votes)?),
+            Record::Forgot(Some(votes)) => self.replace(FORGOT_FILE, &text(&SavedForgot { votes: *votes })?),
+            Record::Forgot(None) => self.remove(FORGOT_FILE),
             Record::Rolling(rolling) => self.replace(ROLLING_FILE, &text(rolling)?),
         }
     }
@@ -163,6 +187,13 @@ impl StateFolder {
         self.replace(EXCLUSIONS_FILE, &text(&SavedExclusions { node: list.0.clone() })?)
     }
 
+    fn remove(&self, name: &str) -> io::Result<()> {
+        match fs::remove_file(self.folder.join(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => File::open(&self.folder)?.sync_all(),
+        }
+    }
+
     /// A new file, synced, renamed over the old one, and the folder synced.
     fn replace(&self, name: &str, text: &str) -> io::Result<()> {
         let fresh = self.folder.join(format!("{name}.new"));
@@ -172,6 +203,10 @@ impl StateFolder {
         fs::rename(&fresh, self.folder.join(name))?;
         File::open(&self.folder)?.sync_all()
     }
+}
+
+fn unusable(folder: &Path) -> String {
+    format!("cannot use state folder {}; give a writable one with --state DIR", folder.display())
 }
 
 fn text<T: Serialize>(saved: &T) -> io::Result<String> {
@@ -211,10 +246,29 @@ mod tests {
             Record::Committed(Some(committed(7))),
             Record::Votes(votes.clone()),
             Record::Rolling(rolling.clone()),
+            Record::Forgot(None),
         ];
         records.iter().for_each(|record| state.save(record).expect("the folder can be written"));
         state.save_exclusions(&exclusions).expect("the folder can be written");
         (state, exclusions, votes, rolling)
+    }
+
+    #[test]
+    fn wiped_folder_is_remembered_until_a_majority_or_an_assignment() {
+        let folder = folder("wiped");
+        for _ in 0..2 {
+            let (_, kept) = StateFolder::open(&folder).expect("the folder can be made");
+            assert_eq!(kept.voter.forgot, Some(Forgot::Fresh));
+        }
+        let (state, _) = StateFolder::open(&folder).expect("the folder is there");
+        state.save(&Record::Committed(Some(committed(7)))).expect("the folder can be written");
+        let (_, kept) = StateFolder::open(&folder).expect("the folder is there");
+        assert_eq!(kept.voter.forgot, Some(Forgot::Fresh), "the others brought it up again");
+        for forgot in [Some(Forgot::UpTo(Epoch(7))), None] {
+            state.save(&Record::Forgot(forgot)).expect("the folder can be written");
+            assert_eq!(StateFolder::open(&folder).expect("the folder is there").1.voter.forgot, forgot);
+        }
+        fs::remove_dir_all(&folder).expect("the folder can be removed");
     }
 
     #[test]
@@ -251,12 +305,23 @@ mod tests {
                 assert_eq!(kept.voter.forgot.is_some(), is_lost, "{name} cut at {length}");
                 assert_eq!(folder.join(format!("{name}.damaged")).is_file(), folder.join(name).metadata().is_err());
                 let _ = fs::remove_file(folder.join(format!("{name}.damaged")));
+                let (_, kept) = StateFolder::open(&folder).expect("it was put aside");
+                assert_eq!(
+                    kept.voter.forgot.is_some(),
+                    is_lost,
+                    "still after the next restart: {name} cut at {length}"
+                );
+                let _ = fs::remove_file(folder.join(FORGOT_FILE));
             }
             fs::write(folder.join(name), &whole).expect("the folder can be written");
         }
         fs::write(folder.join(FILE), [0xff; 40]).expect("the folder can be written");
         let (_, kept) = StateFolder::open(&folder).expect("a damaged file is survived");
-        assert_eq!((kept.epoch, kept.voter.forgot), (Epoch(7), Some(Some(Epoch(7)))), "the topology says the epoch");
+        assert_eq!(
+            (kept.epoch, kept.voter.forgot),
+            (Epoch(7), Some(Forgot::UpTo(Epoch(7)))),
+            "the topology says the epoch"
+        );
         fs::remove_dir_all(&folder).expect("the folder can be removed");
     }
 }

@@ -12,7 +12,7 @@ use super::{
     Psk,
     key::{Key, Role, hexadecimal, of_hexadecimal},
 };
-use crate::protocol::{pairing::GRACE_SECONDS_MAX, seal::Protection};
+use crate::protocol::{handshake::OWNER_SINCE, pairing::GRACE_SECONDS_MAX, seal::Protection};
 
 /// Longest key file.
 const FILE_BYTES_MAX: u64 = 4096;
@@ -76,6 +76,27 @@ impl Pass {
     pub fn new(role: Role, psk: Psk) -> Self {
         Self { role, psk }
     }
+
+    /// The key.
+    pub fn psk(&self) -> &Psk {
+        &self.psk
+    }
+}
+
+/// A key to dial with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credential {
+    /// What the dialler comes as.
+    pub role: Role,
+    key: Key,
+}
+
+impl Credential {
+    /// What it shows to a peer of this wire version; none where the key does not open its role.
+    pub fn pass(&self, version: u16) -> Option<Pass> {
+        let role = if self.role == Role::Owner && version < OWNER_SINCE { Role::Operator } else { self.role };
+        self.key.psk(role).map(|psk| Pass::new(role, psk))
+    }
 }
 
 /// The keys of a process.
@@ -86,6 +107,8 @@ pub struct Keyring {
     held: Vec<Held>,
     /// Protection of this process's data links; the stronger wish of both ends counts.
     pub data_links: Protection,
+    /// Whether it talks in clear to ends without a key although it holds one.
+    pub(in crate::protocol) allows_plain: bool,
 }
 
 static OWN: LazyLock<RwLock<Arc<Keyring>>> = LazyLock::new(|| RwLock::new(Arc::new(Keyring::empty(Role::Operator))));
@@ -103,12 +126,18 @@ pub fn set_own(keyring: Keyring) {
 impl Keyring {
     /// Without a key.
     pub fn empty(acts_as: Role) -> Self {
-        Self { acts_as, held: Vec::new(), data_links: Protection::default() }
+        Self::with(acts_as, Vec::new())
     }
 
     /// With these keys, the current one first.
     pub fn with(acts_as: Role, held: Vec<Held>) -> Self {
-        Self { acts_as, held, data_links: Protection::default() }
+        Self { acts_as, held, data_links: Protection::default(), allows_plain: false }
+    }
+
+    /// With leave to talk in clear to ends without a key, or without.
+    #[must_use]
+    pub fn allowing_plain(self, allows_plain: bool) -> Self {
+        Self { allows_plain, ..self }
     }
 
     /// Whether it holds a key.
@@ -127,12 +156,12 @@ impl Keyring {
     }
 
     /// What to dial with, in the order of attempts; `now` in seconds since 1970.
-    pub fn dialling(&self, now: u64) -> Vec<(Role, Psk)> {
+    pub fn dialling(&self, now: u64) -> Vec<Credential> {
         let role = |key: &Key| match key {
             Key::Secret(_) => self.acts_as,
             Key::Role(role, _) => *role,
         };
-        self.counting(now).filter_map(|key| key.psk(role(key)).map(|psk| (role(key), psk))).collect()
+        self.counting(now).map(|key| Credential { role: role(key), key: key.clone() }).collect()
     }
 
     /// What lets a dialler with this role in.
@@ -302,7 +331,8 @@ mod tests {
         let keyring = Keyring::with(Role::Node, before.rotated(Key::Secret([2; 32]), 100));
         let psk = |byte: u8| Key::Secret([byte; 32]).psk(Role::Node).expect("a secret has all roles");
         assert_eq!(keyring.accepting(Role::Node, 99), [psk(2), psk(1)]);
-        assert_eq!(keyring.dialling(99), [(Role::Node, psk(2)), (Role::Node, psk(1))]);
+        let shown: Vec<_> = keyring.dialling(99).iter().filter_map(|credential| credential.pass(5)).collect();
+        assert_eq!(shown, [Pass::new(Role::Node, psk(2)), Pass::new(Role::Node, psk(1))]);
         assert_eq!(keyring.accepting(Role::Node, 100), [psk(2)]);
         let pass = Pass::new(Role::Node, psk(1));
         assert!(keyring.lets_in(Some(&pass), 99) && !keyring.lets_in(Some(&pass), 100));

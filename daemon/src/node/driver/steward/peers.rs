@@ -9,15 +9,15 @@ use shared::protocol::{
     error::{Fault, FaultKind},
     handshake::Identity,
     message::{RequestBody, ResponseBody},
-    recovery::{RecoveryAnswer, RecoveryAsk, Ruling, Standing},
+    recovery::{RecoveryAnswer, RecoveryAsk, Standing},
     session::Session,
 };
 use tokio::{task::JoinSet, time::timeout};
 
+use crate::node::steward::ANSWER;
+
 /// A node must be connected within this.
 const DIAL: Duration = Duration::from_millis(1500);
-/// A question must be answered within this; a disk may have to be synced.
-const ANSWER: Duration = Duration::from_secs(3);
 
 /// Sessions by address.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Peers {
     }
 
     /// A session with the node at an address.
-    pub(super) async fn session(&mut self, address: &str) -> Result<Arc<Session>, Fault> {
+    async fn session(&mut self, address: &str) -> Result<Arc<Session>, Fault> {
         if let Some(session) = self.sessions.get(address).filter(|session| !session.is_broken()) {
             return Ok(Arc::clone(session));
         }
@@ -42,6 +42,19 @@ impl Peers {
         let session = Arc::new(open(address, &self.identity).await?);
         self.sessions.insert(address.into(), Arc::clone(&session));
         Ok(session)
+    }
+
+    /// The open session with the node at an address, if there is one.
+    pub(super) fn known(&mut self, address: &str) -> Option<Arc<Session>> {
+        if self.sessions.get(address).is_some_and(|session| session.is_broken()) {
+            self.sessions.remove(address);
+        }
+        self.sessions.get(address).cloned()
+    }
+
+    /// Keeps a session that was opened elsewhere.
+    pub(super) fn keep(&mut self, address: String, session: Arc<Session>) {
+        self.sessions.insert(address, session);
     }
 
     /// What the node at an address holds.
@@ -91,17 +104,10 @@ impl Peers {
             _ => Err(unexpected(&session)),
         }
     }
-
-    /// Asks for a vote.
-    pub(super) async fn vote(session: &Session, ask: RecoveryAsk) -> Result<Ruling, Fault> {
-        match question(session, ask).await? {
-            ResponseBody::Recovery(RecoveryAnswer::Ruling(ruling)) => Ok(ruling),
-            _ => Err(unexpected(session)),
-        }
-    }
 }
 
-async fn open(address: &str, identity: &Identity) -> Result<Session, Fault> {
+/// Opens a session.
+pub(super) async fn open(address: &str, identity: &Identity) -> Result<Session, Fault> {
     timeout(DIAL, Session::open(address, identity.clone())).await.unwrap_or_else(|_| {
         let reason = format!("no answer within {} ms", DIAL.as_millis());
         Err(Fault::new(address, FaultKind::Unreachable { address: address.into(), reason }))

@@ -38,7 +38,7 @@ pub(super) async fn look(steward: &Steward, peers: &mut Peers, own: &Standing, m
     let answers = peers.standings(candidates.iter().map(|(_, address)| address.clone()).collect()).await;
     let known = answers.values().filter_map(|standing| standing.rolling.as_ref());
     if let Some(later) = known.max_by_key(|known| known.revision).filter(|later| later.revision > rolling.revision) {
-        let _ = peers.tell(&steward.own, RecoveryAsk::Rolling(later.clone())).await;
+        let _ = peers.tell(&steward.settings.own, RecoveryAsk::Rolling(later.clone())).await;
         return;
     }
     let Some((target, address)) = rolling.target() else { return };
@@ -92,7 +92,7 @@ pub(super) async fn look(steward: &Steward, peers: &mut Peers, own: &Standing, m
 
 /// Tells all who answer, this node first: what is not kept here is not done.
 async fn spread(steward: &Steward, peers: &mut Peers, rolling: &Rolling, addresses: impl Iterator<Item = &String>) {
-    if let Err(fault) = peers.tell(&steward.own, RecoveryAsk::Rolling(rolling.clone())).await {
+    if let Err(fault) = peers.tell(&steward.settings.own, RecoveryAsk::Rolling(rolling.clone())).await {
         return tracing::warn!("rolling restart: {fault}");
     }
     for address in addresses {

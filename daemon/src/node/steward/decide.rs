@@ -9,7 +9,10 @@ use shared::{
     topology::{Exclusions, Role},
 };
 
-use super::quorum::majority;
+use crate::node::{
+    planted::{Planted, is_planted},
+    quorum::majority,
+};
 
 /// What was heard of a member.
 #[derive(Clone, Debug)]
@@ -27,7 +30,8 @@ impl View {
         self.standing.as_ref().map(|standing| standing.state)
     }
 
-    fn serves(&self) -> bool {
+    /// Whether it takes requests, or has not noticed that its replica is broken.
+    pub(super) fn serves(&self) -> bool {
         matches!(self.state(), Some(NodeState::Ready | NodeState::Serving))
     }
 
@@ -98,6 +102,14 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
     let missing = |index: &usize| views[*index].standing.is_none() || out(*index).is_some();
     let name = |index: usize| base.topology.members[index].name.as_str();
     let is_accepted = standings().any(|standing| standing.accepted);
+    // A member that holds nothing and has seen a later epoch was voted out: what follows was decided while this node was cut off.
+    let let_go = |index: usize| {
+        let standing: Option<&Standing> = views[index].standing.as_ref();
+        standing.is_some_and(|one| one.committed.is_none() && one.epoch > base.epoch)
+    };
+    if unit.clone().any(let_go) && !(0..views.len()).any(|index| missing(&index)) {
+        return propose(own, base, views, (rules, taken_over), &reason);
+    }
     if !unit.clone().any(|index| missing(&index)) && !is_accepted {
         return bring(own, base, views, unit);
     }
@@ -120,14 +132,21 @@ fn bring(own: MemberIndex, base: &Committed, views: &[View], unit: std::ops::Ran
     let name = |index: usize| base.topology.members[index].name.as_str();
     let is_whole = unit.len() == views.len();
     let is_ready = |index: usize| {
-        views[index].is_free()
-            || (is_whole && unit.len() > 1 && views[index].serves() && base.topology.layout.role(0) != Role::Both)
+        let is_told = is_planted(Planted::UntoldFault)
+            && !(is_whole && unit.len() > 1 && base.topology.layout.role(0) != Role::Both);
+        // The own replica is broken: a member that serves it has not noticed, or its group has a role and comes up with the others.
+        views[index].is_free() || (views[index].serves() && !is_told)
     };
     if let Some(busy) = unit.clone().find(|index| !is_ready(*index)) {
         let state = views[busy].state().map_or("away", NodeState::name);
         return Decision::Wait(format!("{} is {state}", name(busy)));
     }
-    let holds = |index: &usize| views[*index].standing.as_ref().is_some_and(|one| one.committed.as_ref() == Some(base));
+    // The steward of a member that serves rests: it cannot lead.
+    let holds = |index: &usize| {
+        let view = &views[*index];
+        (view.is_free() || is_planted(Planted::ServingLeader))
+            && view.standing.as_ref().is_some_and(|one| one.committed.as_ref() == Some(base))
+    };
     match unit.clone().find(holds) {
         Some(leader) if leader == own.index() => {}
         Some(leader) => return Decision::Wait(format!("{} brings the topology up", name(leader))),

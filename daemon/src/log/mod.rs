@@ -1,21 +1,33 @@
 //! The latest lines of this process's log, kept in memory for consoles: bounded in lines and in bytes, the oldest go first. One lock,
 //! held for as long as a line is moved or lines are copied.
+mod writer;
+
 use std::{
     collections::VecDeque,
     fmt::{self, Write},
+    fs,
+    os::unix::fs::MetadataExt,
+    path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use shared::protocol::inspect::{
-    LOG_ANSWER_LINES_MAX, LOG_BYTES_MAX, LOG_LINE_BYTES_MAX, LOG_LINES_MAX, LogLevel, LogLine, LogLines,
+use shared::{
+    protocol::inspect::{
+        LOG_ANSWER_LINES_MAX, LOG_BYTES_MAX, LOG_LINE_BYTES_MAX, LOG_LINES_MAX, LogLevel, LogLine, LogLines,
+    },
+    text::is_unsafe,
 };
 use tracing::{
-    Event, Level, Subscriber,
+    Event, Level, Metadata, Subscriber,
     field::{Field, Visit},
 };
 use tracing_subscriber::{Layer, layer::Context};
 
+pub use writer::{OneLineEach, daily};
+
+/// Target of lines that are kept in memory for consoles and written nowhere: what happens at every request.
+pub const IN_MEMORY: &str = "in_memory";
 /// What ends a line that was cut.
 const CUT: &str = " [cut]";
 
@@ -25,6 +37,20 @@ static OWN: Ring = Ring(Mutex::new(Lines { lines: VecDeque::new(), bytes: 0, lat
 /// The log of this process.
 pub fn ring() -> &'static Ring {
     &OWN
+}
+
+/// Lines for standard error and files: all but those that are [`IN_MEMORY`] alone.
+pub fn is_for_disk(metadata: &Metadata<'_>) -> bool {
+    metadata.target() != IN_MEMORY
+}
+
+/// Whether lines that are written to `stream` go to the journal, which adds the time: systemd names that socket's device and inode in
+/// `JOURNAL_STREAM`, which processes inherit whose standard error goes elsewhere.
+pub fn is_journal(variable: Option<&str>, stream: &Path) -> bool {
+    let own = fs::metadata(stream).map(|metadata| (metadata.dev(), metadata.ino()));
+    let named = variable.and_then(|value| value.split_once(':'));
+    let named = named.and_then(|(device, inode)| Some((device.parse().ok()?, inode.parse().ok()?)));
+    named.is_some_and(|named| own.is_ok_and(|own| own == named))
 }
 
 /// The latest lines of a log.
@@ -135,7 +161,7 @@ impl Write for OneLine<'_> {
             if self.0.len() > LOG_LINE_BYTES_MAX {
                 return Err(fmt::Error);
             }
-            self.0.push(if letter.is_control() { ' ' } else { letter });
+            self.0.push(if is_unsafe(letter) { ' ' } else { letter });
         }
         Ok(())
     }
@@ -179,6 +205,20 @@ mod tests {
         assert!(kept.bytes <= LOG_BYTES_MAX && kept.lines.len() < 1000, "{} lines", kept.lines.len());
         let longest = &kept.lines.back().expect("a line").text;
         assert!(longest.len() <= LOG_LINE_BYTES_MAX && longest.ends_with(CUT));
+    }
+
+    #[test]
+    fn only_the_stream_that_systemd_names_is_the_journal() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let [own, other] = ["own", "other"].map(|name| folder.path().join(name));
+        fs::write(&own, "").and_then(|()| fs::write(&other, "")).expect("the folder can be written");
+        let metadata = fs::metadata(&own).expect("it is there");
+        let variable = format!("{}:{}", metadata.dev(), metadata.ino());
+        assert!(is_journal(Some(&variable), &own));
+        // Standard error was redirected: the variable is still there.
+        assert!(!is_journal(Some(&variable), &other));
+        assert!(!is_journal(None, &own) && !is_journal(Some("8"), &own) && !is_journal(Some("x:y"), &own));
+        assert!(!is_journal(Some(&variable), &folder.path().join("gone")));
     }
 
     #[test]

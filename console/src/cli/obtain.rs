@@ -1,0 +1,214 @@
+//! Finds or assigns the topology that a command needs: the one that already serves the model, whatever its layout, else a new one. A running
+//! topology is replaced only after a question that lists what will be lost.
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use shared::{ids::TopologyHash, topology::Topology};
+
+use super::{Failure, confirm::Consent, generate::assign_and_tell, output};
+use crate::{
+    client::{
+        assign::{Assigned, propose},
+        cluster::{Cluster, ClusterNode},
+        session::Session,
+        with_port,
+    },
+    wanted::{Asked, Wanted},
+};
+
+/// A topology that runs, and the sessions of its members in their order.
+#[derive(Debug)]
+pub(super) struct Obtained {
+    pub(super) sessions: Vec<Arc<Session>>,
+    pub(super) assigned: Assigned,
+}
+
+/// The nodes that answered: the named ones that are not excluded, and all members of the topologies that run on them.
+pub(super) struct Reached {
+    pub(super) cluster: Cluster,
+    pub(super) sessions: Vec<Arc<Session>>,
+}
+
+/// A topology that nodes hold.
+struct Held<'a> {
+    topology: &'a Topology,
+    hash: TopologyHash,
+    requests: u32,
+}
+
+impl Reached {
+    /// Dials the nodes, and those that run a topology with them.
+    pub(super) async fn dial(nodes: &[String]) -> Result<Self, Failure> {
+        let addresses: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
+        let cluster = Cluster::dial(&addresses).await.with_known("").await;
+        for node in &cluster.nodes {
+            let Some(entry) = cluster.exclusion(node) else { continue };
+            let how = if cluster.is_cordoned(node) { "cordoned" } else { "out" };
+            let (node, by) = (output::clean(&entry.node), output::clean(&entry.by));
+            output::note(&format!("{node} is {how}: {} ({by})", output::clean(entry.reason.as_deref().unwrap_or(""))));
+        }
+        let sessions = cluster.usable_of(addresses.len());
+        Ok(Self { sessions: sessions.unwrap_or_default(), cluster })
+    }
+
+    /// The sessions of the nodes that were named and are in.
+    ///
+    /// # Errors
+    /// One of them does not answer, or all are out.
+    pub(super) fn usable(&self, named: usize) -> Result<&[Arc<Session>], Failure> {
+        self.cluster.usable_of(named)?;
+        Ok(&self.sessions)
+    }
+
+    /// What serves what was asked for, if something does.
+    fn serving(&self, asked: &Asked) -> Option<Obtained> {
+        let (topology, reports) = self.cluster.topology()?;
+        if !self.cluster.serves() || !asked.is_met_by(topology) {
+            return None;
+        }
+        let session = |name: &str| {
+            let node = self.cluster.nodes.iter().find(|node| self.cluster.name(node) == name)?;
+            node.session().ok()
+        };
+        let sessions: Option<Vec<_>> = topology.members.iter().map(|member| session(&member.name)).collect();
+        let epoch = reports.first()?.epoch;
+        Some(Obtained { sessions: sessions?, assigned: Assigned { epoch, topology: topology.clone(), reused: true } })
+    }
+
+    /// The topologies of which these nodes are members, each once.
+    fn held(&self) -> Vec<Held<'_>> {
+        let mut held: Vec<Held<'_>> = Vec::new();
+        let is_meant = |topology: &Topology| {
+            let names = || self.sessions.iter().map(|session| session.identity.name.as_str());
+            topology.members.iter().any(|member| names().any(|name| name == member.name))
+        };
+        for report in self.cluster.nodes.iter().filter_map(ClusterNode::report) {
+            let Some((topology, hash, _)) = report.topology.as_ref().filter(|(topology, ..)| is_meant(topology)) else {
+                continue;
+            };
+            match held.iter_mut().find(|held| held.hash == *hash) {
+                Some(held) => held.requests += report.requests,
+                None => held.push(Held { topology, hash: *hash, requests: report.requests }),
+            }
+        }
+        held
+    }
+
+    /// What an assignment of this would end, in words and as an object; nothing where what broke would only be brought up again.
+    pub(super) fn losses(&self, next: Option<&Topology>) -> Option<(String, Value)> {
+        let is_again = |held: &&Held<'_>| {
+            let names =
+                |topology: &Topology| topology.members.iter().map(|member| member.name.clone()).collect::<Vec<_>>();
+            let is_same = |next: &Topology| {
+                (next.layout, &next.model, names(next))
+                    == (held.topology.layout, &held.topology.model, names(held.topology))
+            };
+            !self.cluster.serves() && next.is_some_and(is_same)
+        };
+        let held: Vec<Held<'_>> = self.held().into_iter().filter(|held| !is_again(&held)).collect();
+        if held.is_empty() {
+            return None;
+        }
+        let words: Vec<String> = held.iter().map(Held::words).collect();
+        let object = held.iter().map(|held| {
+            let (layout, model) = (held.topology.layout.to_string(), &held.topology.model);
+            json!({"topology": layout, "model": model, "requests": held.requests})
+        });
+        Some((words.join(" and "), object.collect()))
+    }
+
+    /// Nodes that missed what was said of others learn it before anything is assigned.
+    pub(super) async fn spread(&self) {
+        for (address, fault) in self.cluster.spread().await {
+            output::note(&output::clean(&format!("{address} does not keep the list of nodes that are out: {fault}")));
+        }
+    }
+}
+
+impl Held<'_> {
+    fn words(&self) -> String {
+        let names: Vec<&str> = self.topology.members.iter().map(|member| member.name.as_str()).collect();
+        let requests = match self.requests {
+            0 => "no request runs".to_owned(),
+            1 => "1 request runs".to_owned(),
+            count => format!("{count} requests run"),
+        };
+        let (layout, model) = (self.topology.layout, &self.topology.model);
+        output::clean(&format!("{layout} with {model} on {} ({requests})", names.join(", ")))
+    }
+}
+
+/// A topology that is as asked for: what serves already, or a new one. `purpose` is what is done with it. `None`: it was a dry run.
+///
+/// # Errors
+/// Nodes do not answer, the topology cannot be, the answer was no, or there is no terminal to ask on.
+pub(super) async fn obtain(
+    nodes: &[String],
+    asked: &Asked,
+    purpose: &str,
+    consent: Consent,
+    json: bool,
+) -> Result<Option<Obtained>, Failure> {
+    let reached = Reached::dial(nodes).await?;
+    if let Some(found) = reached.serving(asked) {
+        let topology = &found.assigned.topology;
+        let what = format!("{purpose} on {} with {}, which serves", topology.layout, output::clean(&topology.model));
+        let goes_on = !consent.dry_run || consent.obtain(&what, &json!({"replaces": []}), json).await?;
+        return Ok(goes_on.then_some(found));
+    }
+    let sessions = reached.usable(nodes.len())?;
+    let wanted = asked.wanted(sessions.len());
+    let (topology, _) = propose(sessions, &wanted).await?;
+    if !may_replace(&reached, &wanted, &topology, consent, json).await? {
+        return Ok(None);
+    }
+    reached.spread().await;
+    let assigned = assign_and_tell(sessions, &wanted).await?;
+    Ok(Some(Obtained { sessions: sessions.to_vec(), assigned }))
+}
+
+async fn may_replace(
+    reached: &Reached,
+    wanted: &Wanted,
+    topology: &Topology,
+    consent: Consent,
+    json: bool,
+) -> Result<bool, Failure> {
+    let names: Vec<String> = topology.members.iter().map(|member| output::clean(&member.name)).collect();
+    let next = format!("{} with {} on {}", wanted.layout, output::clean(&wanted.model), names.join(", "));
+    let plan = |replaces| json!({"topology": wanted.layout.to_string(), "model": wanted.model, "nodes": names, "replaces": replaces});
+    match reached.losses(Some(topology)) {
+        Some((lost, object)) => consent.obtain_late(&format!("Replace {lost} by {next}?"), &plan(object), json).await,
+        None if consent.dry_run => consent.obtain(&format!("Assign {next}?"), &plan(json!([])), json).await,
+        None => Ok(true),
+    }
+}
+
+/// The nodes for a command that assigns several topologies, one after the other. `None`: it was a dry run.
+///
+/// # Errors
+/// As [`obtain`].
+pub(super) async fn clear_way(
+    nodes: &[String],
+    purpose: &str,
+    consent: Consent,
+    json: bool,
+) -> Result<Option<Vec<Arc<Session>>>, Failure> {
+    let reached = Reached::dial(nodes).await?;
+    let sessions = reached.usable(nodes.len())?;
+    let may = match reached.losses(None) {
+        Some((lost, object)) => {
+            let question = format!("Replace {lost} by {purpose}? The last of them stays.");
+            consent.obtain_late(&question, &json!({"replaces": object}), json).await?
+        }
+        None if consent.dry_run => {
+            consent.obtain(&format!("Assign {purpose}?"), &json!({"replaces": []}), json).await?
+        }
+        None => true,
+    };
+    if !may {
+        return Ok(None);
+    }
+    reached.spread().await;
+    Ok(Some(sessions.to_vec()))
+}

@@ -1,0 +1,39 @@
+//! Whether systemd started this process as its service, and starts it again when it ends with 75.
+use std::{env, ffi::OsString};
+
+/// By the environment that this process has.
+pub(super) fn by_systemd() -> bool {
+    is_main_process(|name| env::var_os(name), std::process::id())
+}
+
+/// `INVOCATION_ID` is inherited by every descendant of a unit: terminals, cron jobs. `SYSTEMD_EXEC_PID` names the one process that systemd
+/// started; before systemd 248, which has it not, the socket for notifications says as much.
+fn is_main_process(variable: impl Fn(&str) -> Option<OsString>, own: u32) -> bool {
+    match variable("SYSTEMD_EXEC_PID") {
+        Some(pid) => pid.to_str().and_then(|pid| pid.parse().ok()) == Some(own),
+        None => variable("NOTIFY_SOCKET").is_some_and(|path| !path.is_empty()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(variables: &[(&str, &str)], expected: bool) {
+        let value = |name: &str| variables.iter().find(|(own, _)| *own == name).map(|(_, value)| OsString::from(value));
+        assert_eq!(is_main_process(value, 42), expected, "{variables:?}");
+    }
+
+    #[test]
+    fn only_the_process_that_systemd_started_is_supervised() {
+        check(&[], false);
+        check(&[("INVOCATION_ID", "c0ffee")], false);
+        check(&[("INVOCATION_ID", "c0ffee"), ("SYSTEMD_EXEC_PID", "42")], true);
+        // A child of the unit's process inherits all of its environment.
+        check(&[("INVOCATION_ID", "c0ffee"), ("SYSTEMD_EXEC_PID", "41"), ("NOTIFY_SOCKET", "/run/x")], false);
+        check(&[("SYSTEMD_EXEC_PID", "four")], false);
+        check(&[("INVOCATION_ID", "c0ffee"), ("NOTIFY_SOCKET", "/run/systemd/notify")], true);
+        check(&[("NOTIFY_SOCKET", "")], false);
+    }
+}

@@ -1,0 +1,203 @@
+//! Whatever comes and goes, and however many steps are under way: every plan that is sent can be followed, and a rank that follows it reads
+//! only keys and values of the tokens before.
+use std::collections::{BTreeMap, VecDeque};
+
+use shared::sampling::SamplingParameters;
+
+use super::{
+    super::{grammar::Constraint, plan::Sequences},
+    *,
+};
+
+const LIMITS: Limits = Limits { slots: 5, blocks: 24, context_length: 256, vocabulary_length: 8 };
+
+/// A seeded generator of numbers.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % limit
+    }
+}
+
+/// What goes through a rank's layers: for each place of a block the tokens that its keys and values depend on.
+struct Rank {
+    sequences: Sequences,
+    memory: Vec<Vec<Option<Vec<u32>>>>,
+}
+
+impl Rank {
+    fn new() -> Self {
+        Self { sequences: Sequences::new(LIMITS), memory: vec![vec![None; KV_BLOCK_LENGTH]; LIMITS.blocks] }
+    }
+
+    fn step(&mut self, plan: &Plan) {
+        self.sequences.apply(plan).expect("the plan can be followed");
+        for (from, to) in &plan.copies {
+            self.memory[*to as usize] = self.memory[*from as usize].clone();
+        }
+        for entry in &plan.entries {
+            // Behind a draft come others: each row sees the tokens before it in this plan.
+            let place = entry.position as usize;
+            let tokens = self.sequences.get(entry.slot).expect("it is open").tokens[..=place].to_vec();
+            let blocks = &self.sequences.batch().1[entry.slot.index()];
+            let at = |position: usize| (blocks[position / KV_BLOCK_LENGTH] as usize, position % KV_BLOCK_LENGTH);
+            for position in 0..place {
+                let (block, row) = at(position);
+                assert_eq!(
+                    self.memory[block][row].as_deref(),
+                    Some(&tokens[..=position]),
+                    "{entry:?} reads {position}"
+                );
+            }
+            let (block, row) = at(place);
+            self.memory[block][row] = Some(tokens);
+        }
+    }
+
+    /// Keys and values of a prompt that another group has computed.
+    fn receive(&mut self, departure: &Departure, prompt: &[u32], tokens: usize) {
+        for position in departure.first_block as usize * KV_BLOCK_LENGTH..tokens {
+            let block = departure.blocks[position / KV_BLOCK_LENGTH] as usize;
+            self.memory[block][position % KV_BLOCK_LENGTH] = Some(prompt[..=position].to_vec());
+        }
+    }
+}
+
+/// The head with its pipeline, and requests that come and go.
+struct World {
+    random: Random,
+    scheduler: Scheduler,
+    rank: Rank,
+    stages: usize,
+    /// Rows whose tokens are wanted, of the steps under way.
+    under_way: VecDeque<Vec<(Slot, RequestKey, u32)>>,
+    /// Of each request the prompt and how many tokens it may still have.
+    requests: BTreeMap<RequestKey, (Vec<u32>, usize)>,
+    away: Vec<Departure>,
+    keys: u64,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let stages = 1 + random.below(8);
+        let scheduler = Scheduler::new(LIMITS).in_turns(stages, 1 + random.below(64));
+        let scheduler = if seed.is_multiple_of(4) { scheduler.without_sharing() } else { scheduler };
+        let (rank, requests) = (Rank::new(), BTreeMap::new());
+        Self { random, scheduler, rank, stages, under_way: VecDeque::new(), requests, away: Vec::new(), keys: 0 }
+    }
+
+    fn submit(&mut self) {
+        self.keys += 1;
+        let key = RequestKey(self.keys);
+        // Few texts: many begin alike.
+        let (kind, length) = (self.random.below(3), 1 + self.random.below(100));
+        let prompt: Vec<u32> = (0..length).map(|index| ((index * (kind + 1)) / 7 % 8) as u32).collect();
+        let max_tokens = 1 + self.random.below(40);
+        self.requests.insert(key, (prompt.clone(), max_tokens));
+        let schema = shared::protocol::message::Grammar::Json;
+        let grammar = (self.random.below(8) == 0).then_some(Constraint { grammar: schema, begin: length as u32 });
+        let drafts_max = if self.stages == 1 { self.random.below(ROWS_MAX) } else { 0 };
+        let request =
+            Admitted { key, prompt, max_tokens, sampling: SamplingParameters::default(), drafts_max, grammar };
+        match self.random.below(5) {
+            0 if length > 1 => self.scheduler.submit_elsewhere(request),
+            _ => self.scheduler.submit(request),
+        }
+    }
+
+    fn cancel(&mut self) {
+        let keys: Vec<RequestKey> = self.requests.keys().copied().collect();
+        if !keys.is_empty() {
+            let key = keys[self.random.below(keys.len())];
+            self.end(key);
+        }
+    }
+
+    fn end(&mut self, key: RequestKey) {
+        self.requests.remove(&key);
+        self.away.retain(|departure| departure.key != key);
+        self.scheduler.end(key);
+    }
+
+    fn send(&mut self) {
+        let mut plan = Plan::default();
+        let is_sent = self.under_way.len() < self.stages && self.scheduler.next_plan(&mut plan);
+        while let Some(departure) = self.scheduler.departure() {
+            self.away.push(departure);
+        }
+        if !is_sent {
+            return;
+        }
+        self.rank.step(&plan);
+        let row = |entry: &PlanEntry| Some((entry.slot, self.scheduler.key(entry.slot)?, entry.token));
+        self.under_way.push_back(plan.entries.iter().filter(|entry| entry.wants_logits).filter_map(row).collect());
+    }
+
+    /// The tokens of the oldest step are there.
+    fn land(&mut self) {
+        let Some(rows) = self.under_way.pop_front() else { return };
+        for of_slot in rows.chunk_by(|one, two| one.0 == two.0) {
+            for (index, (slot, key, _)) in of_slot.iter().enumerate() {
+                if self.scheduler.key(*slot) != Some(*key) {
+                    break;
+                }
+                let token = self.random.below(8) as u32;
+                let rest = self.requests.get_mut(key).map(|(_, rest)| rest).expect("it runs");
+                *rest -= 1;
+                match *rest {
+                    0 => self.end(*key),
+                    _ => self.scheduler.sampled(*slot, token),
+                }
+                // A draft that was refused ends the run.
+                if of_slot.get(index + 1).is_none_or(|(.., draft)| *draft != token) {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn arrive(&mut self) {
+        if self.away.is_empty() {
+            return;
+        }
+        let departure = self.away.swap_remove(self.random.below(self.away.len()));
+        let prompt = &self.requests[&departure.key].0;
+        let tokens = if self.random.below(3) == 0 { 0 } else { prompt.len() - 1 };
+        self.rank.receive(&departure, prompt, tokens);
+        self.scheduler.come_back(departure.slot, tokens);
+    }
+
+    fn turn(&mut self) {
+        match self.random.below(16) {
+            0..2 => self.submit(),
+            2 => self.cancel(),
+            3 => self.arrive(),
+            4 => {
+                let takes = self.random.below(2) == 0;
+                self.scheduler.take_grammars(takes);
+            }
+            5..11 => self.send(),
+            _ => self.land(),
+        }
+    }
+}
+
+#[test]
+fn every_plan_that_is_sent_can_be_followed() {
+    for seed in 0..400 {
+        let mut world = World::new(seed);
+        (0..400).for_each(|_| world.turn());
+        // Nothing further comes: all that is left ends.
+        world.scheduler.take_grammars(true);
+        for _ in 0..20_000 {
+            world.arrive();
+            world.send();
+            world.land();
+        }
+        assert!(world.requests.is_empty() && !world.scheduler.has_work(), "seed {seed}: {:?}", world.requests);
+        assert_eq!(world.scheduler.blocks.available(), LIMITS.blocks, "seed {seed}");
+    }
+}

@@ -1,0 +1,364 @@
+//! Bodies of requests: read with a deadline and at a minimum rate, and all of them together, with the prompts that come of them, within a
+//! budget of bytes. A request that holds part of the budget never waits for more, so no two of them wait for each other. Long bodies are kept
+//! in memory that the kernel gets back at once.
+use std::{
+    ops::Deref,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    body::{Body, BodyDataStream, Bytes},
+    http::StatusCode,
+};
+use futures_core::Stream;
+use memmap2::MmapMut;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{timeout, timeout_at},
+};
+
+use super::error::ApiError;
+
+/// Longest body.
+pub(super) const BODY_BYTES_MAX: usize = 8 << 20;
+/// Bodies up to this are short: they never wait behind long ones.
+pub(super) const SHORT_BYTES: usize = 64 << 10;
+/// How long bodies may take.
+const TIMES: Times = Times {
+    whole: Duration::from_secs(30),
+    grace: Duration::from_secs(5),
+    patience: Duration::from_secs(15),
+    rest: Duration::from_secs(2),
+};
+/// The minimum rate of a body after its grace, in bytes a second.
+const PACE: usize = 32 << 10;
+/// The unit in which bytes of short bodies are counted, and of long ones.
+const SHORT_UNIT: usize = 4 << 10;
+const LONG_UNIT: usize = 256 << 10;
+/// The budget of long bodies: this share of the machine's memory, between these.
+const SHARE: u64 = 16;
+const BUDGET: std::ops::RangeInclusive<u64> = (16 << 20)..=(64 << 20);
+/// How much of a refused body is taken off its connection.
+const REST_BYTES_MAX: usize = 16 << 20;
+
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    /// A body must be there within this.
+    whole: Duration,
+    /// After this it must have come at the minimum rate.
+    grace: Duration,
+    /// A long body waits so long for others to give bytes back; its own time stands still meanwhile.
+    patience: Duration,
+    /// The rest of a refused body is taken for so long.
+    rest: Duration,
+}
+
+/// The bytes that bodies and prompts may take.
+#[derive(Debug)]
+pub(super) struct Bodies {
+    times: Times,
+    short: Pool,
+    long: Pool,
+}
+
+#[derive(Debug)]
+struct Pool {
+    units: Arc<Semaphore>,
+    all: usize,
+    unit: usize,
+}
+
+/// Bytes of the budget; given back when it is dropped.
+#[derive(Debug, Default)]
+pub(super) struct Held(Option<OwnedSemaphorePermit>);
+
+/// A body that is there as a whole.
+#[derive(Debug)]
+pub(super) struct Received {
+    pub(super) bytes: Kept,
+    pub(super) held: Held,
+}
+
+/// Where its bytes are.
+#[derive(Debug)]
+pub(super) enum Kept {
+    Short(Vec<u8>),
+    Long(MmapMut, usize),
+}
+
+impl Deref for Kept {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Short(bytes) => bytes,
+            Self::Long(bytes, length) => &bytes[..*length],
+        }
+    }
+}
+
+impl Pool {
+    fn new(all: usize, unit: usize) -> Self {
+        Self { units: Arc::new(Semaphore::new(all / unit)), all, unit }
+    }
+
+    /// So many bytes, once others have given enough back, within `patience`.
+    async fn hold(&self, bytes: usize, patience: Duration) -> Result<Held, ApiError> {
+        let units = Arc::clone(&self.units).acquire_many_owned(bytes.div_ceil(self.unit) as u32);
+        let Ok(Ok(permit)) = timeout(patience, units).await else { return Err(ApiError::bodies_full(self.all)) };
+        Ok(Held(Some(permit)))
+    }
+
+    /// Makes `held` so many bytes, if they are there now.
+    fn change(&self, held: &mut Held, bytes: usize) -> Result<(), ApiError> {
+        let wanted = bytes.div_ceil(self.unit);
+        let has = held.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        if wanted <= has {
+            let spare = held.0.as_mut().and_then(|permit| permit.split(has - wanted));
+            drop(spare);
+            return Ok(());
+        }
+        let further = Arc::clone(&self.units).try_acquire_many_owned((wanted - has) as u32);
+        let Ok(further) = further else { return Err(ApiError::bodies_full(self.all)) };
+        match &mut held.0 {
+            Some(permit) => permit.merge(further),
+            None => held.0 = Some(further),
+        }
+        Ok(())
+    }
+}
+
+impl Bodies {
+    /// A budget for a machine with so many bytes of memory.
+    pub(super) fn new(memory: u64) -> Self {
+        let long = (memory / SHARE).clamp(*BUDGET.start(), *BUDGET.end()) as usize;
+        Self { times: TIMES, short: Pool::new(long / 8, SHORT_UNIT), long: Pool::new(long, LONG_UNIT) }
+    }
+
+    /// Reads a body to its end. `length` is what its head says, if it does.
+    ///
+    /// # Errors
+    /// It is too long, comes too slowly or breaks off, or too many others are being read.
+    pub(super) async fn receive(&self, body: Body, length: Option<usize>) -> Result<Received, ApiError> {
+        let mut parts = body.into_data_stream();
+        let received = self.read(&mut parts, length).await;
+        if received.as_ref().is_err_and(|error| is_unread(error.status)) {
+            // A client that still writes reads nothing: without this it would see a broken connection instead of the refusal.
+            let rest = async {
+                let mut bytes = 0;
+                while let (Some(Ok(part)), true) = (next(&mut parts).await, bytes < REST_BYTES_MAX) {
+                    bytes += part.len();
+                }
+            };
+            _ = timeout(self.times.rest, rest).await;
+        }
+        received
+    }
+
+    async fn read(&self, parts: &mut BodyDataStream, length: Option<usize>) -> Result<Received, ApiError> {
+        if length.is_some_and(|length| length > BODY_BYTES_MAX) {
+            return Err(ApiError::too_large(BODY_BYTES_MAX));
+        }
+        let mut begun = Instant::now();
+        let (mut bytes, mut held) = (Kept::Short(Vec::new()), Held::default());
+        loop {
+            // What has come buys the time for more.
+            let paced = self.times.grace + Duration::from_millis((bytes.len() * 1000 / PACE) as u64);
+            let part = match timeout_at((begun + paced.min(self.times.whole)).into(), next(parts)).await {
+                Ok(None) => break,
+                Ok(Some(Ok(part))) => part,
+                Ok(Some(Err(_))) => {
+                    return Err(ApiError::malformed("the body could not be read to its end; send it again"));
+                }
+                Err(_) => return Err(ApiError::body_overdue(begun.elapsed().as_secs(), PACE)),
+            };
+            let end = bytes.len() + part.len();
+            if end > length.unwrap_or(BODY_BYTES_MAX).min(BODY_BYTES_MAX) {
+                return Err(ApiError::too_large(BODY_BYTES_MAX));
+            }
+            match &bytes {
+                Kept::Short(_) if end <= SHORT_BYTES => self.short.change(&mut held, end)?,
+                Kept::Short(short) => {
+                    // All that it may become, in one piece.
+                    let waiting = Instant::now();
+                    let whole = self.long.hold(length.unwrap_or(BODY_BYTES_MAX), self.times.patience).await?;
+                    begun += waiting.elapsed();
+                    bytes = lengthened(short)?;
+                    held = whole;
+                }
+                Kept::Long(..) => {}
+            }
+            bytes.push(&part);
+        }
+        if let Kept::Long(_, length) = &bytes {
+            self.long.change(&mut held, *length)?;
+        }
+        Ok(Received { bytes, held })
+    }
+
+    /// Changes what a long request holds from its body's bytes to those that its prompt takes on the way to heads.
+    ///
+    /// # Errors
+    /// That can never be, or too many others take theirs.
+    pub(super) fn settle(&self, held: &mut Held, bytes: usize) -> Result<(), ApiError> {
+        if bytes > self.long.all {
+            return Err(ApiError::prompts_too_large(bytes, self.long.all));
+        }
+        self.long.change(held, bytes)
+    }
+}
+
+/// Whether a refusal with this status leaves a body unread that its client may still be sending.
+fn is_unread(status: StatusCode) -> bool {
+    matches!(status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::TOO_MANY_REQUESTS)
+}
+
+async fn next(parts: &mut BodyDataStream) -> Option<Result<Bytes, axum::Error>> {
+    std::future::poll_fn(|context| Pin::new(&mut *parts).poll_next(context)).await
+}
+
+impl Kept {
+    fn push(&mut self, part: &Bytes) {
+        match self {
+            Self::Short(bytes) => bytes.extend_from_slice(part),
+            Self::Long(bytes, length) => {
+                bytes[*length..*length + part.len()].copy_from_slice(part);
+                *length += part.len();
+            }
+        }
+    }
+}
+
+/// Room for the longest body, of which the kernel gives only what is written to, with the beginning of one.
+fn lengthened(begin: &[u8]) -> Result<Kept, ApiError> {
+    let mut bytes = MmapMut::map_anon(BODY_BYTES_MAX).map_err(|_| ApiError::bodies_full(BODY_BYTES_MAX))?;
+    bytes[..begin.len()].copy_from_slice(begin);
+    Ok(Kept::Long(bytes, begin.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        convert::Infallible,
+        task::{Context, Poll},
+    };
+
+    use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    struct Parts(Receiver<Bytes>);
+
+    impl Stream for Parts {
+        type Item = Result<Bytes, Infallible>;
+
+        fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+            self.0.poll_recv(context).map(|part| part.map(Ok))
+        }
+    }
+
+    fn body() -> (Sender<Bytes>, Body) {
+        let (sender, parts) = channel(1024);
+        (sender, Body::from_stream(Parts(parts)))
+    }
+
+    fn whole(length: usize) -> Body {
+        let (sender, body) = body();
+        let text: Vec<u8> = (0..length).map(|index| index as u8).collect();
+        text.chunks(16 << 10).for_each(|part| sender.try_send(Bytes::copy_from_slice(part)).expect("there is room"));
+        body
+    }
+
+    #[tokio::test]
+    async fn bodies_are_whole_whatever_their_length_and_bounded() {
+        let bodies = Bodies::new(0);
+        for length in [0, 1, SHORT_BYTES - 1, SHORT_BYTES, SHORT_BYTES + 1, 1 << 20, BODY_BYTES_MAX] {
+            let received = bodies.receive(whole(length), None).await.expect("it is read");
+            assert!(received.bytes.iter().enumerate().all(|(index, byte)| *byte == index as u8), "{length}");
+            assert_eq!(received.bytes.len(), length);
+        }
+        for refused in
+            [bodies.receive(whole(BODY_BYTES_MAX + 1), None).await, bodies.receive(body().1, Some(9 << 20)).await]
+        {
+            assert_eq!(refused.expect_err("it is too long").code, "body_too_large");
+        }
+        let all = |pool: &Pool| pool.units.available_permits() * pool.unit == pool.all;
+        assert!(all(&bodies.short) && all(&bodies.long), "everything is given back");
+    }
+
+    #[tokio::test]
+    async fn a_stalled_body_ends_soon_and_delays_no_other() {
+        let times = Times { grace: Duration::from_secs(2), ..TIMES };
+        let bodies = Arc::new(Bodies { times, ..Bodies::new(0) });
+        let mut stalled = Vec::new();
+        for _ in 0..100 {
+            let (sender, body) = body();
+            sender.try_send(Bytes::from_static(b"{")).expect("there is room");
+            let bodies = Arc::clone(&bodies);
+            stalled.push((sender, tokio::spawn(async move { bodies.receive(body, None).await })));
+        }
+        tokio::task::yield_now().await;
+        bodies.receive(whole(1 << 20), None).await.expect("it is read while others stall");
+        assert!(stalled.iter().all(|(_, task)| !task.is_finished()), "they stall still");
+        for (_sender, task) in stalled {
+            assert_eq!(task.await.expect("no panic").expect_err("it is too slow").code, "body_timeout");
+        }
+    }
+
+    #[tokio::test]
+    async fn all_long_bodies_share_a_budget_and_short_ones_go_past() {
+        let times = Times { patience: Duration::from_millis(20), ..TIMES };
+        let bodies = Bodies { times, ..Bodies::new(0) };
+        let budget = bodies.long.all;
+        let mut held = Vec::new();
+        for _ in 0..budget / BODY_BYTES_MAX {
+            held.push(bodies.receive(whole(BODY_BYTES_MAX), None).await.expect("there is room").held);
+        }
+        let refused = bodies.receive(whole(1 << 20), Some(1 << 20)).await.expect_err("the budget is spent");
+        assert_eq!((refused.status.as_u16(), refused.code.as_str()), (429, "bodies_full"));
+        bodies.receive(whole(SHORT_BYTES), None).await.expect("short ones have their own");
+        bodies.settle(&mut held[0], 3 << 20).expect("less is always there");
+        bodies.receive(whole(4 << 20), Some(4 << 20)).await.expect("what was given back is there");
+        let more = bodies.settle(&mut held[0], budget).expect_err("others hold it");
+        assert_eq!(more.code, "bodies_full");
+        let never = bodies.settle(&mut held[0], budget + 1).expect_err("it can never be");
+        assert_eq!(never.status.as_u16(), 413);
+    }
+
+    #[tokio::test]
+    async fn more_long_bodies_than_the_budget_holds_are_read_one_after_another() {
+        let times = Times { grace: Duration::from_secs(2), ..TIMES };
+        let bodies = Arc::new(Bodies { times, ..Bodies::new(0) });
+        let mut reading = Vec::new();
+        for length in [None, Some(BODY_BYTES_MAX)].into_iter().cycle().take(24) {
+            let (sender, body) = body();
+            let bodies = Arc::clone(&bodies);
+            let task =
+                tokio::spawn(async move { bodies.receive(body, length).await.map(|received| received.bytes.len()) });
+            reading.push((sender, task));
+        }
+        // All of them grow together, part by part.
+        let part = Bytes::from(vec![0; 1 << 20]);
+        let sending: Vec<_> = reading
+            .iter()
+            .map(|(sender, _)| {
+                let (sender, part) = (sender.clone(), part.clone());
+                tokio::spawn(async move {
+                    for _ in 0..BODY_BYTES_MAX / part.len() {
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                        sender.send(part.clone()).await.expect("it is read");
+                    }
+                })
+            })
+            .collect();
+        for task in sending {
+            task.await.expect("no panic");
+        }
+        for (sender, task) in reading {
+            drop(sender);
+            assert_eq!(task.await.expect("no panic").expect("it is read"), BODY_BYTES_MAX);
+        }
+    }
+}

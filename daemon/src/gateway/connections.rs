@@ -1,0 +1,148 @@
+//! Who may hold a connection to the API: so many in all, and where all places are taken, the oldest idle one of the address with the most gives
+//! way. Places are kept for looking at the node. Pure.
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use tokio_util::sync::CancellationToken;
+
+/// Connections at the same time that may ask for anything.
+const CONNECTIONS_MAX: usize = 1024;
+/// Further ones, while none of those is idle: they may ask for /health and /metrics.
+const RESERVED: usize = 32;
+
+/// A connection that is open.
+#[derive(Debug)]
+struct Open {
+    number: u64,
+    source: IpAddr,
+    working: Arc<AtomicUsize>,
+    is_reserved: bool,
+    end: CancellationToken,
+}
+
+/// All connections, in the order in which they came.
+#[derive(Debug, Default)]
+pub(super) struct Connections {
+    open: Vec<Open>,
+    latest: u64,
+}
+
+/// One connection, as its requests see it.
+#[derive(Clone, Debug)]
+pub(super) struct Visit {
+    number: u64,
+    /// Requests whose bodies are read and whose answers are not written.
+    working: Arc<AtomicUsize>,
+    /// It may only look at the node.
+    pub(super) is_reserved: bool,
+    /// Another needs the place.
+    pub(super) end: CancellationToken,
+}
+
+/// While it is held, the connection is not idle.
+#[derive(Debug)]
+pub(super) struct Working(Arc<AtomicUsize>);
+
+impl Connections {
+    /// Takes a connection in, or refuses it: all others have work.
+    pub(super) fn admit(&mut self, source: IpAddr) -> Option<Visit> {
+        let is_reserved = self.open.len() >= CONNECTIONS_MAX && !self.evict();
+        if is_reserved && self.open.len() >= CONNECTIONS_MAX + RESERVED {
+            return None;
+        }
+        self.latest += 1;
+        let (number, end, working) = (self.latest, CancellationToken::new(), Arc::<AtomicUsize>::default());
+        let (source, visit) =
+            (network_of(source), Visit { number, working: Arc::clone(&working), is_reserved, end: end.clone() });
+        self.open.push(Open { number, source, working, is_reserved, end });
+        Some(visit)
+    }
+
+    /// A connection has ended.
+    pub(super) fn done(&mut self, visit: &Visit) {
+        self.open.retain(|open| open.number != visit.number);
+    }
+
+    /// Ends the oldest idle connection of the address that has the most; false: none is idle.
+    pub(super) fn evict(&mut self) -> bool {
+        let mut counts = HashMap::<IpAddr, usize>::new();
+        self.open.iter().for_each(|open| *counts.entry(open.source).or_default() += 1);
+        let is_idle = |open: &&Open| !open.is_reserved && open.working.load(Ordering::Relaxed) == 0;
+        let most = self.open.iter().filter(is_idle).map(|open| counts[&open.source]).max();
+        let oldest = self.open.iter().position(|open| is_idle(&open) && Some(counts[&open.source]) == most);
+        let Some(oldest) = oldest else { return false };
+        self.open.remove(oldest).end.cancel();
+        true
+    }
+}
+
+impl Visit {
+    /// A request is read: until its answer is written, the connection stays.
+    pub(super) fn working(&self) -> Working {
+        self.working.fetch_add(1, Ordering::Relaxed);
+        Working(Arc::clone(&self.working))
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// An IPv4 address as it is, an IPv6 address by its network of 64 bits: a host has all of that.
+fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => IpAddr::V4(address),
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    #[test]
+    fn the_oldest_idle_one_of_the_busiest_address_gives_way() {
+        let mut connections = Connections::default();
+        let other = connections.admit(address(2)).expect("there is room");
+        let flood: Vec<Visit> = (0..3000).filter_map(|_| connections.admit(address(1))).collect();
+        assert_eq!((flood.len(), connections.open.len()), (3000, CONNECTIONS_MAX), "each is let in");
+        assert!(!other.end.is_cancelled() && flood.iter().all(|visit| !visit.is_reserved));
+        let ended = flood.iter().take_while(|visit| visit.end.is_cancelled()).count();
+        assert_eq!(ended, 3000 - (CONNECTIONS_MAX - 1), "the oldest first");
+        connections.done(&other);
+        flood.iter().for_each(|visit| connections.done(visit));
+        assert!(connections.open.is_empty());
+    }
+
+    #[test]
+    fn a_connection_that_works_stays_and_places_for_a_look_are_left() {
+        let mut connections = Connections::default();
+        let visits: Vec<Visit> = (0..CONNECTIONS_MAX).filter_map(|_| connections.admit(address(1))).collect();
+        let work: Vec<Working> = visits.iter().map(Visit::working).collect();
+        let looks: Vec<Visit> = (0..100).filter_map(|_| connections.admit(address(1))).collect();
+        assert_eq!(looks.len(), RESERVED);
+        assert!(looks.iter().all(|visit| visit.is_reserved) && visits.iter().all(|visit| !visit.end.is_cancelled()));
+        drop(work);
+        let next = connections.admit(address(1)).expect("others are idle now");
+        assert!(!next.is_reserved && visits[0].end.is_cancelled() && !visits[1].end.is_cancelled());
+    }
+
+    #[test]
+    fn connections_of_one_ipv6_network_count_as_one_address() {
+        let network = |low| network_of(IpAddr::V6(Ipv6Addr::from_bits(7_u128 << 64 | low)));
+        assert_eq!(network(1), network(2));
+        assert_eq!(network_of("::ffff:10.0.0.9".parse().expect("an address")), address(9));
+    }
+}

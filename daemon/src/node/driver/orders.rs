@@ -1,0 +1,230 @@
+//! Commands on their way to the engine, which takes them between two steps. The queue is bounded and never blocks the driver: a request
+//! that finds no place is refused, and so is a prompt of another group; what must not be lost waits here for a place.
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+};
+
+use shared::protocol::{
+    across::Across,
+    error::{Fault, FaultKind},
+};
+
+use super::Driver;
+use crate::{
+    engine::port::EngineOrder,
+    node::{
+        Progress,
+        event::{EngineCommand, Event},
+        machine::QUEUE_MAX,
+    },
+};
+
+/// Commands that the engine has not taken yet: all requests of a full queue, and their ends.
+const COMMANDS_MAX: usize = 2 * QUEUE_MAX;
+/// Commands that must not be lost and wait for a place.
+const WAITING_MAX: usize = 4 * QUEUE_MAX;
+
+/// The driver's end of the queue.
+#[derive(Debug)]
+pub(super) struct Orders {
+    sender: SyncSender<EngineOrder>,
+    waiting: VecDeque<EngineOrder>,
+    /// Prompts that heads of other groups asked for and have no answer to: replica and transfer.
+    asks: HashSet<(u16, u64)>,
+}
+
+impl Orders {
+    /// Both ends.
+    pub(super) fn new() -> (Self, Receiver<EngineOrder>) {
+        let (sender, receiver) = sync_channel(COMMANDS_MAX);
+        (Self { sender, waiting: VecDeque::new(), asks: HashSet::new() }, receiver)
+    }
+
+    /// The end for those that prepare requests; they wait outside of the driver where there is no room.
+    pub(super) fn sender(&self) -> SyncSender<EngineOrder> {
+        self.sender.clone()
+    }
+
+    /// Hands a command over, or keeps it until there is room. An engine that ended takes nothing, and said so itself.
+    ///
+    /// # Errors
+    /// Gives back what finds no place: a request, or something of another group.
+    pub(super) fn push(&mut self, command: EngineOrder) -> Result<(), EngineOrder> {
+        self.flush();
+        let ask = match &command {
+            EngineOrder::Across(replica, Across::Ask(ask)) => Some((*replica, ask.transfer)),
+            _ => None,
+        };
+        if let Some((replica, _)) = ask
+            && self.asks.iter().filter(|(of, _)| *of == replica).count() >= QUEUE_MAX
+        {
+            return Err(command);
+        }
+        match &command {
+            EngineOrder::Across(replica, Across::Cancel { transfer }) => {
+                self.asks.remove(&(*replica, *transfer));
+            }
+            EngineOrder::AcrossLost(replica) => self.asks.retain(|(of, _)| of != replica),
+            _ => {}
+        }
+        let rest = if self.waiting.is_empty() { self.send(command) } else { Some(command) };
+        match rest {
+            None => self.asks.extend(ask),
+            Some(command) => self.wait(command)?,
+        }
+        Ok(())
+    }
+
+    /// Hands over what waits, as far as there is room.
+    pub(super) fn flush(&mut self) {
+        while let Some(command) = self.waiting.pop_front() {
+            if let Some(command) = self.send(command) {
+                return self.waiting.push_front(command);
+            }
+        }
+    }
+
+    /// The engine has answered the head of another group.
+    pub(super) fn answered(&mut self, replica: u16, message: &Across) {
+        if let Across::Done { transfer, .. } | Across::Refused { transfer } = message {
+            self.asks.remove(&(replica, *transfer));
+        }
+    }
+
+    /// The command again if there is no room.
+    fn send(&self, command: EngineOrder) -> Option<EngineOrder> {
+        match self.sender.try_send(command) {
+            Err(TrySendError::Full(command)) => Some(command),
+            Ok(()) | Err(TrySendError::Disconnected(_)) => None,
+        }
+    }
+
+    fn wait(&mut self, command: EngineOrder) -> Result<(), EngineOrder> {
+        let can_be_refused = match &command {
+            EngineOrder::Begin(..) | EngineOrder::BenchLinks(..) => true,
+            EngineOrder::Across(_, message) => matches!(message, Across::Ask(_)) || self.waiting.len() >= WAITING_MAX,
+            // One for each request that was handed over, one for each group.
+            EngineOrder::Cancel(_) | EngineOrder::Withdrawn(_) | EngineOrder::AcrossLost(_) | EngineOrder::Stop => {
+                false
+            }
+        };
+        if can_be_refused {
+            return Err(command);
+        }
+        if !self.waiting.contains(&command) {
+            self.waiting.push_back(command);
+        }
+        Ok(())
+    }
+}
+
+impl Driver {
+    /// Tells the running engine. What finds no place is refused by name: a request to its console, a prompt to the group that asked; a
+    /// group that floods this one with anything else is given up.
+    pub(super) async fn command(&mut self, command: EngineCommand) {
+        let Some(running) = &mut self.running else { return };
+        let epoch = running.epoch;
+        match running.command(command) {
+            Ok(()) => {}
+            Err(EngineOrder::Begin(key, _) | EngineOrder::BenchLinks(key, _)) => {
+                let fault = Fault::new(&self.config.name, FaultKind::QueueFull { limit: COMMANDS_MAX as u32 });
+                self.event(Event::Engine(epoch, Progress::Refused(key, fault))).await;
+            }
+            Err(EngineOrder::Across(replica, Across::Ask(ask))) => {
+                running.send_across(replica, Across::Refused { transfer: ask.transfer });
+            }
+            Err(EngineOrder::Across(replica, _)) => running.give_up_way(replica),
+            Err(command) => tracing::error!("the engine was not told: {command:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{Arc, LazyLock},
+        time::Instant,
+    };
+
+    use shared::{
+        protocol::{
+            across::Ask,
+            message::{Generate, ToolFormat},
+        },
+        sampling::SamplingParameters,
+    };
+
+    use super::*;
+    use crate::engine::{RequestKey, port::Prepared};
+
+    fn submit(key: u64) -> EngineOrder {
+        let generate = Generate::new("a", 1, SamplingParameters::default(), Vec::new());
+        static RECEIVED: LazyLock<Instant> = LazyLock::new(Instant::now);
+        let (generate, tool_format) = (Arc::new(generate), ToolFormat::None);
+        let prepared = Prepared { received: *RECEIVED, generate, prompt: vec![1], tool_format };
+        EngineOrder::Begin(RequestKey(key), Box::new(prepared))
+    }
+
+    fn ask(replica: u16, transfer: u64) -> EngineOrder {
+        EngineOrder::Across(replica, Across::Ask(Box::new(Ask { transfer, tokens: vec![1], first_block: 0 })))
+    }
+
+    #[test]
+    fn a_full_queue_refuses_requests_and_loses_no_cancel() {
+        let (mut orders, engine) = Orders::new();
+        let count = COMMANDS_MAX as u64;
+        for key in 0..count {
+            assert_eq!(orders.push(submit(key)), Ok(()));
+        }
+        // The engine is in a long step and takes nothing.
+        assert_eq!(orders.push(submit(count)), Err(submit(count)));
+        for key in (0..count).chain(0..count) {
+            assert_eq!(orders.push(EngineOrder::Cancel(RequestKey(key))), Ok(()));
+        }
+        assert_eq!(orders.waiting.len(), COMMANDS_MAX, "each waits once");
+        assert_eq!(orders.push(submit(count)), Err(submit(count)));
+        let mut taken = Vec::new();
+        while let Ok(command) = engine.try_recv() {
+            taken.push(command);
+            orders.flush();
+        }
+        let wanted = (0..count).map(submit).chain((0..count).map(|key| EngineOrder::Cancel(RequestKey(key))));
+        assert!(taken == wanted.collect::<Vec<_>>(), "all of them, in their order");
+        assert_eq!(orders.push(submit(count)), Ok(()), "there is room again");
+    }
+
+    #[test]
+    fn another_group_has_a_bounded_number_of_prompts_here() {
+        let (mut orders, engine) = Orders::new();
+        let most = QUEUE_MAX as u64;
+        for transfer in 0..most {
+            assert_eq!(orders.push(ask(1, transfer)), Ok(()));
+            assert!(engine.try_recv().is_ok(), "the engine takes all of them at once");
+        }
+        assert_eq!(orders.push(ask(1, most)), Err(ask(1, most)));
+        assert_eq!(orders.push(ask(2, most)), Ok(()), "the limit is that of one group");
+        orders.answered(1, &Across::Refused { transfer: 3 });
+        assert_eq!(orders.push(ask(1, most)), Ok(()));
+        assert_eq!(orders.push(EngineOrder::Across(1, Across::Cancel { transfer: 4 })), Ok(()));
+        assert_eq!(orders.push(ask(1, most + 1)), Ok(()));
+        assert_eq!(orders.push(EngineOrder::AcrossLost(1)), Ok(()));
+        assert_eq!(orders.asks.len(), 1);
+    }
+
+    #[test]
+    fn messages_of_another_group_are_bounded_while_the_engine_is_busy() {
+        let (mut orders, _engine) = Orders::new();
+        let cancel = |transfer| EngineOrder::Across(1, Across::Cancel { transfer });
+        let taken = (0..10_000).take_while(|transfer| orders.push(cancel(*transfer)).is_ok()).count();
+        assert_eq!(taken, COMMANDS_MAX + WAITING_MAX);
+        assert_eq!(orders.push(EngineOrder::AcrossLost(1)), Ok(()), "its end is told all the same");
+    }
+
+    #[test]
+    fn an_engine_that_ended_takes_everything() {
+        let (mut orders, engine) = Orders::new();
+        drop(engine);
+        assert!((0..1000).all(|key| orders.push(submit(key)).is_ok()));
+    }
+}

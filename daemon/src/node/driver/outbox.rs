@@ -1,0 +1,294 @@
+//! Where a session's responses wait for its socket: bounded in number and in bytes, of one session and of all, so that a reader that does
+//! not read costs the node nothing but its own session.
+use std::{mem::size_of, sync::Arc, time::Duration};
+
+use shared::{
+    ids::RequestId,
+    protocol::{
+        error::FaultKind,
+        inspect::Inspected,
+        message::{Response, ResponseBody},
+        models::{ModelFile, ModelsResponse},
+        noise::key::Role,
+    },
+    telemetry::SyncRecord,
+};
+use tokio::{
+    runtime::Handle,
+    sync::{
+        OwnedSemaphorePermit, Semaphore,
+        mpsc::{Receiver, Sender, WeakSender, channel},
+    },
+    time::{Instant, timeout},
+};
+
+use super::{Driver, report::Watcher};
+use crate::node::{Event, SessionId};
+
+/// Responses that may wait for a session's socket; a reader that is further behind is cut off.
+pub(super) const RESPONSES_MAX: usize = 256;
+/// Bytes of large responses that may wait for a session's socket.
+const SESSION_BYTES_MAX: usize = 4 << 20;
+/// The same of all sessions.
+const ALL_BYTES_MAX: usize = 64 << 20;
+/// The same of all viewers' sessions.
+const VIEWERS_BYTES_MAX: usize = 16 << 20;
+/// Responses of fewer bytes count by their number alone.
+const SMALL: usize = 4 << 10;
+/// What a report counts for.
+const REPORT_BYTES: usize = 32 << 10;
+/// A job's response must find room within this.
+const ROOM: Duration = Duration::from_secs(30);
+/// Most reporting subscriptions: of all, of viewers, of one session.
+const WATCHERS_MAX: usize = 128;
+const VIEWERS_WATCHES_MAX: usize = 64;
+const SESSION_WATCHES_MAX: usize = 8;
+/// Questions of one session that are answered apart from the driver at the same time.
+const QUESTIONS_MAX: usize = 8;
+
+/// Who a session is with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Guest {
+    /// What its key allows; `None` between ends without a key.
+    pub role: Option<Role>,
+    /// The name that it gave in its Hello.
+    pub name: String,
+}
+
+impl Guest {
+    /// Whether it may only look.
+    pub fn is_viewer(&self) -> bool {
+        self.role == Some(Role::Viewer)
+    }
+}
+
+/// Bytes that all sessions of a node may have waiting.
+#[derive(Clone, Debug)]
+pub struct Room {
+    all: Arc<Semaphore>,
+    viewers: Arc<Semaphore>,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        let of = |bytes| Arc::new(Semaphore::new(bytes));
+        Self { all: of(ALL_BYTES_MAX), viewers: of(VIEWERS_BYTES_MAX) }
+    }
+}
+
+/// A response on its way to the socket; the bytes that it counts for are free again when it is dropped.
+#[derive(Debug)]
+pub struct Queued {
+    /// The response.
+    pub response: Response,
+    _room: Option<[OwnedSemaphorePermit; 2]>,
+}
+
+/// Takes the responses of one session.
+#[derive(Clone, Debug)]
+pub struct Outbox {
+    sender: Sender<Queued>,
+    own: Arc<Semaphore>,
+    all: Arc<Semaphore>,
+    questions: Arc<Semaphore>,
+    /// Who reads them.
+    pub guest: Arc<Guest>,
+}
+
+impl Outbox {
+    /// An outbox, and the end from which the socket is fed.
+    pub fn new(guest: Guest, room: &Room) -> (Self, Receiver<Queued>) {
+        let (sender, receiver) = channel(RESPONSES_MAX);
+        let all = Arc::clone(if guest.is_viewer() { &room.viewers } else { &room.all });
+        let (own, questions) = (Arc::new(Semaphore::new(SESSION_BYTES_MAX)), Arc::new(Semaphore::new(QUESTIONS_MAX)));
+        (Self { sender, own, all, questions, guest: Arc::new(guest) }, receiver)
+    }
+
+    /// A handle that does not keep the session open.
+    pub fn downgrade(&self) -> WeakOutbox {
+        let Self { sender, own, all, questions, guest } = self.clone();
+        WeakOutbox { sender: sender.downgrade(), own, all, questions, guest }
+    }
+
+    /// Whether only the last place is left, which is for the reason of the session's end.
+    fn is_nearly_full(&self) -> bool {
+        self.sender.capacity() <= 1
+    }
+
+    /// Puts a response into the queue; whether there was room.
+    pub fn try_send(&self, response: Response) -> bool {
+        let room = match weight(&response.body) {
+            0 => None,
+            bytes => {
+                let Ok(own) = Arc::clone(&self.own).try_acquire_many_owned(bytes) else { return false };
+                let Ok(all) = Arc::clone(&self.all).try_acquire_many_owned(bytes) else { return false };
+                Some([own, all])
+            }
+        };
+        self.sender.try_send(Queued { response, _room: room }).is_ok()
+    }
+
+    /// As [`Self::try_send`], but waits for room.
+    pub async fn send(&self, response: Response) -> bool {
+        let waiting = async {
+            let room = match weight(&response.body) {
+                0 => None,
+                bytes => {
+                    let own = Arc::clone(&self.own).acquire_many_owned(bytes).await.ok()?;
+                    let all = Arc::clone(&self.all).acquire_many_owned(bytes).await.ok()?;
+                    Some([own, all])
+                }
+            };
+            self.sender.send(Queued { response, _room: room }).await.ok()
+        };
+        matches!(timeout(ROOM, waiting).await, Ok(Some(())))
+    }
+
+    /// As [`Self::send`], from a thread that may block.
+    pub fn blocking_send(&self, response: Response) -> bool {
+        Handle::current().block_on(self.send(response))
+    }
+
+    /// A place for a question that is answered apart from the driver.
+    pub(super) fn question(&self) -> Result<OwnedSemaphorePermit, FaultKind> {
+        let full = |_| FaultKind::Full { what: "open questions of this session".into(), limit: QUESTIONS_MAX as u32 };
+        Arc::clone(&self.questions).try_acquire_owned().map_err(full)
+    }
+}
+
+/// An outbox of a session that may be over.
+#[derive(Clone, Debug)]
+pub struct WeakOutbox {
+    sender: WeakSender<Queued>,
+    own: Arc<Semaphore>,
+    all: Arc<Semaphore>,
+    questions: Arc<Semaphore>,
+    guest: Arc<Guest>,
+}
+
+impl WeakOutbox {
+    /// The outbox, while the session is open.
+    pub fn upgrade(&self) -> Option<Outbox> {
+        let Self { sender, own, all, questions, guest } = self.clone();
+        Some(Outbox { sender: sender.upgrade()?, own, all, questions, guest })
+    }
+}
+
+/// Bytes that a response counts for while it waits; 0 of a small one.
+fn weight(body: &ResponseBody) -> u32 {
+    let bytes = match body {
+        ResponseBody::Report(_) => REPORT_BYTES,
+        ResponseBody::Records(records) => records.len() * 2 * size_of::<SyncRecord>(),
+        ResponseBody::Started { prompt_token_ids, .. } => 4 * prompt_token_ids.len(),
+        ResponseBody::Inspected(inspected) => match &**inspected {
+            Inspected::Log(log) => log.lines.iter().map(|line| line.text.len() + 64).sum(),
+            Inspected::Settings(_) => SMALL,
+        },
+        ResponseBody::Models(response) => match &**response {
+            ModelsResponse::Piece { bytes, .. } => bytes.len(),
+            ModelsResponse::Listed(files) => files.len() * 2 * size_of::<ModelFile>(),
+            _ => 0,
+        },
+        _ => 0,
+    };
+    // What is larger than all that may wait goes alone.
+    if bytes < SMALL { 0 } else { bytes.min(SESSION_BYTES_MAX) as u32 }
+}
+
+impl Driver {
+    pub(super) async fn respond(&mut self, session: SessionId, id: RequestId, body: ResponseBody) {
+        let Some(outbox) = self.sessions.get(&session) else { return };
+        let is_last = outbox.is_nearly_full();
+        if outbox.try_send(Response { id, body }) && !is_last {
+            return;
+        }
+        // The last place is for the reason; then the session ends.
+        tracing::warn!(?session, "a console reads too slowly; its session is closed");
+        self.watchers.retain(|watcher| watcher.session != session);
+        if let Some(outbox) = self.sessions.remove(&session) {
+            let body = ResponseBody::Failed(self.fault(FaultKind::SlowReader));
+            // If even that finds no place, the closed session says enough.
+            outbox.try_send(Response { id, body });
+        }
+        Box::pin(self.event(Event::SessionSlow(session))).await;
+    }
+
+    pub(super) async fn watch(&mut self, session: SessionId, id: RequestId, interval: Duration) {
+        if let Err(kind) = self.check_watch(session) {
+            let body = ResponseBody::Failed(self.fault(kind));
+            return self.respond(session, id, body).await;
+        }
+        let cursor = 0;
+        self.watchers.push(Watcher { session, id, interval, next: Instant::now().into_std(), cursor });
+    }
+
+    /// Refuses a subscription where there are too many: viewers leave places to operators and nodes.
+    fn check_watch(&self, session: SessionId) -> Result<(), FaultKind> {
+        let is_viewer = |session| self.sessions.get(&session).is_some_and(|outbox| outbox.guest.is_viewer());
+        let count = |counts: &dyn Fn(&Watcher) -> bool| self.watchers.iter().filter(|watcher| counts(watcher)).count();
+        let full = |what: &str, limit: usize| Err(FaultKind::Full { what: what.into(), limit: limit as u32 });
+        if count(&|watcher| watcher.session == session) >= SESSION_WATCHES_MAX {
+            return full("watches of one session", SESSION_WATCHES_MAX);
+        }
+        if is_viewer(session) && count(&|watcher| is_viewer(watcher.session)) >= VIEWERS_WATCHES_MAX {
+            return full("watching viewers", VIEWERS_WATCHES_MAX);
+        }
+        if self.watchers.len() >= WATCHERS_MAX {
+            return full("watching consoles", WATCHERS_MAX);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::units::Bytes;
+
+    use super::*;
+
+    fn guest(role: Role) -> Guest {
+        Guest { role: Some(role), name: "x".into() }
+    }
+
+    fn piece(bytes: usize) -> Response {
+        let piece = ModelsResponse::Piece { size: Bytes(1 << 40), bytes: vec![0; bytes] };
+        Response { id: RequestId(1), body: ResponseBody::Models(Box::new(piece)) }
+    }
+
+    #[test]
+    fn bytes_that_wait_for_a_session_are_bounded() {
+        let (outbox, mut queue) = Outbox::new(guest(Role::Operator), &Room::default());
+        let taken = (0..RESPONSES_MAX).take_while(|_| outbox.try_send(piece(1 << 20))).count();
+        assert_eq!(taken, SESSION_BYTES_MAX >> 20);
+        assert!(outbox.try_send(Response { id: RequestId(2), body: ResponseBody::Committed }), "small ones have room");
+        drop(queue.try_recv().expect("the first piece"));
+        assert!(outbox.try_send(piece(1 << 20)), "what was written makes room");
+        let (other, _queue) = Outbox::new(guest(Role::Operator), &Room::default());
+        assert!(other.try_send(piece(2 * SESSION_BYTES_MAX)), "what is larger goes alone");
+    }
+
+    #[test]
+    fn viewers_take_no_room_of_operators() {
+        let room = Room::default();
+        let mut viewers = Vec::new();
+        let filled = (0..100).map(|_| {
+            let (outbox, queue) = Outbox::new(guest(Role::Viewer), &room);
+            let taken = (0..RESPONSES_MAX).take_while(|_| outbox.try_send(piece(1 << 20))).count();
+            viewers.push(queue);
+            taken << 20
+        });
+        assert_eq!(filled.sum::<usize>(), VIEWERS_BYTES_MAX);
+        let (operator, _queue) = Outbox::new(guest(Role::Operator), &room);
+        assert!(operator.try_send(piece(1 << 20)));
+    }
+
+    #[tokio::test]
+    async fn response_waits_for_room_and_ends_with_the_session() {
+        let (outbox, mut queue) = Outbox::new(guest(Role::Node), &Room::default());
+        while outbox.try_send(piece(1 << 20)) {}
+        let (sent, first) = tokio::join!(outbox.send(piece(1 << 20)), queue.recv());
+        assert!(sent || first.is_some());
+        drop((first, queue));
+        assert!(!outbox.send(piece(1 << 20)).await, "the session is gone");
+    }
+}

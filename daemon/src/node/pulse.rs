@@ -1,0 +1,112 @@
+//! What a node makes of a peer's heartbeats: who is lost, who stalls, who wants to leave, whose topology broke. Pure; times are since
+//! the run began.
+use std::time::Duration;
+
+use shared::{
+    ids::Rank,
+    protocol::{error::Loss, message::Beat},
+};
+
+use super::{
+    event::PeerDrain,
+    planted::{Planted, is_planted},
+};
+use crate::config::Liveness;
+
+/// What is new about a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct News {
+    /// Whether it drains, if that changed.
+    pub drain: Option<PeerDrain>,
+    /// The rank that it lost, or its own: its topology broke.
+    pub failed: Option<Rank>,
+}
+
+/// What is known of a peer.
+#[derive(Debug)]
+pub struct Peer {
+    heard: Duration,
+    moved: Duration,
+    progress: u64,
+    drain: PeerDrain,
+    failed: Option<Rank>,
+}
+
+impl Peer {
+    /// A peer whose link was opened now.
+    pub fn new(now: Duration) -> Self {
+        let drain = PeerDrain { draining: false, busy: false };
+        Self { heard: now, moved: now, progress: 0, drain, failed: None }
+    }
+
+    /// Takes a beat in; returns what is new, once.
+    pub fn hear(&mut self, beat: &Beat, now: Duration) -> News {
+        self.heard = now;
+        // A rank that has no work, or that waits for another, does not stall.
+        if beat.progress != self.progress || !beat.busy || beat.waiting {
+            (self.progress, self.moved) = (beat.progress, now);
+        }
+        let drain = PeerDrain { draining: beat.draining, busy: beat.busy };
+        let failed = beat.failed.filter(|_| self.failed.is_none() && !is_planted(Planted::UntoldFault));
+        self.failed = self.failed.or(failed);
+        let changed = std::mem::replace(&mut self.drain, drain) != drain;
+        News { drain: changed.then_some(drain), failed }
+    }
+
+    /// Whether it counts as lost, and how.
+    pub fn lost(&self, liveness: &Liveness, now: Duration) -> Option<Loss> {
+        if now.saturating_sub(self.heard) > liveness.silent {
+            return Some(Loss::Silent);
+        }
+        (now.saturating_sub(self.moved) > liveness.stall).then_some(Loss::Stalled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIVENESS: Liveness = Liveness {
+        heartbeat: Duration::from_millis(250),
+        silent: Duration::from_secs(2),
+        stall: Duration::from_secs(10),
+    };
+
+    fn beat(progress: u64, busy: bool, waiting: bool) -> Beat {
+        Beat { progress, busy, waiting, draining: false, leaving: false, failed: None }
+    }
+
+    #[test]
+    fn silent_peer_is_lost_and_stalled_one_only_with_work() {
+        let at = Duration::from_secs;
+        let judge = |beat: Beat| {
+            let mut peer = Peer::new(at(0));
+            for second in 0..=30 {
+                peer.hear(&beat, at(second));
+            }
+            (peer.lost(&LIVENESS, at(31)), peer.lost(&LIVENESS, at(33)))
+        };
+        assert_eq!(judge(beat(7, true, false)), (Some(Loss::Stalled), Some(Loss::Silent)));
+        assert_eq!(judge(beat(7, true, true)).0, None, "it waits for another rank");
+        assert_eq!(judge(beat(7, false, false)).0, None, "it has nothing to do");
+        let mut peer = Peer::new(at(0));
+        for second in 0..=30 {
+            peer.hear(&beat(second, true, false), at(second));
+        }
+        assert_eq!(peer.lost(&LIVENESS, at(31)), None, "it moves");
+    }
+
+    #[test]
+    fn changes_and_faults_of_a_peer_are_told_once() {
+        let now = Duration::ZERO;
+        let mut peer = Peer::new(now);
+        assert_eq!(peer.hear(&beat(0, false, false), now), News::default());
+        let draining = Beat { draining: true, ..beat(0, false, false) };
+        let drain = Some(PeerDrain { draining: true, busy: false });
+        assert_eq!(peer.hear(&draining, now), News { drain, failed: None });
+        assert_eq!(peer.hear(&draining, now), News::default());
+        let failed = Beat { failed: Some(Rank(2)), ..draining };
+        assert_eq!(peer.hear(&failed, now), News { drain: None, failed: Some(Rank(2)) });
+        assert_eq!(peer.hear(&failed, now), News::default());
+    }
+}

@@ -1,0 +1,111 @@
+//! Brings what was committed up again on some of its members: prepares on all, then commits on all; gives up on all if one fails.
+use std::{collections::BTreeMap, time::Duration};
+
+use shared::{
+    ids::MemberIndex,
+    protocol::{
+        error::Fault,
+        message::{Prepare, RequestBody, ResponseBody},
+        recovery::Committed,
+    },
+};
+
+use super::{ANSWER, Ask, Doing, Question, Reply, Steward, View, unexpected};
+use crate::node::planted::{Planted, is_planted};
+
+/// A load must move on within this.
+const PREPARE: Duration = Duration::from_secs(60);
+/// Links must be open within this.
+const COMMIT: Duration = Duration::from_secs(20);
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Before anything is prepared: no lease ends while another member hashes its file.
+    Content,
+    Prepare,
+    Commit,
+    /// One that never heard of it, or serves it, does not mind.
+    Abort,
+}
+
+/// A topology on its way back.
+#[derive(Debug)]
+pub(super) struct Bring {
+    base: Committed,
+    /// The members with their addresses.
+    unit: Vec<(MemberIndex, String)>,
+    stage: Stage,
+    waiting: BTreeMap<Question, MemberIndex>,
+    /// The first fault.
+    result: Result<(), Fault>,
+}
+
+impl Steward {
+    /// Begins to bring a topology up on a unit: all members of a replica, or all.
+    pub(super) fn bring(&mut self, base: Committed, views: &[View], unit: &[MemberIndex]) -> Vec<Ask> {
+        let unit = unit.iter().map(|member| (*member, views[member.index()].address.clone())).collect();
+        let first = if base.topology.content.is_some() { Stage::Content } else { Stage::Prepare };
+        let bring = Bring { base, unit, stage: first, waiting: BTreeMap::new(), result: Ok(()) };
+        self.bring_stage(Box::new(bring), first)
+    }
+
+    fn bring_stage(&mut self, mut bring: Box<Bring>, stage: Stage) -> Vec<Ask> {
+        (bring.stage, bring.waiting) = (stage, BTreeMap::new());
+        let (epoch, hash) = bring.base.name();
+        let mut asks = Vec::with_capacity(bring.unit.len());
+        for (member, address) in bring.unit.clone() {
+            let (body, within) = match stage {
+                Stage::Content => {
+                    let (question, topology) = (self.question(), Box::new(bring.base.topology.clone()));
+                    bring.waiting.insert(question, member);
+                    asks.push(Ask::Content { question, address, topology });
+                    continue;
+                }
+                Stage::Prepare => {
+                    let topology = bring.base.topology.clone();
+                    (RequestBody::Prepare(Box::new(Prepare { seen: epoch, epoch, topology, member })), PREPARE)
+                }
+                Stage::Commit => (RequestBody::Commit { epoch, hash }, COMMIT),
+                Stage::Abort => (RequestBody::Abort { epoch, hash }, ANSWER),
+            };
+            let (question, ask) = self.ask(&address, body, within);
+            bring.waiting.insert(question, member);
+            asks.push(ask);
+        }
+        self.doing = Doing::Bring(bring);
+        asks
+    }
+
+    pub(super) fn hear_bring(&mut self, mut bring: Box<Bring>, question: Question, reply: Reply) -> Vec<Ask> {
+        if bring.waiting.remove(&question).is_none() {
+            self.doing = Doing::Bring(bring);
+            return Vec::new();
+        }
+        let answer = match (bring.stage, reply) {
+            (Stage::Content, Reply::Content(result)) => result,
+            (stage, reply) => match (stage, reply.of_node()) {
+                (Stage::Abort, _) => Ok(()),
+                (Stage::Prepare, Ok(ResponseBody::Prepared)) | (Stage::Commit, Ok(ResponseBody::Committed)) => Ok(()),
+                (_, Ok(_)) => Err(unexpected()),
+                (_, Err(fault)) => Err(fault),
+            },
+        };
+        bring.result = bring.result.and(answer);
+        // One failure decides it: members that wait for a lost one would wait until their links are overdue.
+        let is_over = bring.result.is_err() && bring.stage != Stage::Abort && !is_planted(Planted::PatientAbort);
+        if !bring.waiting.is_empty() && !is_over {
+            self.doing = Doing::Bring(bring);
+            return Vec::new();
+        }
+        match (bring.stage, &bring.result) {
+            (Stage::Content, Ok(())) => self.bring_stage(bring, Stage::Prepare),
+            (Stage::Prepare, Ok(())) => self.bring_stage(bring, Stage::Commit),
+            (Stage::Prepare | Stage::Commit, Err(_)) => self.bring_stage(bring, Stage::Abort),
+            (Stage::Content | Stage::Commit | Stage::Abort, _) => {
+                self.ended(bring.result);
+                Vec::new()
+            }
+        }
+    }
+}

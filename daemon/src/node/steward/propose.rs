@@ -1,0 +1,284 @@
+//! Holds a vote on the topology that follows, and tells all members that answer what was decided.
+use std::collections::BTreeMap;
+
+use shared::{
+    ids::MemberIndex,
+    protocol::{
+        error::{Fault, FaultKind},
+        message::{RequestBody, ResponseBody},
+        recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
+    },
+    topology::{Exclusions, Topology, replan::Stays},
+};
+
+use super::{ANSWER, Ask, Doing, Question, Reply, Steward, View, unexpected};
+use crate::node::{
+    breaker::BY_ITSELF,
+    quorum::{Proposer, Step},
+};
+
+/// What another topology is to be.
+#[derive(Debug)]
+pub(super) enum Change {
+    /// The members that stay, at the addresses where they answer, without the others, each with the reason.
+    On { stay: Vec<MemberIndex>, lost: Vec<(MemberIndex, String)> },
+    /// This one, with a node that was out.
+    Again { topology: Topology, joins: MemberIndex },
+}
+
+/// Another topology to vote for.
+#[derive(Debug)]
+pub(super) struct Proposal {
+    pub(super) base: Committed,
+    pub(super) views: Vec<View>,
+    /// The own place.
+    pub(super) own: usize,
+    pub(super) change: Change,
+    /// Votes of members that are away, for which an operator answers.
+    pub(super) granted: usize,
+    /// It is about a slow rank: the topology serves.
+    pub(super) is_speed: bool,
+}
+
+/// How far it is.
+#[derive(Debug)]
+enum Stage {
+    Plan,
+    /// Voters promise, or accept.
+    Vote(Box<Proposer>),
+    /// The list of nodes that are out is kept, then what follows is learned.
+    Tell(Committed, Told),
+    /// A later topology is known: the own node learns it.
+    Behind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Out,
+    Next,
+}
+
+/// A vote under way.
+#[derive(Debug)]
+pub(super) struct Propose {
+    proposal: Proposal,
+    ballot: Ballot,
+    /// Voters with their addresses; the witness is the last.
+    voters: Vec<(usize, String)>,
+    wanted: Option<Topology>,
+    stage: Stage,
+    /// Questions with the voter or the place in `told` that they went to.
+    waiting: BTreeMap<Question, usize>,
+    result: Result<(), Fault>,
+}
+
+impl Steward {
+    /// Begins a vote.
+    pub(super) fn propose(&mut self, proposal: Proposal) -> Vec<Ask> {
+        let question = self.question();
+        let (wanted, asks) = match &proposal.change {
+            Change::Again { topology, .. } => (Some(topology.clone()), Vec::new()),
+            Change::On { stay, .. } => {
+                let stays = |member: &MemberIndex| {
+                    let view = &proposal.views[member.index()];
+                    let free = view.standing.as_ref().map_or_else(Default::default, |one| one.free);
+                    Stays { member: *member, address: view.address.clone(), free }
+                };
+                let (before, stay) = (proposal.base.topology.clone(), stay.iter().map(stays).collect());
+                (None, vec![Ask::Plan { question, before, stay }])
+            }
+        };
+        let propose = Propose {
+            proposal,
+            ballot: Ballot::default(),
+            voters: Vec::new(),
+            wanted,
+            stage: Stage::Plan,
+            waiting: BTreeMap::from([(question, 0)]),
+            result: Ok(()),
+        };
+        if propose.wanted.is_some() {
+            return self.begin_vote(Box::new(propose));
+        }
+        self.doing = Doing::Propose(Box::new(propose));
+        asks
+    }
+
+    /// Asks all voters to promise.
+    fn begin_vote(&mut self, mut propose: Box<Propose>) -> Vec<Ask> {
+        let views = &propose.proposal.views;
+        let answering = views.iter().enumerate().filter(|(_, view)| view.standing.is_some());
+        propose.voters = answering.map(|(index, view)| (index, view.address.clone())).collect();
+        let witness = self.settings.recovery.witness.clone().filter(|_| views.len() == 2);
+        let count = views.len() + usize::from(witness.is_some());
+        propose.voters.extend(witness.map(|address| (views.len(), address)));
+        self.round += 1;
+        propose.ballot = Ballot { round: self.round, member: propose.proposal.own as u16 };
+        let proposer = Proposer::new(&propose.proposal.base, propose.ballot, (count, propose.proposal.granted));
+        propose.stage = Stage::Vote(Box::new(proposer));
+        self.ask_voters(propose, None)
+    }
+
+    fn ask_voters(&mut self, mut propose: Box<Propose>, next: Option<Committed>) -> Vec<Ask> {
+        let (base, ballot) = (propose.proposal.base.clone(), propose.ballot);
+        let vote = Vote { base, witness: self.settings.recovery.witness.clone(), ballot, next };
+        propose.waiting.clear();
+        let mut asks = Vec::with_capacity(propose.voters.len());
+        for (voter, address) in propose.voters.clone() {
+            let (question, ask) = self.recover(&address, RecoveryAsk::Vote(Box::new(vote.clone())));
+            propose.waiting.insert(question, voter);
+            asks.push(ask);
+        }
+        self.doing = Doing::Propose(propose);
+        asks
+    }
+
+    pub(super) fn hear_propose(&mut self, mut propose: Box<Propose>, question: Question, reply: Reply) -> Vec<Ask> {
+        let Some(voter) = propose.waiting.remove(&question) else {
+            self.doing = Doing::Propose(propose);
+            return Vec::new();
+        };
+        match (&mut propose.stage, reply) {
+            (Stage::Plan, Reply::Plan(Ok(wanted))) => {
+                propose.wanted = Some(wanted);
+                self.begin_vote(propose)
+            }
+            (Stage::Plan, Reply::Plan(Err(kind))) => {
+                let fault = Fault::new(&self.settings.name, kind);
+                self.end_vote(&propose.proposal, Err(fault))
+            }
+            (Stage::Plan, Reply::Node(_) | Reply::Content(_)) => self.end_vote(&propose.proposal, Err(unexpected())),
+            (Stage::Vote(proposer), reply) => {
+                let step = match reply.of_node() {
+                    Ok(ResponseBody::Recovery(RecoveryAnswer::Ruling(ruling))) => {
+                        if let Ruling::Abstains(reason) = &ruling {
+                            tracing::warn!(voter, "a voter abstains: {reason}");
+                        }
+                        proposer.hear(voter, ruling)
+                    }
+                    Ok(_) => Step::Wait,
+                    Err(fault) => {
+                        tracing::warn!("no vote: {fault}");
+                        Step::Wait
+                    }
+                };
+                self.vote_step(propose, step)
+            }
+            (Stage::Tell(..), reply) => self.told(propose, reply),
+            (Stage::Behind, reply) => self.end_vote(&propose.proposal, reply.of_node().map(drop)),
+        }
+    }
+
+    fn vote_step(&mut self, mut propose: Box<Propose>, step: Step) -> Vec<Ask> {
+        let Stage::Vote(proposer) = &mut propose.stage else { return Vec::new() };
+        match step {
+            Step::Wait if !propose.waiting.is_empty() => {
+                self.doing = Doing::Propose(propose);
+                Vec::new()
+            }
+            Step::Wait => {
+                let fault = self.no_majority("too few voted for a topology without the lost members");
+                self.end_vote(&propose.proposal, Err(fault))
+            }
+            Step::Propose => {
+                let wanted = propose.wanted.clone().unwrap_or_else(|| propose.proposal.base.topology.clone());
+                let next = proposer.propose(|| wanted);
+                self.ask_voters(propose, Some(next))
+            }
+            Step::Chosen(next) => self.decided(propose, next),
+            Step::Behind(later) => {
+                let own = self.settings.own.clone();
+                let (question, ask) = self.recover(&own, RecoveryAsk::Learn(Box::new(later)));
+                (propose.stage, propose.waiting) = (Stage::Behind, BTreeMap::from([(question, 0)]));
+                self.doing = Doing::Propose(propose);
+                vec![ask]
+            }
+            Step::Outdone(other) => {
+                self.round = self.round.max(other.round);
+                let fault = self.no_majority("another node holds a vote");
+                self.end_vote(&propose.proposal, Err(fault))
+            }
+        }
+    }
+
+    fn no_majority(&self, reason: &str) -> Fault {
+        Fault::new(&self.settings.name, FaultKind::TopologyInvalid { reason: reason.into() })
+    }
+
+    fn end_vote(&mut self, proposal: &Proposal, outcome: Result<(), Fault>) -> Vec<Ask> {
+        if proposal.is_speed {
+            self.speed_ended(outcome)
+        } else {
+            self.ended(outcome)
+        }
+        Vec::new()
+    }
+
+    /// Members that are in it no more are out, with the reason; then all that answer learn what follows.
+    fn decided(&mut self, mut propose: Box<Propose>, next: Committed) -> Vec<Ask> {
+        let Proposal { base, views, change, .. } = &propose.proposal;
+        let names: Vec<&str> = next.topology.members.iter().map(|member| member.name.as_str()).collect();
+        let layout = next.topology.layout;
+        tracing::warn!("epoch {} follows epoch {}: {layout} on {}", next.epoch, base.epoch, names.join(", "));
+        let mut list = Exclusions::default();
+        for standing in views.iter().filter_map(|view| view.standing.as_ref()) {
+            list.merge(&standing.exclusions);
+        }
+        let by = format!("{} {BY_ITSELF}", self.settings.name);
+        let answering = views.iter().filter(|view| view.standing.is_some());
+        let mut told: Vec<String> = answering.map(|view| view.address.clone()).collect();
+        match change {
+            Change::On { lost, .. } => {
+                for (member, reason) in lost {
+                    let member = &base.topology.members[member.index()];
+                    if !names.contains(&member.name.as_str()) && list.of(&member.name, &member.address).is_none() {
+                        list.say(&member.name, &member.address, Some(reason), &by);
+                    }
+                }
+            }
+            Change::Again { topology, joins } => {
+                let member = &topology.members[joins.index()];
+                list.say(&member.name, &member.address, None, &by);
+                told.push(member.address.clone());
+            }
+        }
+        propose.waiting.clear();
+        let mut asks = Vec::with_capacity(told.len());
+        for (place, address) in told.iter().enumerate() {
+            let (question, ask) = self.ask(address, RequestBody::Exclude(list.clone()), ANSWER);
+            propose.waiting.insert(question, place);
+            asks.push(ask);
+        }
+        propose.voters = told.into_iter().enumerate().collect();
+        propose.stage = Stage::Tell(next, Told::Out);
+        self.doing = Doing::Propose(propose);
+        asks
+    }
+
+    /// A member has kept the list, or has learned what follows, or has not.
+    fn told(&mut self, mut propose: Box<Propose>, reply: Reply) -> Vec<Ask> {
+        let Stage::Tell(next, told) = &propose.stage else { return Vec::new() };
+        let (next, told) = (next.clone(), *told);
+        match (told, reply.of_node()) {
+            (Told::Out, Err(fault)) => tracing::warn!("the list of nodes that are out is not kept: {fault}"),
+            (Told::Next, Err(fault)) => propose.result = propose.result.and(Err(fault)),
+            _ => {}
+        }
+        if !propose.waiting.is_empty() {
+            self.doing = Doing::Propose(propose);
+            return Vec::new();
+        }
+        if told == Told::Next {
+            return self.end_vote(&propose.proposal, propose.result);
+        }
+        let mut asks = Vec::with_capacity(propose.voters.len());
+        for (place, address) in propose.voters.clone() {
+            let (question, ask) = self.recover(&address, RecoveryAsk::Learn(Box::new(next.clone())));
+            propose.waiting.insert(question, place);
+            asks.push(ask);
+        }
+        propose.stage = Stage::Tell(next, Told::Next);
+        self.doing = Doing::Propose(propose);
+        asks
+    }
+}

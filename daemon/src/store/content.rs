@@ -1,0 +1,339 @@
+//! What a model's tensors hold: every tensor is hashed once for each version of its file, and the root is kept in the state folder under
+//! what the file system says of the file. A write to the file, whatever it does to the time of modification, makes it be read again.
+use std::{
+    fs, io,
+    iter::Enumerate,
+    path::{Path, PathBuf},
+    sync::{
+        Mutex, PoisonError, TryLockError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use serde::{Deserialize, Serialize};
+use shared::{
+    gguf::{
+        Content, GgufFile, Stamp,
+        content::{self, ContentPiece},
+    },
+    ids::ContentRoot,
+    protocol::{error::FaultKind, models::Sha256},
+};
+
+/// Between two words on progress.
+const WORD: Duration = Duration::from_millis(50);
+/// The kernel's clock for times of change moves at least this often, even where it ticks 100 times a second.
+const CLOCK: Duration = Duration::from_millis(20);
+/// Roots that are kept.
+const KEPT: usize = 64;
+
+/// Hears of progress (bytes done, bytes in all) and says whether to go on.
+pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
+
+/// The roots that a node has computed.
+#[derive(Clone, Debug)]
+pub struct Contents {
+    folder: PathBuf,
+}
+
+/// What is kept for one version of a file.
+#[derive(Debug, Serialize, Deserialize)]
+struct Known {
+    content: String,
+    /// Over the key and the root: a disk that changes a digit must not make a good file look wrong.
+    sum: String,
+}
+
+/// One file is read at a time: several at once only make a disk seek, and the second request for the same file finds its root.
+static COMPUTING: Mutex<()> = Mutex::new(());
+
+impl Contents {
+    /// Below a daemon's state folder; nothing is made before something is kept.
+    pub fn new(state: &Path) -> Self {
+        Self { folder: state.join("contents") }
+    }
+
+    /// The content of the file, if it was computed since the file was last changed. Reads no weights.
+    pub fn known(&self, file: &GgufFile) -> Option<Content> {
+        let stamps = file.stamps().ok().filter(|stamps| !stamps.is_empty())?;
+        let key = key(file, &stamps);
+        let text = fs::read_to_string(self.path(&key)).ok()?;
+        let known: Known = toml::from_str(&text).ok()?;
+        let root: Sha256 = known.content.parse().ok()?;
+        (known.sum == sum(&key, &root)).then_some(Content { root: ContentRoot(root.0), stamps })
+    }
+
+    /// The content of the file, computed if it is not known.
+    ///
+    /// # Errors
+    /// As [`Self::compute`].
+    pub fn of(&self, file: &GgufFile, progress: &mut Progress<'_>) -> Result<Content, FaultKind> {
+        if let Some(content) = self.known(file) {
+            return Ok(content);
+        }
+        let _computing = loop {
+            match COMPUTING.try_lock() {
+                Ok(guard) => break guard,
+                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => thread::park_timeout(WORD),
+            }
+            if !progress(0, content::total_bytes(file)) {
+                return Err(FaultKind::StoreCancelled);
+            }
+        };
+        match self.known(file) {
+            Some(content) => Ok(content),
+            None => self.compute(file, progress),
+        }
+    }
+
+    /// Reads all tensors and hashes them on half of the cores, which is as fast as a disk of a Raspberry Pi.
+    ///
+    /// # Errors
+    /// The file cannot be read, was changed meanwhile, or `progress` said no.
+    pub fn compute(&self, file: &GgufFile, progress: &mut Progress<'_>) -> Result<Content, FaultKind> {
+        let failed = |error: io::Error| FaultKind::StoreFailed { reason: format!("cannot hash the model: {error}") };
+        let begun = Instant::now();
+        let stamps = file.stamps().map_err(failed)?;
+        settle(&stamps);
+        let hashes = hash_all(file, progress)?.map_err(failed)?;
+        let content = Content { root: content::root(file, &hashes), stamps };
+        if !content.is_of(file) {
+            return Err(failed(io::Error::other(
+                "the file was changed while it was read; leave it alone and try again",
+            )));
+        }
+        let (bytes, ms) = (content::total_bytes(file), begun.elapsed().as_millis() as u64);
+        tracing::info!(content = %content.root, "hashed {} MB of weights in {ms} ms", bytes / 1_000_000);
+        if let Err(error) = self.keep(file, &content) {
+            let folder = self.folder.display();
+            tracing::warn!("the model's hash is not kept in {folder}: {error}; it is computed again at the next start");
+        }
+        Ok(content)
+    }
+
+    fn path(&self, key: &Sha256) -> PathBuf {
+        self.folder.join(format!("{}.toml", &key.to_string()[..32]))
+    }
+
+    fn keep(&self, file: &GgufFile, content: &Content) -> io::Result<()> {
+        if content.stamps.is_empty() {
+            return Ok(());
+        }
+        let key = key(file, &content.stamps);
+        let root = Sha256(content.root.0);
+        let known = Known { content: root.to_string(), sum: sum(&key, &root) };
+        fs::create_dir_all(&self.folder)?;
+        self.prune()?;
+        let (path, text) = (self.path(&key), toml::to_string(&known).map_err(io::Error::other)?);
+        // A file that a power cut leaves short is not used: its sum is missing.
+        let fresh = path.with_extension("new");
+        fs::write(&fresh, text)?;
+        fs::rename(fresh, path)
+    }
+
+    /// Removes the oldest roots.
+    fn prune(&self) -> io::Result<()> {
+        let mut kept = Vec::new();
+        for entry in fs::read_dir(&self.folder)? {
+            let entry = entry?;
+            kept.push((entry.metadata()?.modified()?, entry.path()));
+        }
+        kept.sort();
+        kept.iter().rev().skip(KEPT - 1).try_for_each(|(_, path)| fs::remove_file(path))
+    }
+}
+
+/// Names a version of a file: its header, and what the file system says of each split.
+fn key(file: &GgufFile, stamps: &[Stamp]) -> Sha256 {
+    let stamps = stamps.iter().flat_map(Stamp::bytes);
+    Sha256(content::hash(&file.identity().into_iter().chain(stamps).collect::<Vec<u8>>()))
+}
+
+fn sum(key: &Sha256, root: &Sha256) -> String {
+    Sha256(content::hash(&[key.0, root.0].concat())).to_string()
+}
+
+/// Waits until a write from now on gives the file another time of change than it has. Only for files that were changed just now.
+fn settle(stamps: &[Stamp]) {
+    let changed = stamps.iter().map(|stamp| stamp.changed).max().unwrap_or_default();
+    let since = |(seconds, nanoseconds): (i64, i64)| {
+        Some(UNIX_EPOCH + Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanoseconds).ok()?))
+    };
+    // A time of change in the future is from a clock that was set back.
+    let age = since(changed).and_then(|changed| SystemTime::now().duration_since(changed).ok());
+    let deadline = Instant::now() + age.map_or(Duration::ZERO, |age| CLOCK.saturating_sub(age));
+    while let Some(rest) = deadline.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero()) {
+        thread::park_timeout(rest);
+    }
+}
+
+/// What the threads share.
+struct Work<'a, Pieces> {
+    file: &'a GgufFile,
+    /// Handed out in the order of the file: a disk reads ahead.
+    pieces: Mutex<Enumerate<Pieces>>,
+    done: AtomicU64,
+    is_over: AtomicBool,
+    caller: thread::Thread,
+}
+
+/// The hashes of all pieces; the outer error is that nobody wants them any more.
+fn hash_all(file: &GgufFile, progress: &mut Progress<'_>) -> Result<io::Result<Vec<[u8; 32]>>, FaultKind> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let work = Work {
+        file,
+        pieces: Mutex::new(content::pieces(file).enumerate()),
+        done: AtomicU64::new(0),
+        is_over: AtomicBool::new(false),
+        caller: thread::current(),
+    };
+    let total = content::total_bytes(file);
+    let parts = thread::scope(|scope| {
+        let spawn = |_| thread::Builder::new().name("hash".into()).spawn_scoped(scope, || run(&work));
+        let threads: io::Result<Vec<_>> = (0..cores.div_ceil(2)).map(spawn).collect();
+        let threads = match threads {
+            Ok(threads) => threads,
+            Err(error) => {
+                work.is_over.store(true, Ordering::Relaxed);
+                return Ok(Err(error));
+            }
+        };
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            if !progress(work.done.load(Ordering::Relaxed), total) {
+                work.is_over.store(true, Ordering::Relaxed);
+                return Err(FaultKind::StoreCancelled);
+            }
+            thread::park_timeout(WORD);
+        }
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread that hashes panicked")))
+        };
+        Ok(threads.into_iter().map(join).collect::<io::Result<Vec<Vec<_>>>>())
+    })?;
+    Ok(parts.map(|parts| {
+        let mut hashes: Vec<(usize, [u8; 32])> = parts.into_iter().flatten().collect();
+        hashes.sort_unstable_by_key(|(index, _)| *index);
+        hashes.into_iter().map(|(_, hash)| hash).collect()
+    }))
+}
+
+/// One thread: takes pieces until there are none.
+fn run(work: &Work<'_, impl Iterator<Item = ContentPiece>>) -> io::Result<Vec<(usize, [u8; 32])>> {
+    let mut buffer = vec![0; content::PIECE_BYTES];
+    let mut hashes = Vec::new();
+    let result = loop {
+        let next = work.pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let Some((index, piece)) = next.filter(|_| !work.is_over.load(Ordering::Relaxed)) else { break Ok(hashes) };
+        let bytes = &mut buffer[..piece.length];
+        if let Err(error) = work.file.read(piece.split, piece.offset, bytes) {
+            work.is_over.store(true, Ordering::Relaxed);
+            break Err(error);
+        }
+        hashes.push((index, content::hash(bytes)));
+        work.done.fetch_add(piece.length as u64, Ordering::Relaxed);
+    };
+    work.caller.unpark();
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The demo model under a name in a folder, where it may be changed.
+    fn model(folder: &Path, name: &str) -> PathBuf {
+        let path = folder.join(name);
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/demo/bard-q8_0.gguf");
+        fs::copy(demo, &path).expect("the demo model is there");
+        path
+    }
+
+    fn open(path: &Path) -> GgufFile {
+        GgufFile::open(path).expect("the model is good")
+    }
+
+    /// Another weight, and the time of modification of before: as `rsync -t` and `cp -p` leave a file.
+    fn overwrite(path: &Path) {
+        use std::os::unix::fs::FileExt;
+        let file = fs::File::options().read(true).write(true).open(path).expect("it opens");
+        let before = file.metadata().expect("it is there");
+        let last = before.len() - 1;
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, last).expect("it is read");
+        file.write_all_at(&[byte[0] ^ 1], last).expect("it is written");
+        file.set_modified(before.modified().expect("it has one")).expect("it can be set back");
+    }
+
+    #[test]
+    fn a_file_is_hashed_once_and_again_when_it_changes() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let path = model(folder.path(), "a.gguf");
+        let contents = Contents::new(folder.path());
+        let file = open(&path);
+        assert_eq!(contents.known(&file), None);
+        let mut told = Vec::new();
+        let first = contents.of(&file, &mut |done, total| {
+            told.push((done, total));
+            true
+        });
+        let first = first.expect("it can be read");
+        assert!(told.iter().all(|(done, total)| done <= total && *total == content::total_bytes(&file)), "{told:?}");
+        let refuse: &mut Progress<'_> = &mut |_, _| panic!("nothing is read");
+        assert_eq!(contents.of(&open(&path), refuse).as_ref(), Ok(&first), "it is known");
+        let modified = |path: &Path| fs::metadata(path).and_then(|file| file.modified()).expect("it is there");
+        let before = modified(&path);
+        overwrite(&path);
+        assert_eq!(modified(&path), before, "the time of modification tells nothing");
+        assert!(!first.is_of(&file), "the open file is not what was hashed");
+        assert_eq!(contents.known(&file), None);
+        let second = contents.of(&open(&path), &mut |_, _| true).expect("it can be read");
+        assert!(second.root != first.root);
+        // The same bytes in another file have the same root.
+        let copy = model(folder.path(), "b.gguf");
+        assert_eq!(contents.of(&open(&copy), &mut |_, _| true).expect("it can be read").root, first.root);
+    }
+
+    #[test]
+    fn a_damaged_record_is_no_root() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let file = open(&model(folder.path(), "a.gguf"));
+        let contents = Contents::new(folder.path());
+        let content = contents.of(&file, &mut |_, _| true).expect("it can be read");
+        let kept = fs::read_dir(&contents.folder).expect("it was kept").flatten().next().expect("one").path();
+        let good = fs::read_to_string(&kept).expect("it is text");
+        let begin = good.find('"').expect("a hash") + 1;
+        let digit = if good.as_bytes()[begin] == b'0' { "1" } else { "0" };
+        let flipped = format!("{}{digit}{}", &good[..begin], &good[begin + 1..]);
+        for broken in [&good[..good.len() / 2], &flipped, ""] {
+            fs::write(&kept, broken).expect("it is written");
+            assert_eq!(contents.known(&file), None, "{broken}");
+        }
+        fs::write(&kept, good).expect("it is written");
+        assert_eq!(contents.known(&file), Some(content));
+    }
+
+    #[test]
+    fn hashing_ends_when_it_is_not_wanted_any_more() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let file = open(&model(folder.path(), "a.gguf"));
+        let contents = Contents::new(folder.path());
+        assert_eq!(contents.of(&file, &mut |_, _| false), Err(FaultKind::StoreCancelled));
+        assert_eq!(contents.known(&file), None);
+    }
+
+    #[test]
+    fn only_the_latest_roots_are_kept() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let path = model(folder.path(), "a.gguf");
+        let contents = Contents::new(folder.path());
+        for _ in 0..KEPT + 3 {
+            overwrite(&path);
+            contents.of(&open(&path), &mut |_, _| true).expect("it can be read");
+        }
+        assert_eq!(fs::read_dir(&contents.folder).expect("it is there").count(), KEPT);
+        assert!(contents.known(&open(&path)).is_some());
+    }
+}

@@ -1,0 +1,109 @@
+//! `brambled text`: the child that does the work. Single-minded: it reads a message, does what it says within limits of memory and
+//! processor time, and answers. It ends with its parent, and is what the kernel ends first where memory is short.
+use std::{
+    fs, io,
+    os::{fd::AsFd, unix::net::UnixStream},
+    panic::{AssertUnwindSafe, catch_unwind, set_hook},
+    thread,
+};
+
+use nix::sys::{
+    prctl::set_pdeathsig,
+    resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit},
+    signal::Signal,
+};
+use shared::protocol::error::FaultKind;
+
+use super::{
+    TextWork, Unprepared,
+    frame::{self, Ask, Beginning, Job, Outcome},
+    inline::Inline,
+    refused,
+};
+
+/// Stack of the work: a good half of what compiles schemas elsewhere, so that what passes here passes there.
+const STACK_BYTES: usize = 24 << 20;
+
+/// Works until the other end of standard input, a socket, closes.
+///
+/// # Errors
+/// Standard input is no socket, or limits cannot be set.
+pub fn run() -> anyhow::Result<()> {
+    // The socket's end says the same, but not while it works.
+    set_pdeathsig(Signal::SIGKILL)?;
+    setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
+    // More is always allowed; without it the kernel chooses as it likes.
+    let _ = fs::write("/proc/self/oom_score_adj", "1000");
+    set_hook(Box::new(|_| {}));
+    let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let work = thread::Builder::new().name("text".into()).stack_size(STACK_BYTES).spawn(move || serve(&socket))?;
+    work.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")))?;
+    Ok(())
+}
+
+fn serve(socket: &UnixStream) -> io::Result<()> {
+    let Beginning { source, path, memory } = frame::read(socket, || true)?;
+    let mut inline = Inline::new(source, path, None);
+    limit_memory(Some(memory))?;
+    loop {
+        let Ask { seconds, job } = match frame::read(socket, || true) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            ask => ask?,
+        };
+        limit_time(seconds)?;
+        if matches!(job, Job::Encode(..)) && !inline.has_tokenizer() {
+            // The file is mapped whole while it is read; what is read is bounded by its parser.
+            limit_memory(None)?;
+            let read = inline.read_tokenizer();
+            limit_memory(Some(memory))?;
+            if let Err(kind) = read {
+                frame::write(socket, &Outcome::Refused(kind))?;
+                continue;
+            }
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(&mut inline, &job)));
+        let panicked = |_| Outcome::Refused(refused("the request made a library panic; simplify it".into()));
+        frame::write(socket, &outcome.unwrap_or_else(panicked))?;
+    }
+}
+
+fn work(inline: &mut Inline, job: &Job) -> Outcome {
+    let outcome = match job {
+        Job::Compile => inline.template().map(|_| Outcome::Good).map_err(Unprepared::from),
+        Job::Render(chat, now) => inline.render(chat, *now).map(Outcome::Text),
+        Job::Check(grammar) => inline.check(grammar).map(|()| Outcome::Good),
+        Job::Encode(text, bos) => inline.encode(text, *bos).map(Outcome::Tokens),
+    };
+    outcome.unwrap_or_else(|error| match error {
+        Unprepared::Refused(kind) => Outcome::Refused(kind),
+        Unprepared::Elsewhere => Outcome::Refused(FaultKind::Internal { reason: "the work is done nowhere".into() }),
+    })
+}
+
+/// Lets the address space grow by so many bytes from now on, or without a bound.
+fn limit_memory(bytes: Option<u64>) -> io::Result<()> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_AS)?;
+    let soft = match bytes {
+        Some(bytes) => address_space()?.saturating_add(bytes).min(hard),
+        None => hard,
+    };
+    Ok(setrlimit(Resource::RLIMIT_AS, soft, hard)?)
+}
+
+/// Bytes of the address space that are in use.
+fn address_space() -> io::Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.map(|kib| kib << 10).ok_or_else(|| io::Error::other("/proc/self/status has no VmSize"))
+}
+
+/// Lets the process compute for so many seconds from now on; SIGXCPU ends it then.
+fn limit_time(seconds: u64) -> io::Result<()> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    let used = usage.user_time().tv_sec() + usage.system_time().tv_sec();
+    let (_, hard) = getrlimit(Resource::RLIMIT_CPU)?;
+    // Of both parts, fractions of a second are missing.
+    let soft = (used as u64 + 1).saturating_add(seconds).min(hard);
+    Ok(setrlimit(Resource::RLIMIT_CPU, soft, hard)?)
+}

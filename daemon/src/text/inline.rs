@@ -1,0 +1,78 @@
+//! Does the work where it is called: in the child, and in tests of the engine.
+use std::{path::PathBuf, sync::Arc};
+
+use shared::{
+    gguf::GgufFile,
+    protocol::{
+        error::FaultKind,
+        message::{Chat, Grammar},
+    },
+    tokenizer::{
+        Tokenizer,
+        template::{ChatTemplate, TemplateError, TemplateSource},
+    },
+};
+
+use super::{TextWork, Unprepared, refused};
+use crate::engine::grammar;
+
+/// A template and a tokenizer, made when they are needed first.
+#[derive(Debug)]
+pub struct Inline {
+    source: Option<TemplateSource>,
+    template: Option<Result<ChatTemplate, TemplateError>>,
+    path: PathBuf,
+    tokenizer: Option<Arc<Tokenizer>>,
+}
+
+impl Inline {
+    /// The work for a model; nothing is compiled or read yet.
+    pub fn new(source: Option<TemplateSource>, path: PathBuf, tokenizer: Option<Arc<Tokenizer>>) -> Self {
+        Self { source, template: None, path, tokenizer }
+    }
+
+    /// Compiles the template.
+    ///
+    /// # Errors
+    /// It cannot be compiled, or there is none.
+    pub fn template(&mut self) -> Result<&ChatTemplate, FaultKind> {
+        let source = self.source.as_ref().ok_or(FaultKind::NoTemplate)?;
+        let template = self.template.get_or_insert_with(|| ChatTemplate::compile(source));
+        template.as_ref().map_err(|error| refused(error.to_string()))
+    }
+
+    /// Whether the tokenizer is there.
+    pub fn has_tokenizer(&self) -> bool {
+        self.tokenizer.is_some()
+    }
+
+    /// Reads the tokenizer from the model's file, if it is not there.
+    ///
+    /// # Errors
+    /// The file changed.
+    pub fn read_tokenizer(&mut self) -> Result<(), FaultKind> {
+        if self.tokenizer.is_none() {
+            let failed = |reason: String| FaultKind::Internal { reason };
+            let file = GgufFile::open(&self.path).map_err(|error| failed(error.to_string()))?;
+            let tokenizer = Tokenizer::from_metadata(file.metadata()).map_err(|error| failed(error.to_string()))?;
+            self.tokenizer = Some(Arc::new(tokenizer));
+        }
+        Ok(())
+    }
+}
+
+impl TextWork for Inline {
+    fn render(&mut self, chat: &Chat, now: u64) -> Result<String, Unprepared> {
+        let text = self.template()?.render(chat, now);
+        Ok(text.map_err(|error| refused(error.to_string()))?)
+    }
+
+    fn check(&mut self, grammar: &Grammar) -> Result<(), Unprepared> {
+        Ok(grammar::check(grammar).map_err(refused)?)
+    }
+
+    fn encode(&mut self, text: &str, bos: bool) -> Result<Vec<u32>, Unprepared> {
+        self.read_tokenizer()?;
+        Ok(self.tokenizer.as_ref().map_or(Vec::new(), |tokenizer| tokenizer.encode(text, bos, true)))
+    }
+}

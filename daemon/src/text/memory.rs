@@ -1,0 +1,140 @@
+//! What was prepared lately, by content: a few prompts for some seconds, since the choices of an answer come together, and schemas that
+//! were found good, since clients use the same ones again and again. Bounded in entries and in tokens.
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use sha2::{Digest, Sha256};
+use shared::protocol::error::FaultKind;
+
+use super::Unprepared;
+
+/// Most prompts that are kept.
+const PROMPTS_MAX: usize = 4;
+/// Longest prompt that is kept, in tokens: 1 MiB.
+const PROMPT_TOKENS_MAX: usize = 256 << 10;
+/// Most schemas that are kept.
+const SCHEMAS_MAX: usize = 64;
+/// Prompts and refusals are kept for so long: a template may write the time, and a refusal may come of a busy machine.
+const AGE_MAX: Duration = Duration::from_secs(10);
+
+/// Names a content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key([u8; 32]);
+
+impl Key {
+    /// The name of parts, in their order.
+    pub(super) fn of(parts: &[&str]) -> Self {
+        let mut hash = Sha256::new();
+        for part in parts {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part.as_bytes());
+        }
+        Self(hash.finalize().into())
+    }
+}
+
+/// The latest results, the oldest first.
+#[derive(Debug)]
+struct Latest<T> {
+    list: VecDeque<(Key, Instant, Result<T, FaultKind>)>,
+    most: usize,
+}
+
+impl<T: Clone> Latest<T> {
+    fn new(most: usize) -> Self {
+        Self { list: VecDeque::with_capacity(most), most }
+    }
+
+    fn get(&self, key: &Key, is_kept: impl Fn(Duration, bool) -> bool) -> Option<Result<T, FaultKind>> {
+        let (_, kept, found) = self.list.iter().rev().find(|(known, ..)| known == key)?;
+        is_kept(kept.elapsed(), found.is_ok()).then(|| found.clone())
+    }
+
+    fn keep(&mut self, key: Key, found: Result<T, FaultKind>) {
+        self.list.retain(|(known, ..)| *known != key);
+        if self.list.len() >= self.most {
+            self.list.pop_front();
+        }
+        self.list.push_back((key, Instant::now(), found));
+    }
+}
+
+/// What was prepared lately. Shared by all that prepare for an engine.
+#[derive(Debug)]
+pub(super) struct Memory {
+    prompts: Mutex<Latest<Arc<[u32]>>>,
+    schemas: Mutex<Latest<()>>,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        let (prompts, schemas) = (Latest::new(PROMPTS_MAX), Latest::new(SCHEMAS_MAX));
+        Self { prompts: Mutex::new(prompts), schemas: Mutex::new(schemas) }
+    }
+}
+
+fn lock<T>(place: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics with it in hand.
+    place.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Memory {
+    pub(super) fn prompt(&self, key: &Key) -> Option<Result<Arc<[u32]>, FaultKind>> {
+        lock(&self.prompts).get(key, |age, _| age < AGE_MAX)
+    }
+
+    pub(super) fn keep_prompt(&self, key: Key, found: &Result<Vec<u32>, Unprepared>) {
+        let found = match found {
+            Ok(tokens) if tokens.len() > PROMPT_TOKENS_MAX => return,
+            Ok(tokens) => Ok(Arc::from(tokens.as_slice())),
+            Err(Unprepared::Refused(kind)) => Err(kind.clone()),
+            Err(Unprepared::Elsewhere) => return,
+        };
+        lock(&self.prompts).keep(key, found);
+    }
+
+    pub(super) fn schema(&self, key: &Key) -> Option<Result<(), FaultKind>> {
+        lock(&self.schemas).get(key, |age, is_good| is_good || age < AGE_MAX)
+    }
+
+    pub(super) fn keep_schema(&self, key: Key, found: &Result<(), Unprepared>) {
+        let found = match found {
+            Ok(()) => Ok(()),
+            Err(Unprepared::Refused(kind)) => Err(kind.clone()),
+            Err(Unprepared::Elsewhere) => return,
+        };
+        lock(&self.schemas).keep(key, found);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_are_known_and_older_ones_make_room() {
+        let memory = Memory::default();
+        let key = |number: usize| Key::of(&["text", &number.to_string()]);
+        (0..=PROMPTS_MAX).for_each(|number| memory.keep_prompt(key(number), &Ok(vec![number as u32])));
+        assert_eq!(memory.prompt(&key(0)), None);
+        assert_eq!(memory.prompt(&key(PROMPTS_MAX)), Some(Ok(Arc::from([PROMPTS_MAX as u32]))));
+        memory.keep_prompt(key(9), &Ok(vec![0; PROMPT_TOKENS_MAX + 1]));
+        memory.keep_prompt(key(10), &Err(Unprepared::Elsewhere));
+        assert_eq!((memory.prompt(&key(9)), memory.prompt(&key(10))), (None, None));
+        assert_ne!(Key::of(&["ab", "c"]), Key::of(&["a", "bc"]), "parts are told apart");
+    }
+
+    #[test]
+    fn a_refusal_is_known_for_some_seconds_and_a_good_schema_for_good() {
+        let mut latest: Latest<()> = Latest::new(2);
+        let (good, bad) = (Key::of(&["good"]), Key::of(&["bad"]));
+        latest.keep(good, Ok(()));
+        latest.keep(bad, Err(FaultKind::PromptEmpty));
+        let late = |_: Duration, is_good: bool| is_good;
+        assert_eq!(latest.get(&good, late), Some(Ok(())));
+        assert_eq!((latest.get(&bad, late), latest.get(&bad, |_, _| true)), (None, Some(Err(FaultKind::PromptEmpty))));
+    }
+}

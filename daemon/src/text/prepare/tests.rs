@@ -1,0 +1,111 @@
+//! What is refused before any work, and what is done once.
+use std::path::Path;
+
+use shared::{
+    gguf::GgufFile,
+    sampling::SamplingParameters,
+    tokenizer::{Tokenizer, template::TemplateSource},
+};
+
+use super::*;
+use crate::engine::plan::Limits;
+
+const CONTEXT: usize = 64;
+
+/// The demo's model with a template that writes messages as they are.
+pub(in crate::text) fn model() -> ModelText {
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/demo/bard-q8_0.gguf"));
+    let file = GgufFile::open(path).expect("the demo model is there");
+    let tokenizer = Arc::new(Tokenizer::from_metadata(file.metadata()).expect("it has a vocabulary"));
+    let vocabulary_length = tokenizer.vocabulary_length();
+    let limits = Limits { slots: 1, blocks: 1, context_length: CONTEXT, vocabulary_length };
+    let mut model = ModelText::new("m".into(), path.into(), &file, tokenizer, limits);
+    let plain = "{% for m in messages %}{{ m.content }}{% endfor %}".to_owned();
+    model.template = Ok(Some(TemplateSource { plain, tool_use: None, bos: String::new(), eos: String::new() }));
+    model
+}
+
+/// Counts what it does.
+#[derive(Debug, Default)]
+struct Counting {
+    rendered: usize,
+    checked: usize,
+    encoded: usize,
+}
+
+impl TextWork for Counting {
+    fn render(&mut self, chat: &Chat, _: u64) -> Result<String, Unprepared> {
+        self.rendered += 1;
+        Ok(chat.messages.clone())
+    }
+
+    fn check(&mut self, _: &Grammar) -> Result<(), Unprepared> {
+        self.checked += 1;
+        Err(FaultKind::PromptEmpty.into())
+    }
+
+    fn encode(&mut self, text: &str, _: bool) -> Result<Vec<u32>, Unprepared> {
+        self.encoded += 1;
+        Ok(vec![7; text.len()])
+    }
+}
+
+fn preparer(model: ModelText) -> Preparer<Counting> {
+    Preparer::new(Arc::new(model), Counting::default())
+}
+
+fn generate(prompt: impl Into<Prompt>) -> Generate {
+    Generate::new(prompt, 1, SamplingParameters::default(), Vec::new())
+}
+
+fn chat(text: &str) -> Prompt {
+    Prompt::Chat(Box::new(Chat { messages: text.into(), tools: None }))
+}
+
+#[test]
+fn what_cannot_fit_is_refused_before_any_work() {
+    let mut preparer = preparer(model());
+    for prompt in ["x".repeat(2 << 20).into(), Prompt::Tokens(vec![1; CONTEXT + 1]), chat(&"x".repeat(2 << 20))] {
+        let is_chat = matches!(prompt, Prompt::Chat(_));
+        let refused = preparer.prepare(&generate(prompt), 0);
+        let is_named = matches!(
+            refused,
+            Err(Unprepared::Refused(FaultKind::PromptTooLong { tokens, context })) if tokens > context
+        );
+        assert!(is_named, "{refused:?}");
+        assert_eq!((preparer.work.encoded, preparer.work.rendered), (0, usize::from(is_chat)));
+    }
+    let short = preparer.prepare(&generate("But soft!"), 0).expect("it is short");
+    assert_eq!(short, preparer.model.tokenizer.encode("But soft!", true, true));
+    assert_eq!(preparer.work.encoded, 0, "a short text is tokenized at once");
+}
+
+#[test]
+fn the_choices_of_an_answer_are_prepared_once() {
+    let mut roomy = model();
+    roomy.context_length = 1 << 20;
+    let mut preparer = preparer(roomy);
+    let long = "y".repeat(SMALL_BYTES_MAX + 1);
+    for _ in 0..16 {
+        assert_eq!(preparer.prepare(&generate(long.as_str()), 0).map(|ids| ids.len()), Ok(long.len()));
+        assert!(preparer.prepare(&generate(chat("[1]")), 0).is_ok());
+    }
+    assert_eq!((preparer.work.encoded, preparer.work.rendered), (1, 1));
+    assert!(preparer.prepare(&generate(chat("[2]")), 0).is_ok());
+    assert_eq!(preparer.work.rendered, 2, "another conversation is another one");
+    let schema = |text: &str| Generate { grammar: Some(Grammar::JsonSchema(text.into())), ..generate("a") };
+    for _ in 0..16 {
+        let refused = preparer.prepare(&schema(r#"{"enum": [1]}"#), 0);
+        assert_eq!(refused, Err(Unprepared::Refused(FaultKind::PromptEmpty)));
+    }
+    assert_eq!(preparer.work.checked, 1);
+    assert!(preparer.knows_form(&schema(r#"{"enum": [1]}"#)) && !preparer.knows_form(&schema("{}")));
+}
+
+#[test]
+fn without_a_template_conversations_are_refused() {
+    let mut bare = model();
+    bare.template = Ok(None);
+    let mut preparer = preparer(bare);
+    assert_eq!(preparer.prepare(&generate(chat("[]")), 0), Err(Unprepared::Refused(FaultKind::NoTemplate)));
+}

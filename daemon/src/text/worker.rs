@@ -1,0 +1,318 @@
+//! The node's end of a child: starts it, asks it with a deadline, ends it, and says in words why it ended by itself. One request at a
+//! time: what breaks a child is the request that it works on.
+use std::{
+    ffi::OsString,
+    fs,
+    io::{self, ErrorKind, Read},
+    os::{
+        fd::OwnedFd,
+        unix::{net::UnixStream, process::ExitStatusExt},
+    },
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use nix::sys::signal::Signal;
+use shared::{
+    protocol::{
+        error::FaultKind,
+        message::{Chat, Grammar},
+    },
+    tokenizer::template::TemplateError,
+};
+
+use super::{
+    ModelText, TextWork, Unprepared,
+    frame::{self, Ask, Beginning, Job, Outcome},
+    refused,
+};
+
+/// Between two looks whether an outcome is still wanted.
+const LOOK: Duration = Duration::from_millis(50);
+/// A child takes a message, or is gone after it was killed, within this.
+const PROMPTLY: Duration = Duration::from_secs(10);
+/// A child that has grown beyond this is ended after its work, in bytes.
+const RESIDENT_MAX: u64 = 64 << 20;
+/// What a child says last, in bytes.
+const LAST_WORDS_MAX: u64 = 4096;
+/// How nice a child is to what computes.
+const NICENESS: &str = "10";
+
+/// How a child is started.
+#[derive(Clone, Debug)]
+pub struct Program(pub(super) Vec<OsString>);
+
+impl Program {
+    /// Children are `brambled text`.
+    pub fn of(brambled: PathBuf) -> Self {
+        Self(vec![brambled.into(), "text".into()])
+    }
+}
+
+/// What bounds a piece of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Budget {
+    /// Bytes that a child may allocate.
+    pub(super) memory: u64,
+    /// Seconds of processor time.
+    pub(super) seconds: u64,
+    /// Until its end, whatever else the machine does.
+    pub(super) deadline: Duration,
+}
+
+impl Budget {
+    /// For conversations and schemas of an ordinary length, and templates.
+    pub(super) const SMALL: Self = Self { memory: 32 << 20, seconds: 2, deadline: Duration::from_secs(20) };
+
+    /// For long texts, which the context bounds.
+    pub(super) fn large(context_length: usize) -> Self {
+        let memory = (64 << 20) + 512 * context_length as u64;
+        Self { memory, seconds: 20, deadline: Duration::from_secs(60) }
+    }
+}
+
+/// A child that works, or none until it is needed.
+pub(super) struct Worker {
+    program: Program,
+    beginning: Beginning,
+    model: String,
+    budget: Budget,
+    alive: Option<Alive>,
+    /// Whether the outcome of what it does is still wanted.
+    pub(super) is_wanted: Box<dyn Fn() -> bool + Send>,
+}
+
+struct Alive {
+    child: Child,
+    socket: UnixStream,
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        // One that ended by itself is past killing.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// How an ask ended without an outcome.
+enum Failure {
+    /// Nobody wants it any more.
+    Unwanted,
+    /// The deadline is over.
+    Late,
+    /// The child ended.
+    Ended(String, Option<ExitStatus>),
+    /// It could not be started.
+    Absent(io::Error),
+}
+
+impl Worker {
+    pub(super) fn new(program: Program, model: &ModelText, budget: Budget) -> Self {
+        let source = model.template.as_ref().ok().cloned().flatten();
+        let beginning = Beginning { source, path: model.path.clone(), memory: budget.memory };
+        Self { program, beginning, model: model.name.clone(), budget, alive: None, is_wanted: Box::new(|| true) }
+    }
+
+    /// Ends the child, if there is one: the next ask starts another.
+    pub(super) fn end(&mut self) {
+        self.alive = None;
+    }
+
+    /// Has a job done.
+    fn ask(&mut self, job: Job) -> Result<Outcome, Unprepared> {
+        let ask = Ask { seconds: self.budget.seconds, job };
+        let deadline = Instant::now() + self.budget.deadline;
+        let mut failure = self.try_ask(&ask, deadline);
+        // What the kernel ended to get memory back, or what ended before it was asked, is asked again once.
+        if matches!(&failure, Err(Failure::Ended(_, status)) if is_foreign(*status)) {
+            failure = self.try_ask(&ask, deadline);
+        }
+        match failure {
+            Ok(Outcome::Refused(kind)) => Err(kind.into()),
+            Ok(outcome) => Ok(outcome),
+            // It is no outcome of the work: nothing of it may be remembered.
+            Err(Failure::Unwanted) => Err(Unprepared::Elsewhere),
+            Err(failure) => {
+                let kind = self.explain(&ask.job, failure);
+                tracing::warn!("a request is refused: {kind}");
+                Err(kind.into())
+            }
+        }
+    }
+
+    fn try_ask(&mut self, ask: &Ask, deadline: Instant) -> Result<Outcome, Failure> {
+        let mut alive = match self.alive.take() {
+            Some(alive) => alive,
+            None => self.start().map_err(Failure::Absent)?,
+        };
+        let (mut is_unwanted, is_wanted) = (false, &self.is_wanted);
+        let written = frame::write(&alive.socket, ask);
+        let outcome = written.and_then(|()| {
+            frame::read(&alive.socket, || {
+                is_unwanted = !is_wanted();
+                !is_unwanted && Instant::now() < deadline
+            })
+        });
+        match outcome {
+            Ok(outcome) => {
+                if resident(&alive.child) <= RESIDENT_MAX {
+                    self.alive = Some(alive);
+                }
+                Ok(outcome)
+            }
+            Err(_) if is_unwanted => Err(Failure::Unwanted),
+            Err(error) if error.kind() == ErrorKind::TimedOut => Err(Failure::Late),
+            // Its socket closed: it ended, or ends.
+            Err(_) => {
+                let status = ended(&mut alive.child);
+                Err(Failure::Ended(last_words(&mut alive.child), status))
+            }
+        }
+    }
+
+    fn start(&self) -> io::Result<Alive> {
+        let (socket, end) = UnixStream::pair()?;
+        socket.set_read_timeout(Some(LOOK))?;
+        socket.set_write_timeout(Some(PROMPTLY))?;
+        let nice: Vec<OsString> = ["nice", "-n", NICENESS].into_iter().map(OsString::from).collect();
+        let child = match spawn(&[nice.as_slice(), &self.program.0].concat(), &end) {
+            // Without the command it is as urgent as all others.
+            Err(error) if error.kind() == ErrorKind::NotFound => spawn(&self.program.0, &end)?,
+            child => child?,
+        };
+        // One that ended already is found out by what it is asked.
+        let _ = frame::write(&socket, &self.beginning);
+        Ok(Alive { child, socket })
+    }
+
+    fn explain(&self, job: &Job, failure: Failure) -> FaultKind {
+        let Budget { memory, seconds, deadline } = self.budget;
+        let subject = match job {
+            Job::Compile | Job::Render(..) => format!("the chat template of {}", self.model),
+            Job::Check(_) => "the answer's form: compiling the schema".into(),
+            Job::Encode(..) => "tokenizing the prompt".into(),
+        };
+        let how = match failure {
+            Failure::Absent(error) => {
+                let reason = format!("brambled cannot be started to prepare requests: {error}");
+                return FaultKind::Internal { reason };
+            }
+            Failure::Unwanted => "is not wanted any more".to_owned(),
+            Failure::Late => format!("took longer than {} s", deadline.as_secs()),
+            Failure::Ended(words, status) => match status.and_then(|status| status.signal()) {
+                Some(signal) if signal == Signal::SIGXCPU as i32 => {
+                    format!("took more than {seconds} s of processor time")
+                }
+                _ if words.contains("overflowed its stack") => "ran out of stack".into(),
+                _ if words.contains("memory allocation of") => {
+                    format!("ran out of memory: at most {} MiB are allowed", memory >> 20)
+                }
+                Some(signal) if signal == Signal::SIGKILL as i32 => "was ended by the system: memory is short".into(),
+                _ => format!(
+                    "ended its process ({})",
+                    status.map_or_else(|| "it hangs".into(), |status| status.to_string())
+                ),
+            },
+        };
+        refused(format!("{subject} {how}"))
+    }
+}
+
+/// Whether a child was ended by something else than its work.
+fn is_foreign(status: Option<ExitStatus>) -> bool {
+    status.is_some_and(|status| status.signal() == Some(Signal::SIGKILL as i32) || status.success())
+}
+
+fn spawn(words: &[OsString], end: &UnixStream) -> io::Result<Child> {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command.stdin(Stdio::from(OwnedFd::from(end.try_clone()?))).stdout(Stdio::null()).stderr(Stdio::piped());
+    // One heap, so that the address space is what is allocated.
+    command.env("MALLOC_ARENA_MAX", "1");
+    // What the service manager says is for the daemon.
+    for name in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "RUST_BACKTRACE"] {
+        command.env_remove(name);
+    }
+    command.spawn()
+}
+
+/// Waits for a child whose socket closed.
+fn ended(child: &mut Child) -> Option<ExitStatus> {
+    let deadline = Instant::now() + PROMPTLY;
+    while Instant::now() < deadline {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Some(status);
+        }
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    None
+}
+
+/// What a child that ended said on standard error.
+fn last_words(child: &mut Child) -> String {
+    let mut words = Vec::new();
+    if let Some(stderr) = child.stderr.take() {
+        // It ended: there is no more than what is there.
+        let _ = stderr.take(LAST_WORDS_MAX).read_to_end(&mut words);
+    }
+    String::from_utf8_lossy(&words).into_owned()
+}
+
+/// Resident memory of a child in bytes; none where that cannot be read.
+fn resident(child: &Child) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).map_or(0, |kib| kib << 10)
+}
+
+impl TextWork for Worker {
+    fn render(&mut self, chat: &Chat, now: u64) -> Result<String, Unprepared> {
+        match self.ask(Job::Render(chat.clone(), now))? {
+            Outcome::Text(text) => Ok(text),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn check(&mut self, grammar: &Grammar) -> Result<(), Unprepared> {
+        match self.ask(Job::Check(grammar.clone()))? {
+            Outcome::Good => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn encode(&mut self, text: &str, bos: bool) -> Result<Vec<u32>, Unprepared> {
+        match self.ask(Job::Encode(text.into(), bos))? {
+            Outcome::Tokens(tokens) => Ok(tokens),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+fn unexpected(outcome: &Outcome) -> Unprepared {
+    let what = match outcome {
+        Outcome::Good => "a word",
+        Outcome::Text(_) => "a text",
+        Outcome::Tokens(_) => "tokens",
+        Outcome::Refused(_) => "a refusal",
+    };
+    FaultKind::Internal { reason: format!("the child that prepares requests answers with {what}") }.into()
+}
+
+/// Compiles a model's template in a child of its own; one that cannot be compiled stays as the error that chats get.
+pub fn check_template(program: &Program, model: &mut ModelText) {
+    if !matches!(&model.template, Ok(Some(_))) {
+        return;
+    }
+    let mut worker = Worker::new(program.clone(), model, Budget::SMALL);
+    match worker.ask(Job::Compile) {
+        Err(Unprepared::Refused(FaultKind::Internal { reason })) => tracing::warn!("{reason}"),
+        Err(Unprepared::Refused(FaultKind::ParameterInvalid { reason })) => {
+            let lead = "the model's chat template cannot be used: ";
+            let reason = reason.strip_prefix(lead).unwrap_or(&reason);
+            model.template = Err(TemplateError::Broken(reason.into()));
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,87 @@
+//! Nodes that are taken out, and replicas that are kept from taking requests: what clients and operators see of it, and a node whose own
+//! disk is full.
+use std::{fs, time::Instant};
+
+use harness::{
+    http::{beside, get, post},
+    programs::{Cluster, Ended, PATIENCE, demo_models, wait_until},
+};
+use serde_json::json;
+
+const PROMPT: &[&str] = &["--prompt", "ROMEO:", "--max-tokens", "4", "--temperature", "0"];
+
+fn order(cluster: &Cluster, words: &[&str]) -> Ended {
+    let nodes = cluster.nodes();
+    cluster.console(&[words, &["--nodes", &nodes, "--yes", "--json"]].concat())
+}
+
+/// A file cannot take the place of a folder that holds something: writing the list fails, also for root.
+fn break_list(cluster: &Cluster, index: usize) {
+    let list = cluster.state(index).join("exclusions.toml");
+    fs::create_dir_all(list.join("in the way")).expect("the state folder can be written");
+}
+
+#[test]
+fn node_whose_disk_is_full_is_excluded_and_the_rest_serves() {
+    let mut cluster = Cluster::with(3, &demo_models(), "");
+    let ids = cluster.generate(3, PROMPT).completion()["token_ids"].clone();
+    break_list(&cluster, 1);
+    let out = order(&cluster, &["exclude", "pi2", "--reason", "disk full"]);
+    assert_eq!((out.code, out.json()["topology"].as_str()), (Some(0), Some("tp2")), "{} {}", out.out, out.err);
+    assert!(out.err.contains("pi2 cannot store the list"), "{}", out.err);
+    let two = cluster.generate(3, PROMPT).completion();
+    assert_eq!((two["topology"].as_str(), &two["token_ids"]), (Some("tp2"), &ids));
+    // The others keep it out, also when it is dead and was not named.
+    cluster.signal(1, nix::sys::signal::Signal::SIGKILL);
+    cluster.wait(1);
+    let named = format!("{},{}", cluster.addresses[0], cluster.addresses[2]);
+    let again = cluster.console(&["exclude", "pi2", "--reason", "dead", "--nodes", &named, "--yes", "--json"]);
+    assert_eq!(again.code, Some(0), "{} {}", again.out, again.err);
+    assert_eq!(cluster.generate(3, PROMPT).completion()["topology"], "tp2");
+}
+
+#[test]
+fn exclusion_that_too_few_keep_leaves_service_as_it_was() {
+    let cluster = Cluster::with(3, &demo_models(), "");
+    let epoch = cluster.generate(3, PROMPT).completion()["epoch"].clone();
+    [0, 2].into_iter().for_each(|index| break_list(&cluster, index));
+    order(&cluster, &["exclude", "pi2", "--reason", "fan"]).assert_error(4, "state_unwritable", &[]);
+    let after = cluster.generate(3, PROMPT).completion();
+    assert_eq!((after["topology"].as_str(), &after["epoch"]), (Some("tp3"), &epoch), "heads serve on");
+    for index in 0..3 {
+        let said = cluster.status(index)["exclusions"].clone();
+        let out = said.as_array().into_iter().flatten().filter(|entry| !entry["reason"].is_null()).count();
+        assert_eq!(out, 0, "pi{}: {said}", index + 1);
+    }
+}
+
+#[test]
+fn cordon_of_the_only_replica_is_told_to_operators_and_clients() {
+    let cluster = Cluster::with(2, &demo_models(), "");
+    cluster.generate(2, PROMPT).completion();
+    let nodes = cluster.nodes();
+    let api = beside(&cluster.addresses[0]);
+    let body = json!({"prompt": "ROMEO:", "max_tokens": 2, "temperature": 0});
+    wait_until("the gateway serves", || post(&api, "/v1/completions", &body).status == 200);
+    let words = ["node", "cordon", "pi2", "--reason", "fan", "--nodes", &nodes];
+    let tried = cluster.console(&[&words[..], &["--dry-run"]].concat());
+    assert!(tried.code == Some(0) && tried.out.contains("No other replica takes requests"), "{}", tried.out);
+    let done = cluster.console(&[&words[..], &["--yes"]].concat());
+    assert_eq!(done.code, Some(0), "{} {}", done.out, done.err);
+    assert!(done.err.contains("new ones are refused") && done.out.contains("node uncordon pi2"), "{done:?}");
+    wait_until("the gateway knows it", || get(&api, "/health").status == 503);
+    let health = get(&api, "/health").json();
+    assert_eq!(health["status"], "cordoned", "{health}");
+    assert!(health["message"].as_str().is_some_and(|text| text.contains("pi2") && text.contains("fan")), "{health}");
+    let begun = Instant::now();
+    let refused = post(&api, "/v1/completions", &body);
+    assert_eq!((refused.status, refused.json()["error"]["code"].as_str()), (503, Some("cordoned")));
+    assert!(begun.elapsed() < PATIENCE / 20, "it is refused at once");
+    let status = cluster.console(&["status", "--nodes", &nodes]);
+    assert!(status.out.contains("cordoned: fan") && !status.out.contains("is out"), "{}", status.out);
+    let other = order(&cluster, &["node", "uncordon", "pi1"]);
+    other.assert_error(8, "state", &["pi1 is not cordoned"]);
+    assert_eq!(order(&cluster, &["node", "uncordon", "pi2"]).code, Some(0));
+    wait_until("it serves again", || post(&api, "/v1/completions", &body).status == 200);
+    assert_eq!(get(&api, "/health").json()["status"], "ready");
+}

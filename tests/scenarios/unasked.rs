@@ -1,0 +1,302 @@
+//! Every command of the console that changes something, tried and refused: nothing changes unasked on a cluster that serves. A command that
+//! is not in the list below fails the test: it has to be said what it does.
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use harness::{
+    programs::{CONFIG_HOME, Cluster, DEEP, Ended, finish, folder_with, programs, wait_until},
+    tiny_model::TinyModel,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+use shared::gguf::{Architecture, BlockFormat};
+
+/// What a command does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Does {
+    /// It changes nothing that stays.
+    Reads,
+    /// It adds something where nothing was, as its words say: it can be tried with `--dry-run`.
+    Adds,
+    /// It changes or ends something: it asks, and can be tried.
+    Changes,
+}
+use Does::{Adds, Changes, Reads};
+
+/// Another model than the one that serves.
+const OTHER: &str = "tiny.gguf";
+
+/// All commands, and the words behind those that change something. ALL are the nodes, SERVE those that serve, NEW one that does not,
+/// FILE a model on this machine, TOPOLOGY a topology file, OUT a file that does not exist, REQUEST one that runs.
+const COMMANDS: &[(&str, Does, &str)] = &[
+    ("adopt", Adds, "NEW --code 1234-5678"),
+    ("bench", Reads, ""),
+    ("bench ab", Changes, "--nodes ALL --model tiny.gguf --topologies tp1,tp2"),
+    ("bench collectives", Changes, "--nodes ALL --model tiny.gguf"),
+    ("bench compare", Reads, ""),
+    ("bench disagg", Changes, "--nodes ALL --model tiny.gguf --topologies prefill:tp1+decode:tp1 dp2-tp1"),
+    ("bench drafts", Reads, ""),
+    ("bench matrix", Changes, "--nodes ALL --model tiny.gguf --reduced --out OUT"),
+    ("bench report", Reads, ""),
+    ("bench serve", Reads, ""),
+    ("chat", Reads, ""),
+    ("clusters add", Adds, "lab 127.0.0.1"),
+    ("clusters list", Reads, ""),
+    ("clusters remove", Adds, "home"),
+    ("clusters use", Adds, "home"),
+    ("demo", Reads, ""),
+    ("discover", Reads, ""),
+    ("doctor", Reads, ""),
+    ("events", Reads, ""),
+    ("exclude", Changes, "pi2 --reason fan --nodes ALL"),
+    ("generate", Changes, "--nodes ALL --model tiny.gguf --prompt a --max-tokens 1"),
+    ("include", Changes, "pi4 --nodes ALL"),
+    ("key fingerprint", Reads, ""),
+    ("key new", Adds, "--key OUT"),
+    ("key rotate", Changes, "--nodes SERVE"),
+    ("key show", Reads, ""),
+    ("keys", Reads, ""),
+    ("logs", Reads, ""),
+    ("model add", Adds, "FILE --node pi5 --nodes ALL"),
+    ("model fetch", Adds, "tiny.gguf --from pi1 --node pi5 --nodes ALL"),
+    ("model list", Reads, ""),
+    ("model pull", Adds, "http://127.0.0.1:9/new.gguf --nodes ALL"),
+    ("model remove", Changes, "tiny.gguf --nodes ALL"),
+    ("model verify", Reads, ""),
+    ("node add", Changes, "NEW --nodes SERVE"),
+    ("node cordon", Changes, "pi2 --reason fan --nodes ALL"),
+    ("node drain", Changes, "pi2 --reason fan --nodes ALL"),
+    ("node exclude", Changes, "pi2 --reason fan --nodes ALL"),
+    ("node include", Changes, "pi4 --nodes ALL"),
+    ("node remove", Changes, "pi2 --nodes SERVE"),
+    ("node show", Reads, ""),
+    ("node uncordon", Changes, "pi3 --nodes ALL"),
+    ("ok-to-stop", Reads, ""),
+    ("plan", Reads, ""),
+    ("profile", Changes, "--nodes ALL --model tiny.gguf --prompt a --max-tokens 1"),
+    ("proxy", Reads, ""),
+    ("replay", Reads, ""),
+    ("requests", Reads, ""),
+    ("requests cancel", Changes, "REQUEST --nodes SERVE"),
+    ("restart", Changes, "--nodes SERVE"),
+    ("screen", Reads, ""),
+    ("simulate", Reads, ""),
+    ("status", Reads, ""),
+    ("support-bundle", Reads, ""),
+    ("sync", Reads, ""),
+    ("tokenize", Reads, ""),
+    ("topology assign", Changes, "TOPOLOGY"),
+    ("topology check", Reads, ""),
+    ("topology show", Reads, ""),
+    ("topology take-over", Changes, "--nodes SERVE"),
+];
+
+fn leaves(at: &clap::Command, path: &str, found: &mut BTreeMap<String, clap::Command>) {
+    if !path.is_empty() && !at.is_subcommand_required_set() {
+        found.insert(path.trim_start().to_owned(), at.clone());
+    }
+    for next in at.get_subcommands() {
+        leaves(next, &format!("{path} {}", next.get_name()), found);
+    }
+}
+
+#[test]
+fn every_command_says_whether_it_changes_something() {
+    let mut found = BTreeMap::new();
+    leaves(&console::cli::command(), "", &mut found);
+    let known: Vec<&str> = COMMANDS.iter().map(|(path, ..)| *path).collect();
+    assert_eq!(found.keys().map(String::as_str).collect::<Vec<_>>(), known);
+    for (path, does, _) in COMMANDS {
+        let has = |id: &str| found[*path].get_arguments().any(|argument| argument.get_id() == id);
+        let expected = match does {
+            Reads => (false, false),
+            Adds => (true, false),
+            Changes => (true, true),
+        };
+        assert_eq!((has("dry_run"), has("yes")), expected, "{path} {does:?}: --dry-run, --yes");
+    }
+}
+
+/// Five nodes: pi1 to pi3 are replicas, of which pi3 is cordoned; pi4 is out, pi5 knows of nothing.
+struct Served {
+    cluster: Cluster,
+    models: tempfile::TempDir,
+    home: tempfile::TempDir,
+    /// A request that runs on pi1 or pi2, and its name.
+    running: Option<(Child, String)>,
+}
+
+impl Served {
+    fn start() -> Self {
+        let mut deep = TinyModel::new(Architecture::Llama);
+        (deep.block_count, deep.context_length) = (96, 8192);
+        let deep = deep.with_format(BlockFormat::Q8_0).bytes();
+        let models = folder_with(&[(DEEP, &deep), (OTHER, &TinyModel::new(Architecture::Llama).bytes())]);
+        let cluster = Cluster::supervised(5, models.path(), "");
+        let home = tempfile::tempdir().expect("a folder can be made");
+        let served = Self { cluster, models, home, running: None };
+        let four = served.cluster.addresses[..4].join(",");
+        let good = |line: &str| {
+            let ended = served.console(line);
+            assert_eq!(ended.code, Some(0), "{line}: {} {}", ended.out, ended.err);
+        };
+        good("key new --json");
+        good(&format!("clusters add home {four}"));
+        let deep = format!("--model {DEEP} --context 8192 --prompt ab --max-tokens 1");
+        good(&format!("generate --nodes SERVE --topology dp3-tp1 {deep}"));
+        good(&format!("exclude pi4 --reason old --yes --nodes {four}"));
+        good(&format!("node cordon pi3 --reason fan --yes --nodes {four}"));
+        served
+    }
+
+    /// A console without a terminal; its line with the words of [`COMMANDS`].
+    fn spawn(&self, line: &str) -> Child {
+        let nodes = &self.cluster.addresses;
+        let path = |name: &str| self.models.path().join(name).display().to_string();
+        let home = |name: &str| self.home.path().join(name).display().to_string();
+        let request = self.running.as_ref().map_or("", |(_, name)| name.as_str());
+        let words = [
+            ("ALL", self.cluster.nodes()),
+            ("SERVE", nodes[..3].join(",")),
+            ("NEW", nodes[4].clone()),
+            ("FILE", path(DEEP)),
+            ("TOPOLOGY", home("other.toml")),
+            ("OUT", home("out")),
+            ("REQUEST", request.to_owned()),
+        ];
+        let word = |word: &str| {
+            let found = words.iter().find(|(name, _)| *name == word);
+            found.map_or_else(|| word.to_owned(), |(_, value)| value.clone())
+        };
+        let mut command = Command::new(programs().join("console"));
+        command.env("BRAMBLE_INSECURE", "true");
+        command.args(line.split(' ').filter(|part| !part.is_empty()).map(word));
+        command.env_remove("BRAMBLE_NODES").env_remove("BRAMBLE_LOG_DIR").env_remove("BRAMBLE_KEY_FILE");
+        command.env(CONFIG_HOME, self.home.path()).env("BRAMBLE_SILENT_MS", "10000");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("console starts")
+    }
+
+    fn console(&self, line: &str) -> Ended {
+        finish(self.spawn(line))
+    }
+
+    /// Lets a request run on a head that is not cordoned.
+    fn begin_request(&mut self) {
+        let asked = self.spawn(&format!(
+            "generate --nodes SERVE --model {DEEP} --prompt ab --max-tokens 8000 --temperature 0 --json"
+        ));
+        let mut name = String::new();
+        wait_until("the request runs", || {
+            let heads = self.console("requests --nodes SERVE --json").json()["heads"].clone();
+            let running = |head: &Value| head["running"][0]["id"].as_str().map(str::to_owned);
+            name = heads.as_array().and_then(|heads| heads.iter().find_map(running)).unwrap_or_default();
+            !name.is_empty()
+        });
+        self.running = Some((asked, name));
+    }
+
+    fn end_request(&mut self) {
+        let Some((asked, name)) = self.running.take() else { return };
+        kill(Pid::from_raw(asked.id().cast_signed()), Signal::SIGINT).expect("the console runs");
+        let ended = finish(asked);
+        assert_eq!(ended.code, Some(130), "{name} ran until its own console ended it: {}", ended.err);
+    }
+
+    /// All that a command could change: what nodes hold and say, the files of nodes and of the console, processes.
+    fn picture(&self) -> BTreeMap<String, String> {
+        let mut found = BTreeMap::new();
+        let status = self.console("status --nodes ALL --json").json();
+        for (index, node) in status["nodes"].as_array().expect("a list").iter().enumerate() {
+            let said = ["name", "epoch", "topology", "fault", "exclusions"].map(|field| node[field].to_string());
+            found.insert(format!("status of pi{}", index + 1), said.join(" "));
+            found.insert(format!("process of pi{}", index + 1), self.cluster.pid(index).to_string());
+            files(&self.cluster.state(index), &mut found);
+        }
+        found.insert("models".into(), self.console("model list --nodes ALL --json").json()["nodes"].to_string());
+        files(self.models.path(), &mut found);
+        files(self.home.path(), &mut found);
+        found
+    }
+}
+
+/// The content of all files below a folder, by their paths.
+fn files(folder: &Path, found: &mut BTreeMap<String, String>) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for path in entries.map(|entry| entry.expect("it can be read").path()) {
+        if path.is_dir() {
+            files(&path, found);
+        } else {
+            let bytes = fs::read(&path).unwrap_or_default();
+            let text = String::from_utf8(bytes).unwrap_or_else(|error| format!("{} bytes", error.as_bytes().len()));
+            found.insert(path.display().to_string(), text);
+        }
+    }
+}
+
+fn write_topology(served: &Served) -> PathBuf {
+    let path = served.home.path().join("other.toml");
+    let node = &served.cluster.addresses[0];
+    fs::write(&path, format!("model = \"{OTHER}\"\n\n[[stage]]\nnodes = [\"{node}\"]\n")).expect("it can be written");
+    path
+}
+
+#[test]
+fn nothing_changes_unasked_on_a_cluster_that_serves() {
+    let mut served = Served::start();
+    write_topology(&served);
+    let mut before = served.picture();
+    for (path, does, words) in COMMANDS.iter().filter(|(_, does, _)| *does != Reads) {
+        if *path == "requests cancel" {
+            served.begin_request();
+            before = served.picture();
+        }
+        let tried = served.console(&format!("{path} {words} --dry-run"));
+        assert_eq!(tried.code, Some(0), "{path} --dry-run: {} {}", tried.out, tried.err);
+        assert!(tried.out.contains("would do"), "{path} says what it would do: {}", tried.out);
+        assert_eq!(served.picture(), before, "{path} --dry-run");
+        if *does == Changes {
+            let refused = served.console(&format!("{path} {words}"));
+            assert_eq!(refused.code, Some(2), "{path}: {} {}", refused.out, refused.err);
+            assert!(refused.err.contains("--yes"), "{path} says how: {}", refused.err);
+            assert_eq!(served.picture(), before, "{path} without --yes");
+        }
+        served.end_request();
+    }
+    // What serves is used, whatever its layout, and nothing is asked.
+    let again = served.console(&format!("generate --nodes ALL --model {DEEP} --prompt ab --max-tokens 1 --json"));
+    assert_eq!(again.completion()["topology"], "dp3-tp1");
+    assert_eq!(served.picture(), before);
+    // What would be lost is named.
+    let refused = served.console(&format!("generate --nodes ALL --model {OTHER} --prompt a"));
+    for part in ["dp3-tp1", DEEP, "no request runs", OTHER] {
+        assert!(refused.err.contains(part), "{part} is not in {}", refused.err);
+    }
+}
+
+#[test]
+fn the_kept_cluster_follows_nodes_that_join_and_leave() {
+    let served = Served::start();
+    let kept = || served.console("clusters list --json").json()["clusters"][0]["nodes"].clone();
+    assert_eq!(kept().as_array().map(Vec::len), Some(4));
+    let good = |line: &str| {
+        let ended = served.console(line);
+        assert_eq!(ended.code, Some(0), "{line}: {} {}", ended.out, ended.err);
+        ended
+    };
+    good("node uncordon pi3 --yes");
+    good("node add NEW --yes");
+    let names = kept();
+    assert_eq!(names.as_array().map(Vec::len), Some(5), "{names}");
+    let run = good(&format!("generate --model {DEEP} --prompt ab --max-tokens 1 --json"));
+    assert_eq!(run.completion()["topology"], "tp4", "the node that joined stays");
+    good("node remove pi5 --yes");
+    assert_eq!(kept().as_array().map(Vec::len), Some(4));
+}

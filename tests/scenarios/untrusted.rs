@@ -1,0 +1,166 @@
+//! Input that breaks libraries: schemas, chat templates, vocabularies and prompts of strangers, against real daemons.
+use std::{fs, sync::Arc};
+
+use harness::{
+    engines::Replica,
+    http::{beside, get, post},
+    programs::{Cluster, folder_with, wait_until},
+    tiny_model::TinyModel,
+};
+use serde_json::{Value, json};
+use shared::{
+    gguf::{Architecture, GgufFile},
+    protocol::{
+        error::FaultKind,
+        message::{FinishReason, Generate, Prompt},
+    },
+    sampling::SamplingParameters,
+};
+
+/// Waits until the API of a node serves.
+fn api(cluster: &Cluster) -> String {
+    let address = beside(&cluster.addresses[0]);
+    wait_until("the gateway knows the topology", || get(&address, "/health").status == 200);
+    address
+}
+
+fn complete(address: &str, more: Value) -> harness::http::Answer {
+    let mut body = json!({"prompt": "a", "max_tokens": 1});
+    body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    post(address, "/v1/completions", &body)
+}
+
+#[test]
+fn a_schema_that_overflows_the_stack_is_refused_and_all_stay() {
+    let mut cluster = Cluster::of(1);
+    cluster.generate(1, &["--prompt", "ROMEO:", "--max-tokens", "1"]).completion();
+    let (address, process) = (api(&cluster), cluster.pid(0));
+    let form = |schema: &Value| json!({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}});
+    let least = i64::MIN;
+    for schema in [
+        json!({"const": least}),
+        json!({"enum": [1, least + 1]}),
+        json!({"type": "array", "items": {"const": least + 2}}),
+        json!({"type": "integer", "minimum": least, "maximum": least + 1}),
+        json!({"enum": ["v".repeat(100_000)]}),
+    ] {
+        let answer = complete(&address, form(&schema));
+        answer.assert_error(400, "parameter_invalid", "the answer's form: ");
+    }
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"const": least}}}}});
+    let chat = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "tools": [tool], "tool_choice": "required"});
+    assert_eq!(post(&address, "/v1/chat/completions", &chat).status, 400);
+    let good =
+        complete(&address, form(&json!({"type": "integer", "minimum": -5, "maximum": 9_007_199_254_740_991_i64})));
+    assert_eq!(good.status, 200, "{}", good.body);
+    assert!(cluster.is_running(0) && cluster.pid(0) == process, "it is the same daemon");
+}
+
+/// Templates that end the process that runs them, or take all its memory or time, with a word of the refusal.
+fn bombs() -> Vec<(String, &'static str)> {
+    vec![
+        ("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}".into(), "stack"),
+        (
+            "{% set ns = namespace(x='xxxxxxxx') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+                .into(),
+            "memory",
+        ),
+        ("{{ 'a\nb' | indent(100000000000) }}".into(), "memory"),
+        ("{% for i in range(99999) %}{% set x = range(99999) | sort %}{% endfor %}".into(), "processor"),
+    ]
+}
+
+/// A figure of a process's status in kB.
+fn kilobytes(process: nix::unistd::Pid, field: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).expect("the process runs");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("the kernel tells it");
+    line.trim_matches(|c: char| !c.is_ascii_digit()).parse().expect("a number")
+}
+
+#[test]
+fn template_bombs_are_faults_of_their_chats() {
+    let model = TinyModel::new(Architecture::Llama);
+    for (template, word) in bombs() {
+        let file = model.writer().text("tokenizer.chat_template", &template).finish();
+        let folder = folder_with(&[("bomb.gguf", &file)]);
+        let mut cluster = Cluster::with(1, folder.path(), "");
+        let process = cluster.pid(0);
+        // It loads, and serves texts.
+        cluster.generate(1, &["--model", "bomb.gguf", "--prompt", "a", "--max-tokens", "1"]).completion();
+        let (address, idle) = (api(&cluster), kilobytes(process, "VmRSS:"));
+        let chat = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1});
+        let answer = post(&address, "/v1/chat/completions", &chat);
+        answer.assert_error(400, "parameter_invalid", word);
+        assert_eq!(complete(&address, json!({})).status, 200, "texts need no template");
+        assert!(cluster.is_running(0) && cluster.pid(0) == process, "it is the same daemon");
+        let most = kilobytes(process, "VmHWM:");
+        assert!(most < idle * 5 / 4 + (64 << 10), "{idle} kB before, {most} kB at most");
+    }
+}
+
+/// Token 2 ends an answer: never drawn here.
+fn sampling() -> SamplingParameters {
+    SamplingParameters { temperature: 0.0, logit_bias: vec![(2, -1e9)], ..SamplingParameters::default() }
+}
+
+fn tokens(ids: &[u32], max_tokens: u32, resumed: &[u32]) -> Generate {
+    let generate = Generate::new(Prompt::Tokens(ids.to_vec()), max_tokens, sampling(), Vec::new());
+    Generate { resumed: resumed.to_vec(), ..generate }
+}
+
+#[test]
+fn an_answer_resumed_at_the_end_of_its_context_is_over() {
+    let bytes = TinyModel::new(Architecture::Llama).bytes();
+    let file = Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is good"));
+    let replica = Replica { context_length: 64, ..Replica::of(1) };
+    let one = |generate: Generate| replica.each_alone(&file, &[generate]).remove(0);
+    for length in [40, 63, 64] {
+        let prompt: Vec<u32> = (0..length).map(|index| 3 + index % 250).collect();
+        let whole = one(tokens(&prompt, 100, &[]));
+        assert_eq!(whole.end().reason, FinishReason::Context);
+        assert_eq!(whole.ids.len(), (64 - length as usize).max(1));
+        let again = one(tokens(&prompt, 100, &whole.ids));
+        assert_eq!((again.end().reason, again.ids.as_slice()), (FinishReason::Context, &[][..]), "prompt of {length}");
+    }
+    let beyond = one(tokens(&[5; 64], 100, &[5; 2]));
+    assert!(matches!(
+        beyond.refused.map(|fault| fault.kind),
+        Some(FaultKind::PromptTooLong { tokens: 66, context: 64 })
+    ));
+}
+
+#[test]
+fn the_last_token_brings_all_text_that_was_held_back() {
+    let bytes = TinyModel::new(Architecture::Llama).bytes();
+    let file = Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is good"));
+    let one = |generate: Generate| Replica::of(1).each_alone(&file, &[generate]).remove(0);
+    let plain = one(tokens(&[5, 6, 7], 12, &[]));
+    // The answer's last character may begin this.
+    let last = plain.text.chars().last().expect("it has text");
+    let stop = vec![format!("{last}\u{1}")];
+    let held = one(Generate { stop: stop.clone(), ..tokens(&[5, 6, 7], 12, &[]) });
+    assert_eq!((&held.text, held.told.last()), (&plain.text, Some(&plain.text.len())));
+    let again = one(Generate { stop, ..tokens(&[5, 6, 7], 12, &held.ids) });
+    assert_eq!((again.end().reason, again.text.as_str()), (FinishReason::Length, ""), "nothing comes twice");
+}
+
+#[test]
+fn a_logit_that_is_no_number_fails_its_request_alone() {
+    let model = TinyModel { tied: false, ..TinyModel::new(Architecture::Llama) };
+    let mut bytes = model.bytes();
+    let whole = GgufFile::from_bytes(vec![bytes.clone()]).expect("the model is good");
+    let embedding = whole.tensor("token_embd.weight").expect("a model has one");
+    let row = embedding.offset + 77 * model.embedding_length * 4;
+    bytes[row..row + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let file = Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is good"));
+    let good = tokens(&[5, 6, 7], 12, &[]);
+    for replica in [Replica::of(1), Replica::of(2), Replica::pipeline()] {
+        let alone = replica.each_alone(&file, std::slice::from_ref(&good)).remove(0);
+        assert_eq!(alone.end().reason, FinishReason::Length);
+        let mut answers =
+            replica.answers(&file, &[vec![good.clone(), tokens(&[5, 77], 12, &[]), good.clone()]]).remove(0);
+        let broken = answers.remove(1).refused.map(|fault| fault.kind);
+        assert!(matches!(&broken, Some(FaultKind::Internal { reason }) if reason.contains("no number")), "{broken:?}");
+        answers.iter().for_each(|answer| assert_eq!((&answer.ids, &answer.text), (&alone.ids, &alone.text)));
+    }
+}

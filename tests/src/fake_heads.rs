@@ -1,0 +1,205 @@
+//! Heads for a gateway under test: they speak the protocol, report one topology and treat requests as their script says. They compute
+//! nothing.
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use shared::{
+    ids::{Epoch, MemberIndex, ModelIdentity},
+    latency::RequestTimes,
+    protocol::{
+        NUMERIC_VERSION,
+        connection::{Arrived, Door, MessageWriter, receive_hello, send_welcome, split},
+        handshake::{Identity, Welcome},
+        message::{
+            FinishReason, Finished, Generate, Request, RequestBody, Response, ResponseBody, TokenEvent, ToolFormat,
+        },
+        noise::{key::Role, keyring::Keyring},
+    },
+    telemetry::{Health, NodeReport, NodeState},
+    topology::{Exclusions, Layout, Member, Topology},
+    units::Bytes,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime::Runtime,
+};
+
+/// What a head does with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Script {
+    /// It sends so many tokens and closes the connection, as a process that dies.
+    DiesAfter(u32),
+    /// It sends so many tokens, then an operator cancels the request.
+    IsCancelledAfter(u32),
+    /// It sends all tokens.
+    Answers,
+}
+
+/// The heads of one topology, each a replica of its own.
+#[derive(Debug)]
+pub struct FakeHeads {
+    /// `ADDRESS:PORT` of each.
+    pub addresses: Vec<String>,
+    asked: Arc<Mutex<Vec<Generate>>>,
+    _runtime: Runtime,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct Head {
+    name: String,
+    script: Script,
+    report: NodeReport,
+    asked: Arc<Mutex<Vec<Generate>>>,
+}
+
+impl FakeHeads {
+    /// A head for each script, on free loopback ports.
+    ///
+    /// # Panics
+    /// No port is free.
+    pub fn start(scripts: &[Script]) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime can be made");
+        let bind = || runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("loopback can be bound");
+        let listeners: Vec<TcpListener> = scripts.iter().map(|_| bind()).collect();
+        let address = |listener: &TcpListener| listener.local_addr().expect("it is bound").to_string();
+        let addresses: Vec<String> = listeners.iter().map(address).collect();
+        let (topology, asked) = (topology(&addresses), Arc::<Mutex<Vec<Generate>>>::default());
+        for (index, (listener, script)) in listeners.into_iter().zip(scripts).enumerate() {
+            let name = topology.members[index].name.clone();
+            let report = report(&name, &topology, MemberIndex(index as u16));
+            let head = Arc::new(Head { name, script: *script, report, asked: Arc::clone(&asked) });
+            runtime.spawn(async move {
+                while let Ok((stream, _)) = listener.accept().await {
+                    tokio::spawn(Arc::clone(&head).session(stream));
+                }
+            });
+        }
+        Self { addresses, asked, _runtime: runtime }
+    }
+
+    /// The requests that reached a head, in order.
+    pub fn asked(&self) -> Vec<Generate> {
+        lock(&self.asked).clone()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn topology(addresses: &[String]) -> Topology {
+    let member = |(index, address): (usize, &String)| Member {
+        name: format!("head{index}"),
+        address: address.clone(),
+        weight: 1,
+        layers: 0..2,
+        cores: Vec::new(),
+        threads: 1,
+        spin: false,
+    };
+    let topology = Topology {
+        layout: Layout { replicas: addresses.len() as u16, ..Layout::tensor_parallel(1) },
+        members: addresses.iter().enumerate().map(member).collect(),
+        model: "fake.gguf".into(),
+        identity: ModelIdentity([7; 32]),
+        content: None,
+        kv: Default::default(),
+        exchange: Default::default(),
+        collective: Default::default(),
+        context_length: 256,
+        slots: 4,
+    };
+    topology.check().expect("gateways take only topologies that can be");
+    topology
+}
+
+fn report(name: &str, topology: &Topology, member: MemberIndex) -> NodeReport {
+    NodeReport {
+        name: name.into(),
+        instance: 1,
+        supervised: true,
+        recovers: true,
+        unix_ms: 0,
+        build: "0".into(),
+        kernels: "scalar".into(),
+        state: NodeState::Ready,
+        epoch: Epoch(3),
+        topology: Some((topology.clone(), topology.hash(), member)),
+        fault: None,
+        load: None,
+        shard: Bytes(0),
+        memory_resident: Bytes(1 << 20),
+        health: Health::default(),
+        requests: 0,
+        tokens: 0,
+        traces: Vec::new(),
+        layers: Vec::new(),
+        lateness: Vec::new(),
+        collectives: None,
+        kv: None,
+        exclusions: Exclusions::default(),
+        rolling: None,
+    }
+}
+
+fn finished(reason: FinishReason) -> ResponseBody {
+    let times = RequestTimes::default();
+    ResponseBody::Finished(Finished { reason, times, ranks: Vec::new(), sampling_rounds: 0 })
+}
+
+impl Head {
+    async fn session(self: Arc<Self>, stream: TcpStream) -> Option<()> {
+        let door = Door { name: &self.name, keyring: &Keyring::empty(Role::Node), is_pairing: &|| false };
+        let Arrived::Hello(mut connection, _) = receive_hello(stream, door).await.ok()? else { return None };
+        let (name, build, machine) = (self.name.clone(), "0".into(), "m".into());
+        let identity = Identity { name, build, numeric: NUMERIC_VERSION, machine, cores: Vec::new() };
+        send_welcome(&mut connection, &Welcome::Accepted(identity)).await.ok()?;
+        let (mut reader, mut writer) = split(connection);
+        while let Some(request) = reader.receive::<Request>().await.ok()? {
+            self.answer(request, &mut writer).await?;
+        }
+        None
+    }
+
+    /// Answers one request; `None` ends the session.
+    async fn answer(&self, Request { id, body }: Request, writer: &mut MessageWriter) -> Option<()> {
+        let bodies = match body {
+            // Watched nodes report again and again; one report each time it is asked for is as good.
+            RequestBody::Watch { .. } => {
+                let reason = "it is asked".into();
+                vec![ResponseBody::Failed(shared::protocol::error::Fault::new(
+                    &self.name,
+                    shared::protocol::error::FaultKind::Full { what: reason, limit: 0 },
+                ))]
+            }
+            RequestBody::Report => vec![ResponseBody::Report(Box::new(self.report.clone()))],
+            RequestBody::Generate(generate) => {
+                lock(&self.asked).push((*generate).clone());
+                self.tokens(&generate)
+            }
+            _ => Vec::new(),
+        };
+        let dies = bodies.iter().any(|body| matches!(body, ResponseBody::Started { .. }))
+            && matches!(self.script, Script::DiesAfter(_));
+        for body in bodies {
+            writer.send(&Response { id, body }).await.ok()?;
+        }
+        (!dies).then_some(())
+    }
+
+    fn tokens(&self, generate: &Generate) -> Vec<ResponseBody> {
+        let resumed = generate.resumed.len() as u32;
+        let (count, end) = match self.script {
+            Script::DiesAfter(count) => (count, None),
+            Script::IsCancelledAfter(count) => (count, Some(FinishReason::Cancelled)),
+            Script::Answers => (generate.max_tokens - resumed, Some(FinishReason::Length)),
+        };
+        let token = |number: u32| {
+            let (id, text) = (Some(resumed + number), format!("t{} ", resumed + number).into());
+            ResponseBody::Token(TokenEvent { id, text, logprobs: Vec::new() })
+        };
+        let started = ResponseBody::Started { prompt_token_ids: vec![1, 2], tool_format: ToolFormat::None };
+        std::iter::once(started).chain((0..count).map(token)).chain(end.map(finished)).collect()
+    }
+}
