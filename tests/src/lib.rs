@@ -12,6 +12,7 @@ pub mod quantise;
 pub mod random;
 pub mod ranks;
 pub mod reference;
+pub mod simulation;
 pub mod slowing;
 pub mod terminal;
 pub mod tiny_model;

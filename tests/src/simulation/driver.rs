@@ -1,0 +1,238 @@
+//! What a daemon's driver does with inputs and effects: one after the other, waiting for the disk.
+use std::{collections::VecDeque, time::Duration};
+
+use daemon::node::{
+    Effect, SessionId,
+    event::{EngineCommand, Event as NodeEvent, ExclusionsKept},
+};
+use shared::{
+    ids::RequestId,
+    protocol::{
+        error::{Fault, FaultKind},
+        message::ResponseBody,
+        recovery::{RecoveryAnswer, Standing},
+    },
+    telemetry::NodeState,
+    units::Bytes,
+};
+
+use super::{
+    disk::Entry,
+    network::Packet,
+    process::{AfterWrite, Input, Opening, Writing},
+    world::{Own, World, address, name},
+};
+
+impl World {
+    /// Puts something into the driver's queue and lets it work.
+    pub(super) fn input(&mut self, node: usize, input: Input) {
+        if let Some(process) = &mut self.machines[node].process {
+            process.inbox.push_back(input);
+        }
+        self.work(node);
+    }
+
+    /// Works until the queue is empty or the disk is waited for.
+    pub(super) fn work(&mut self, node: usize) {
+        loop {
+            let Some(process) = &mut self.machines[node].process else { return };
+            if process.writing.is_some() || process.is_stopped {
+                return;
+            }
+            if let Some(effect) = process.effects.pop_front() {
+                self.perform(node, effect);
+                continue;
+            }
+            if process.exits {
+                return self.leave(node);
+            }
+            let event = match process.inbox.pop_front() {
+                None => return,
+                Some(Input::Look) => {
+                    let standing = self.standing(node);
+                    self.look(node, standing);
+                    continue;
+                }
+                Some(Input::Run(attempt, _)) if process.run.as_ref().is_none_or(|run| run.attempt != attempt) => {
+                    continue;
+                }
+                Some(Input::Run(_, event) | Input::Event(event)) => event,
+            };
+            let before = process.node.state();
+            let effects = process.node.handle(event);
+            process.effects = VecDeque::from(effects);
+            let after = process.node.state();
+            let fault = process.node.fault();
+            let serves = |state| matches!(state, NodeState::Ready | NodeState::Serving);
+            if before != after && !(serves(before) && serves(after)) {
+                let why = fault.map_or(String::new(), |fault| format!(" ({fault})"));
+                self.story.say(self.now, &name(node), || format!("{} -> {}{why}", before.name(), after.name()));
+            }
+            self.check_node(node);
+        }
+    }
+
+    fn perform(&mut self, node: usize, effect: Effect) {
+        match effect {
+            Effect::Respond { session, id, body } => self.respond(node, session, id, body),
+            Effect::Standing { session, id, caller } => {
+                if let Some((name, address)) = caller
+                    && let Some(process) = &mut self.machines[node].process
+                {
+                    process.heard.insert(name, address);
+                }
+                let standing = Box::new(self.standing(node));
+                self.respond(node, session, id, ResponseBody::Recovery(RecoveryAnswer::Standing(standing)));
+            }
+            Effect::Load(prepare) => {
+                let delay = Duration::from_millis(80 + self.random.below(300) as u64);
+                let Some(process) = &mut self.machines[node].process else { return };
+                process.attempts += 1;
+                let attempt = process.attempts;
+                process.opening = Some(Opening {
+                    attempt,
+                    epoch: prepare.epoch,
+                    hash: prepare.topology.hash(),
+                    topology: prepare.topology,
+                    member: prepare.member,
+                    links: Default::default(),
+                    dials: None,
+                    dialling: None,
+                });
+                self.own_later(node, delay, Own::Loaded(attempt));
+            }
+            Effect::Discard(epoch) => {
+                let Some(process) = &mut self.machines[node].process else { return };
+                if let Some(opening) = process.opening.take_if(|opening| opening.epoch == epoch) {
+                    self.close_opening(node, &opening);
+                }
+            }
+            Effect::Persist(epoch, hash) => {
+                let entries = vec![Entry::Record(daemon::node::event::Record::Promise(epoch, hash))];
+                self.write(node, entries, AfterWrite::Persisted(epoch));
+            }
+            Effect::KeepExclusions { session, id, list } => {
+                let entries = vec![Entry::Exclusions(list.clone())];
+                self.write(node, entries, AfterWrite::Exclusions(session, id, list));
+            }
+            Effect::Write { records, then } => {
+                let entries = records.into_iter().map(Entry::Record).collect();
+                self.write(node, entries, AfterWrite::Respond(then));
+            }
+            Effect::Connect(epoch) => self.connect(node, epoch),
+            Effect::Command(EngineCommand::Submit(key, generate)) => self.submit(node, key, &generate),
+            Effect::Command(EngineCommand::Cancel(key)) => {
+                if let Some(run) = self.run_of(node) {
+                    run.requests.remove(&key);
+                }
+            }
+            Effect::AnnounceFault(epoch, rank) => {
+                if let Some(run) = self.run_of(node).filter(|run| run.epoch == epoch) {
+                    run.failed.get_or_insert(rank);
+                }
+            }
+            Effect::AbortEngine(epoch) => self.abort(node, epoch),
+            Effect::StopEngine(epoch) => self.stop_run(node, epoch),
+            Effect::AnnounceDraining => {
+                if let Some(run) = self.run_of(node) {
+                    run.draining = true;
+                }
+            }
+            Effect::Exit(_) => {
+                self.machines[node].process.iter_mut().for_each(|process| process.exits = true);
+            }
+            _ => {}
+        }
+    }
+
+    fn write(&mut self, node: usize, entries: Vec<Entry>, then: AfterWrite) {
+        let delay = Duration::from_micros(500 + self.random.below(20_000) as u64);
+        let delay = if entries.is_empty() { Duration::ZERO } else { delay };
+        if let Some(process) = &mut self.machines[node].process {
+            process.writing = Some(Writing { entries, then });
+            self.own_later(node, delay, Own::Written);
+        }
+    }
+
+    /// The disk has synced, or has failed.
+    pub(super) fn written(&mut self, node: usize) {
+        let Some(Writing { entries, then }) =
+            self.machines[node].process.as_mut().and_then(|process| process.writing.take())
+        else {
+            return;
+        };
+        let unwritable = |reason| Fault::new(name(node), FaultKind::StateUnwritable { reason });
+        let result = self.machines[node].disk.write(&entries).map_err(unwritable);
+        match then {
+            AfterWrite::Respond(None) => {}
+            AfterWrite::Respond(Some((session, id, body))) => {
+                self.respond(node, session, id, result.map_or_else(ResponseBody::Failed, |()| body));
+            }
+            AfterWrite::Persisted(epoch) => self.next(node, NodeEvent::Persisted(epoch, result)),
+            AfterWrite::Exclusions(session, id, list) => {
+                let kept = ExclusionsKept { session, id, list, result };
+                self.next(node, NodeEvent::ExclusionsKept(kept));
+            }
+        }
+        self.work(node);
+    }
+
+    /// The driver hands this to the node before anything else.
+    fn next(&mut self, node: usize, event: NodeEvent) {
+        if let Some(process) = &mut self.machines[node].process {
+            process.inbox.push_front(Input::Event(event));
+        }
+    }
+
+    pub(super) fn respond(&mut self, node: usize, session: SessionId, id: RequestId, body: ResponseBody) {
+        self.check_response(node, session, id, &body);
+        let run = self.run_of(node).map(|run| run.number);
+        let response = shared::protocol::message::Response { id, body };
+        let end = self.network.connections.get(&session.0).and_then(|connection| {
+            // Of a session with itself the node answers at the end that was dialled.
+            (0..2).rev().find(|end| connection.ends[*end].node == node)
+        });
+        if let Some(end) = end {
+            self.send(session.0, end, Packet::Response(Box::new(response), run));
+        }
+    }
+
+    /// What a node says that it holds.
+    pub(super) fn standing(&self, node: usize) -> Standing {
+        let process = self.machines[node].process.as_ref();
+        let (state, committed) = process
+            .map_or((NodeState::Idle, None), |process| (process.node.state(), process.node.committed().cloned()));
+        let of = |pick: &dyn Fn(&super::process::Process) -> bool| process.is_some_and(pick);
+        Standing {
+            name: name(node),
+            instance: process.map_or(0, |process| process.life),
+            state,
+            epoch: process.map_or_else(Default::default, |process| process.node.epoch()),
+            committed,
+            accepted: of(&|process| process.node.has_accepted()),
+            free: Bytes(0),
+            shard: Bytes(0),
+            supervised: true,
+            takes_over: of(&|process| process.node.takes_over()),
+            exclusions: process.map_or_else(Default::default, |process| process.node.exclusions().clone()),
+            rolling: None,
+            heard: process.map_or_else(Vec::new, |process| process.heard.clone().into_iter().collect()),
+            slow: None,
+            trouble: None,
+            forgets: of(&|process| process.node.forgets()),
+        }
+    }
+
+    /// The daemon ends by itself: it says goodbye, then its connections close; its supervisor starts it again.
+    fn leave(&mut self, node: usize) {
+        self.story.say(self.now, &name(node), || "ends, and is started again".into());
+        self.say_goodbye(node);
+        self.end_process(node, true);
+        self.start_later(node, Duration::from_millis(500));
+    }
+
+    /// Where a node listens.
+    pub(super) fn index_of(&self, wanted: &str) -> Option<usize> {
+        (0..self.machines.len()).find(|node| address(*node) == wanted)
+    }
+}

@@ -1,0 +1,309 @@
+//! A whole cluster in one process and in virtual time, the same for the same seed: the daemons' own pure machines (node, steward, voter,
+//! judgement of heartbeats) with simulated disks, links, engines and a gateway. Histories of faults are checked at every event; one that
+//! fails is shrunk and told. It lies here, not in the daemon, because the machines are public and the daemon is built without it.
+mod checks;
+mod disk;
+mod driver;
+mod faults;
+mod gateway;
+mod network;
+mod process;
+mod ranks;
+mod stewarding;
+mod story;
+#[cfg(test)]
+mod tests;
+mod troubles;
+mod votes;
+mod world;
+
+use std::time::Duration;
+
+use shared::{
+    ids::{Epoch, ModelIdentity},
+    protocol::recovery::Committed,
+    schedule::Choice,
+    topology::{Exchange, KvFormat, Layout, Member, Topology},
+};
+
+pub use self::{
+    faults::{Fault, Trouble},
+    votes::Turn,
+};
+use self::{story::Story, world::World};
+use crate::random::Random;
+
+/// A topology must serve again this long after the last fault ended.
+pub const RECOVERY: Duration = Duration::from_secs(12);
+/// As [`RECOVERY`] after power was lost everywhere: from the last start on.
+pub const POWER: Duration = Duration::from_secs(10);
+/// A request must have ended this long after that.
+const REQUESTS: Duration = Duration::from_secs(90);
+/// Between two looks at whether all serve.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// Layouts that histories run on; with a witness where the last column says so.
+pub const SCENES: [(&str, bool); 6] = [
+    ("tp3", false),
+    ("tp4", false),
+    ("pp2-tp2", false),
+    ("dp2-tp2", false),
+    ("prefill:tp1+decode:tp2", false),
+    ("tp2", true),
+];
+
+/// What happens to a cluster.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// Its layout, and whether there is a witness.
+    pub scene: (&'static str, bool),
+    /// Seed of everything that is drawn.
+    pub seed: u64,
+    /// What goes wrong.
+    pub faults: Vec<Fault>,
+    /// Requests while it goes wrong.
+    pub requests: usize,
+    /// A member that is away for longer is voted out.
+    pub exclude_after: Duration,
+    /// How soon it must serve again.
+    pub within: Duration,
+}
+
+/// How a history ended.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// What did not hold.
+    pub violation: Option<String>,
+    /// How long it took to serve again after the last fault.
+    pub recovery: Duration,
+    /// Requests that were answered in full.
+    pub whole: usize,
+    /// Requests that ended with an error.
+    pub errors: usize,
+    /// Votes that were decided.
+    pub decisions: u32,
+    /// Lines of its story.
+    pub story: Vec<String>,
+}
+
+/// The topology of a layout on machines `n1`, `n2`, ...
+pub fn topology(layout: &str) -> Topology {
+    let layout: Layout = layout.parse().expect("it is a layout");
+    let members = (0..layout.node_count())
+        .map(|index| {
+            let stage = u32::from(layout.place(shared::ids::MemberIndex(index as u16)).stage);
+            let cut = |stage: u32| 22 * stage / u32::from(layout.stages);
+            Member {
+                name: world::name(index),
+                address: world::address(index),
+                weight: 1,
+                layers: cut(stage)..cut(stage + 1),
+                cores: Vec::new(),
+                threads: 1,
+                spin: false,
+            }
+        })
+        .collect();
+    Topology {
+        layout,
+        members,
+        model: "tinyllama.gguf".into(),
+        identity: ModelIdentity::default(),
+        content: None,
+        kv: KvFormat::F16,
+        exchange: Exchange::F32,
+        collective: Choice::Auto,
+        context_length: 512,
+        slots: 8,
+    }
+}
+
+impl History {
+    /// A history of at least 20 faults and 50 requests.
+    pub fn draw(seed: u64) -> Self {
+        let mut random = Random::named(seed, "history");
+        let scene = SCENES[seed as usize % SCENES.len()];
+        let members = topology(scene.0).members.len();
+        let count = 20 + random.below(6);
+        let faults = faults::draw(&mut random, (members, members + usize::from(scene.1)), count);
+        let exclude_after = Duration::from_secs([60, 4][random.below(2)]);
+        Self { scene, seed, faults, requests: 50 + random.below(10), exclude_after, within: RECOVERY }
+    }
+
+    /// A history in which all machines lose power at the same instant, perhaps in the middle of a recovery.
+    pub fn draw_power_loss(seed: u64) -> Self {
+        let mut random = Random::named(seed, "power");
+        let scene = SCENES[seed as usize % SCENES.len()];
+        let nodes = topology(scene.0).members.len() + usize::from(scene.1);
+        let mut faults = Vec::new();
+        let mut at = Duration::from_millis(3_000 + random.below(3_000) as u64);
+        if random.below(3) > 0 {
+            let back = Duration::from_millis(100 + random.below(12_000) as u64);
+            faults.push(Fault { at, trouble: Trouble::Kill { node: random.below(nodes), back } });
+            at += Duration::from_millis(random.below(14_000) as u64);
+        }
+        for node in 0..nodes {
+            let back = Duration::from_millis(500 + random.below(4_000) as u64);
+            faults.push(Fault { at, trouble: Trouble::Power { node, back } });
+        }
+        let exclude_after = Duration::from_secs([60, 3][random.below(2)]);
+        Self { scene, seed, faults, requests: 10, exclude_after, within: POWER }
+    }
+
+    fn world(&self, is_told: bool) -> World {
+        let committed = Committed { epoch: Epoch(1), topology: topology(self.scene.0) };
+        World::new(self.seed, &committed, self.scene.1, self.exclude_after, Story::new(is_told))
+    }
+
+    /// Lets it happen.
+    pub fn run(&self, is_told: bool) -> Outcome {
+        let mut world = self.world(is_told);
+        let last = self.faults.iter().map(|fault| fault.at).max().unwrap_or(Duration::from_secs(5));
+        let mut random = Random::named(self.seed, "requests");
+        for index in 0..self.requests {
+            let at = Duration::from_secs(1) + last.mul_f64(index as f64 / self.requests.max(1) as f64);
+            world.add_request(at, self.seed ^ (index as u64) << 32, 5 + random.below(120) as u32);
+        }
+        world.add_faults(self.faults.clone());
+        world.run_until(last);
+        let recovery = world.wait_until_served(self.within);
+        let end = world.time() + REQUESTS;
+        while world.is_sound() && world.open_requests() > 0 && world.time() < end {
+            world.run_until(world.time() + SLICE);
+        }
+        if world.is_sound() && world.open_requests() > 0 {
+            let open = world.open_requests();
+            world.violate(format!("{open} requests have not ended"));
+        }
+        world.outcome(recovery)
+    }
+
+    /// The same history with as few faults as still make it fail.
+    pub fn shrunk(&self) -> Self {
+        let count = self.faults.len();
+        let last = |kept: usize| Self { faults: self.faults[count - kept.min(count)..].to_vec(), ..self.clone() };
+        // The last few are often enough: what was before them had come to its end.
+        let few = [1, 2, 3, 5, 8].into_iter().map(last).find(|few| few.run(false).violation.is_some());
+        let mut small = few.unwrap_or_else(|| self.clone());
+        let mut tries = 0;
+        let mut index = 0;
+        while index < small.faults.len() && tries < 300 {
+            let mut without = small.clone();
+            without.faults.remove(index);
+            tries += 1;
+            if without.run(false).violation.is_some() {
+                small = without;
+            } else {
+                index += 1;
+            }
+        }
+        let quiet = Self { requests: 0, ..small.clone() };
+        if quiet.run(false).violation.is_some() { quiet } else { small }
+    }
+
+    /// What a person reads of a history that failed: seed, faults, and what happened from the first fault that is left.
+    pub fn tell(&self) -> String {
+        let small = self.shrunk();
+        let outcome = small.run(true);
+        let what = outcome.violation.unwrap_or_default();
+        let (layout, faults) = (self.scene.0, small.faults.len());
+        let head = format!("seed {}, {layout}, {faults} of {} faults are enough: {what}", self.seed, self.faults.len());
+        let from = outcome.story.iter().position(|line| line.contains("FAULT")).unwrap_or(0);
+        let lines = &outcome.story[from..];
+        let lines =
+            if lines.len() > 120 { [&lines[..60], &lines[lines.len() - 60..]].concat() } else { lines.to_vec() };
+        format!("{head}\n{}", lines.join("\n"))
+    }
+}
+
+impl World {
+    fn is_sound(&self) -> bool {
+        self.violation.is_none()
+    }
+
+    fn time(&self) -> Duration {
+        self.now
+    }
+
+    fn run_until(&mut self, end: Duration) {
+        while self.is_sound() && self.next_at().is_some_and(|at| at <= end) {
+            self.turn();
+        }
+        self.now = self.now.max(end);
+    }
+
+    /// Waits until the last fault has ended, then until all members serve; how long that took.
+    fn wait_until_served(&mut self, within: Duration) -> Duration {
+        loop {
+            self.run_until(self.now + SLICE);
+            if !self.is_sound() {
+                return Duration::ZERO;
+            }
+            if self.is_draining() {
+                self.calm = self.calm.max(self.now);
+            }
+            if self.now < self.calm {
+                continue;
+            }
+            let took = self.now - self.calm;
+            let away = self.away();
+            if away.is_empty() {
+                return took;
+            }
+            if took > within {
+                let (seconds, away) = (within.as_secs(), away.join(", "));
+                self.violate(format!("it does not serve {seconds} s after the last fault: {away}"));
+            }
+        }
+    }
+
+    fn outcome(self, recovery: Duration) -> Outcome {
+        let ended = |is_whole: bool| {
+            self.asked.iter().filter(|asked| asked.ended.as_ref().is_some_and(|end| end.is_ok() == is_whole)).count()
+        };
+        let (whole, errors, decisions) = (ended(true), ended(false), self.told.decisions);
+        Outcome { violation: self.violation, recovery, whole, errors, decisions, story: self.story.lines().to_vec() }
+    }
+}
+
+/// Lets a vote of so many members happen in which members are killed and go away as a script says.
+pub fn run_vote(members: usize, away: &[usize], turns: &[Turn], seed: u64, is_told: bool) -> Outcome {
+    let committed = Committed { epoch: Epoch(1), topology: topology(&format!("tp{members}")) };
+    let exclude_after = Duration::from_millis(500);
+    let mut world = World::new(seed, &committed, false, exclude_after, Story::new(is_told));
+    world.run_until(Duration::from_secs(2));
+    world.set_away(away);
+    world.follow(turns.to_vec());
+    for _ in 0..=turns.len() {
+        let left = world.steps_left();
+        let end = world.now + Duration::from_secs(8);
+        while world.is_sound() && world.now < end && world.steps_left() == left {
+            world.run_until(world.now + SLICE);
+        }
+    }
+    world.follow(Vec::new());
+    world.set_away(&[]);
+    world.calm = world.now + Duration::from_millis(500);
+    let recovery = world.wait_until_served(RECOVERY);
+    world.outcome(recovery)
+}
+
+/// Scripts that kill a voter or the proposer at each message boundary of two votes in a row, in which other members are away.
+pub fn vote_scripts(members: usize, victims: usize) -> (Vec<usize>, Vec<Vec<Turn>>) {
+    let (first, second) = if members < 5 { (vec![1], vec![2]) } else { (vec![1, 3], vec![2, 4]) };
+    let messages = 4 * (members - first.len());
+    let there = |away: &[usize]| (0..members).filter(|node| !away.contains(node)).take(victims).collect::<Vec<_>>();
+    let mut scripts = Vec::new();
+    for one in 1..=messages {
+        for kill_one in there(&first) {
+            for two in 1..=messages {
+                for kill_two in there(&second) {
+                    let then = Turn { after: one, kill: kill_one, away: second.clone() };
+                    let last = Turn { after: two, kill: kill_two, away: first.clone() };
+                    scripts.push(vec![then, last]);
+                }
+            }
+        }
+    }
+    (first, scripts)
+}

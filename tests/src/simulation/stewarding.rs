@@ -1,0 +1,162 @@
+//! Sends a steward's questions and passes the answers on: sessions with deadlines, dials that find nobody.
+use std::time::Duration;
+
+use daemon::node::steward::{Ask, Question, Reply};
+use shared::{
+    ids::RequestId,
+    protocol::{
+        error::{Fault, FaultKind},
+        message::{Request, RequestBody, ResponseBody},
+        recovery::{RecoveryAsk, Standing},
+    },
+    topology::replan::replan,
+};
+
+use super::{
+    network::{End, Packet},
+    world::{Own, World, name},
+};
+
+/// A node must be connected within this.
+const DIAL: Duration = Duration::from_millis(1500);
+/// A planner reads the model's file.
+const PLAN: Duration = Duration::from_millis(20);
+
+impl World {
+    /// The steward looks, with what its own node says.
+    pub(super) fn look(&mut self, node: usize, own: Standing) {
+        let now = self.since(node);
+        let Some(process) = &mut self.machines[node].process else { return };
+        let asks = process.steward.look(now, own);
+        self.ask(node, asks);
+    }
+
+    /// An answer for the steward.
+    pub(super) fn hear(&mut self, node: usize, question: Question, reply: Reply) {
+        let now = self.since(node);
+        let Some(process) = &mut self.machines[node].process else { return };
+        if !process.steward.is_busy() {
+            return;
+        }
+        let before = process.steward.said().to_owned();
+        let asks = process.steward.hear(now, question, reply);
+        let after = process.steward.said().to_owned();
+        if before != after && !after.is_empty() {
+            self.story.say(self.now, &name(node), || format!("steward: {after}"));
+        }
+        self.ask(node, asks);
+    }
+
+    fn ask(&mut self, node: usize, asks: Vec<Ask>) {
+        for ask in asks {
+            match ask {
+                Ask::Node { question, address, body, within } => self.ask_node(node, question, &address, body, within),
+                Ask::Content { question, .. } => self.own_later(node, PLAN, Own::SameContent(question)),
+                Ask::Plan { question, before, stay } => {
+                    let planned = replan(&before, &stay, &self.sizes);
+                    let planned = planned.map_err(|reason| FaultKind::TopologyInvalid { reason });
+                    self.own_later(node, PLAN, Own::Planned(question, Box::new(planned)));
+                }
+            }
+        }
+        let Some(process) = &mut self.machines[node].process else { return };
+        if !process.steward.is_busy() {
+            process.asked.clear();
+            let wait = process.steward.wait();
+            self.own_later(node, wait, Own::Look);
+        }
+    }
+
+    fn ask_node(&mut self, node: usize, question: Question, address: &str, body: RequestBody, within: Duration) {
+        if let RequestBody::Recovery(ask) = &body
+            && let RecoveryAsk::Learn(next) = &**ask
+        {
+            self.check_committed(node, next);
+        }
+        let Some(to) = self.index_of(address) else {
+            return self.own_later(node, DIAL, Own::Unreachable(question));
+        };
+        let known = self.machines[node].process.as_ref().and_then(|process| process.sessions.get(&to).copied());
+        let known =
+            known.filter(|number| self.network.connections.get(number).is_some_and(|connection| connection.is_open[0]));
+        let number = match known {
+            Some(number) => number,
+            None => {
+                let Some(number) = self.dial(node, to) else {
+                    let is_refused = !self.is_unreachable(node, to);
+                    let delay = if is_refused { Duration::from_millis(1) } else { DIAL };
+                    return self.own_later(node, delay, Own::Unreachable(question));
+                };
+                number
+            }
+        };
+        let Some(process) = &mut self.machines[node].process else { return };
+        process.sessions.insert(to, number);
+        process.requests += 1;
+        let id = RequestId(process.requests);
+        process.asked.insert((number, id), question);
+        self.send(number, 0, Packet::Request(Box::new(Request { id, body })));
+        self.own_later(node, within, Own::Overdue(number, id));
+    }
+
+    /// Whether a dial gets no answer at all.
+    pub(super) fn is_unreachable(&self, from: usize, to: usize) -> bool {
+        let machine = &self.machines[to];
+        from != to
+            && (!machine.has_power
+                || self.network.is_cut(from, to)
+                || self.network.is_cut(to, from)
+                || machine.process.as_ref().is_some_and(|process| process.is_stopped))
+    }
+
+    /// Opens a connection if a daemon answers.
+    pub(super) fn dial(&mut self, from: usize, to: usize) -> Option<u64> {
+        if self.is_unreachable(from, to) {
+            return None;
+        }
+        let own = End { node: from, life: self.life(from)? };
+        let other = End { node: to, life: self.life(to)? };
+        Some(self.network.open(own, other))
+    }
+
+    /// A deadline of a question has passed.
+    pub(super) fn overdue(&mut self, node: usize, number: u64, id: RequestId) {
+        let Some(process) = &mut self.machines[node].process else { return };
+        let Some(question) = process.asked.remove(&(number, id)) else { return };
+        let kind = FaultKind::Timeout { what: "an answer".into(), seconds: 3 };
+        self.hear(node, question, Reply::Node(Err(Fault::new("peer", kind))));
+    }
+
+    /// Nobody could be dialled.
+    pub(super) fn unreachable(&mut self, node: usize, question: Question) {
+        let kind = FaultKind::Unreachable { address: "peer".into(), reason: "no answer".into() };
+        self.hear(node, question, Reply::Node(Err(Fault::new("peer", kind))));
+    }
+
+    /// A response for the steward.
+    pub(super) fn answered(&mut self, node: usize, number: u64, id: RequestId, body: ResponseBody) {
+        let Some(process) = &mut self.machines[node].process else { return };
+        if matches!(body, ResponseBody::Loading(_)) {
+            return;
+        }
+        let Some(question) = process.asked.remove(&(number, id)) else { return };
+        let reply = match body {
+            ResponseBody::Failed(fault) => Err(fault),
+            body => Ok(body),
+        };
+        self.hear(node, question, Reply::Node(reply));
+    }
+
+    /// A session of the steward is gone: its open questions fail.
+    pub(super) fn session_lost(&mut self, node: usize, number: u64) {
+        let Some(process) = &mut self.machines[node].process else { return };
+        process.sessions.retain(|_, session| *session != number);
+        let open: Vec<(u64, RequestId)> = process.asked.keys().copied().filter(|(of, _)| *of == number).collect();
+        for key in open {
+            let Some(process) = &mut self.machines[node].process else { return };
+            let Some(question) = process.asked.remove(&key) else { continue };
+            let kind = FaultKind::SessionLost { reason: "closed by the node".into() };
+            self.hear(node, question, Reply::Node(Err(Fault::new("peer", kind))));
+        }
+    }
+}
