@@ -142,7 +142,7 @@ def round_of(name, nodes, model, arguments, cold):
     # Every letter of the made-up vocabulary's text is a token.
     prompt = "a" * (arguments.prompt_tokens - 2)
     context = str(arguments.prompt_tokens + arguments.tokens + 8)
-    answer = console("generate", "--nodes", addresses, "--model", model, "--prompt", prompt, "--max-tokens", str(arguments.tokens),
+    answer = console("generate", "--yes", "--nodes", addresses, "--model", model, "--prompt", prompt, "--max-tokens", str(arguments.tokens),
                      "--temperature", "0", "--context", context, "--kv", arguments.kv, "--json")
     status = console("status", "--nodes", addresses, "--json")["nodes"]
     for node in nodes:

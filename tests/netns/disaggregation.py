@@ -81,7 +81,7 @@ def gaps(arguments, model, topology, nodes):
     with Network(nodes, arguments.rate) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         network.add_daemons(cluster, SETTINGS, pin=True)
         addresses = ",".join(daemon.address for daemon in cluster.daemons)
-        common = ["generate", "--nodes", addresses, "--model", os.path.basename(model), "--topology", topology, "--temperature", "0"]
+        common = ["generate", "--yes", "--nodes", addresses, "--model", os.path.basename(model), "--topology", topology, "--temperature", "0"]
         common += ["--context", str(arguments.context)]
         bramble.console(*common, "--prompt", "ab", "--max-tokens", "2", enter=network.enter())
         # Beside it there is room for the long prompt.

@@ -222,7 +222,7 @@ def console(*arguments, enter=(), patience=PATIENCE, is_good=(0,)):
 def generate(daemons, model, prompt, tokens, *more, enter=(), context=None):
     """The most probable continuation of a prompt on these daemons."""
     nodes = ",".join(daemon.address for daemon in daemons)
-    command = ["generate", "--nodes", nodes, "--model", model, "--prompt", prompt, "--max-tokens", str(tokens), "--temperature", "0"]
+    command = ["generate", "--yes", "--nodes", nodes, "--model", model, "--prompt", prompt, "--max-tokens", str(tokens), "--temperature", "0"]
     return console(*command, *(["--context", str(context)] if context else []), *more, enter=enter)
 
 

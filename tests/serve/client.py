@@ -18,6 +18,8 @@ class Answer:
     def __init__(self):
         self.status, self.headers, self.body = 0, {}, b""
         self.text, self.finish, self.whole, self.error = "", None, False, None
+        # Error objects of the body in order, what the end counts, and lines that came after the end.
+        self.faults, self.usage, self.after_end = [], None, 0
         self.first_byte = self.first_token = self.end = None
         self.tokens = []
 
@@ -50,12 +52,12 @@ async def lines_of(reader, headers):
         yield rest
 
 
-async def ask(host, method, path, body=None, headers=None, on_text=None):
-    """One request; of a stream of events the text, as it came."""
+async def ask(host, method, path, body=None, headers=None, on_text=None, connect=None):
+    """One request; of a stream of events the text, as it came. `connect`: opens the connection instead, for example in a namespace."""
     answer, began = Answer(), time.monotonic()
     writer = None
     try:
-        reader, writer = await asyncio.open_connection(host, PORT, limit=1 << 24)
+        reader, writer = await (connect() if connect else asyncio.open_connection(host, PORT, limit=1 << 24))
         writer.write(request_bytes(host, method, path, body, headers))
         await writer.drain()
         head = await reader.readuntil(b"\r\n\r\n")
@@ -83,12 +85,15 @@ def take(answer, line, began, on_text):
     if not line.startswith(b"data:"):
         return
     payload = line[5:].strip()
+    answer.after_end += answer.whole
     if payload == b"[DONE]":
         answer.whole = True
         return
     event = json.loads(payload)
     if "error" in event:
         answer.error = event["error"]["message"]
+        answer.faults.append(event["error"])
+    answer.usage = event.get("usage") or answer.usage
     for choice in event.get("choices", []):
         text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
         if text:
@@ -100,10 +105,10 @@ def take(answer, line, began, on_text):
         answer.finish = choice.get("finish_reason") or answer.finish
 
 
-def complete(host, prompt, tokens, on_text=None, headers=None, **more):
+def complete(host, prompt, tokens, on_text=None, headers=None, connect=None, **more):
     """A completion as a stream."""
     body = {"prompt": prompt, "max_tokens": tokens, "stream": True, **more}
-    return ask(host, "POST", "/v1/completions", body, headers, on_text)
+    return ask(host, "POST", "/v1/completions", body, headers, on_text, connect)
 
 
 def percentile(values, share):

@@ -22,14 +22,14 @@ TOKENS = 32
 UNFINISHED = b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03"
 MALFORMED = [
     b"GARBAGE\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n{bad}",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n{}",
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 12\r\n\r\n{\"messages\":1",
-    b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 5\r\n\r\n{bad}",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99999999\r\n\r\n{}",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n{\"messages\":1",
+    b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
     UNFINISHED,
-    b"DELETE /v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 60\r\n\r\n" + b'{"model":"m","prompt":"x","max_tokens":-5,"temperature":"hot"}'[:60],
+    b"DELETE /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 60\r\n\r\n" + b'{"model":"m","prompt":"x","max_tokens":-5,"temperature":"hot"}'[:60],
 ]
 
 

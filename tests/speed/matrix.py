@@ -33,7 +33,7 @@ def measure(arguments, model, name, kernels=None):
             core = str(cores[index % len(cores)])
             cluster.add(f"pi{index + 1}", address, enter=["taskset", "-c", core, *enter], settings=bramble.QUIET, more=["--threads", "1", "--http", "off"])
         nodes = ",".join(daemon.address for daemon in cluster.daemons)
-        command = [bramble.program("console"), "bench", "matrix", "--reduced", "--nodes", nodes, "--model", model, "--out", out, "--commit", name]
+        command = [bramble.program("console"), "bench", "matrix", "--yes", "--reduced", "--nodes", nodes, "--model", model, "--out", out, "--commit", name]
         begin = time.monotonic()
         if subprocess.run(command, stdin=subprocess.DEVNULL, timeout=2 * LONGEST_S).returncode:
             sys.exit(f"the matrix of {name} failed")

@@ -77,7 +77,7 @@ def profile(daemons, model, tokens, slowed, arguments):
         stopper.start()
     try:
         # The first token is the prompt's.
-        command = ["profile", "--nodes", nodes, "--model", model, "--prompt", bramble.letters(8), "--max-tokens", str(tokens + 1)]
+        command = ["profile", "--yes", "--nodes", nodes, "--model", model, "--prompt", bramble.letters(8), "--max-tokens", str(tokens + 1)]
         answer = bramble.console(*command, "--temperature", "0", "--context", "512", "--records", records)
     finally:
         share = stopper.end() if stopper else 0.0
