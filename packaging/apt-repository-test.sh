@@ -22,7 +22,7 @@ package() { # package VERSION: a package that holds a text
 }
 apt() {
     apt-get -q -o Dir="$work/apt" -o Dir::State::status="$work/apt/status" -o APT::Architecture=amd64 -o APT::Architectures=amd64 \
-        -o Dir::Etc::sourcelist="$work/apt/sources.list" -o Dir::Etc::sourceparts=- -o APT::Sandbox::User=root -o Debug::NoLocking=true "$@"
+        -o Dir::Etc::sourcelist="$work/apt/sources.list" -o Dir::Etc::sourceparts=- -o APT::Sandbox::User=root -o Acquire::Check-Date=true -o Acquire::Check-Valid-Until=true -o Debug::NoLocking=true "$@"
 }
 
 package 1.0
@@ -55,6 +55,12 @@ gzip -9nkf "$work/repository/Packages"
 rm -rf "$work"/apt/var/lib/apt/lists/* && mkdir -p "$work/apt/var/lib/apt/lists/partial"
 apt update >"$work/log" 2>&1 && ! grep -q "^[EW]:" "$work/log" && fail "apt takes a changed list"
 apt -s upgrade 2>/dev/null | grep -q '6\.6' && fail "apt believes a changed list"
+# A list that is over: an attacker who holds back the new one.
+rm -rf "$work/repository" && cp -r "$work/good" "$work/repository"
+BRAMBLE_APT_DAYS=-1 packaging/apt-repository.sh "$work/repository"
+rm -rf "$work"/apt/var/lib/apt/lists/* && mkdir -p "$work/apt/var/lib/apt/lists/partial"
+apt update >"$work/log" 2>&1 && ! grep -q "^[EW]:" "$work/log" && fail "apt takes a list that is over"
+grep -qi "expired" "$work/log" || { cat "$work/log" >&2; fail "apt does not say that the list is over"; }
 # A good list signed by somebody else.
 rm -rf "$work/repository" && cp -r "$work/good" "$work/repository"
 BRAMBLE_APT_KEY=$work/other packaging/apt-repository.sh "$work/repository" 2>/dev/null

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # A signed flat apt repository: packaging/apt-repository.sh FOLDER FILE.deb.. adds the packages to FOLDER and signs it anew.
 # GPG_KEY names the signing key (fingerprint, in GNUPGHOME); without it one is made and kept in ~/.config/bramble/apt-key.
+# BRAMBLE_APT_DAYS is how long apt believes the list (default 180): run it again, with no FILE.deb, before they are over.
 set -euo pipefail
 fail() { echo "apt-repository: $*" >&2; exit 1; }
 [ $# -ge 1 ] || fail "usage: apt-repository.sh FOLDER FILE.deb.."
+days=${BRAMBLE_APT_DAYS:-180}
+[[ $days =~ ^-?[0-9]{1,4}$ ]] || fail "BRAMBLE_APT_DAYS is $days, not a number of days"
 for program in dpkg-scanpackages gpg gzip sha256sum; do
     command -v "$program" >/dev/null || fail "needs $program: apt-get install dpkg-dev gpg"
 done
@@ -45,6 +48,8 @@ gzip -9nk "$new/Packages"
     echo "Suite: stable"
     echo "Architectures: $(sed -n 's/^Architecture: //p' "$new/Packages" | sort -u | tr '\n' ' ' | sed 's/ $//')"
     echo "Date: $(date -Ru)"
+    # Whoever carries an old list on cannot keep nodes on it for longer.
+    echo "Valid-Until: $(date -Ru -d "$days days")"
     echo "SHA256:"
     for name in Packages Packages.gz; do
         printf ' %s %s %s\n' "$(sha256sum "$new/$name" | cut -d' ' -f1)" "$(stat -c %s "$new/$name")" "$name"
@@ -59,6 +64,10 @@ On each node, once, with the address under which this folder is served (or file:
     sudo curl -fsSo /usr/share/keyrings/bramble.gpg ADDRESS/bramble.gpg
     echo 'deb [signed-by=/usr/share/keyrings/bramble.gpg] ADDRESS ./' | sudo tee /etc/apt/sources.list.d/bramble.list
     sudo apt update && sudo apt install bramble-daemon bramble-console
+
+Is it the right key? Over http the network decides what you get. Compare the fingerprint with the one that you were told by another way:
+
+    gpg --show-keys /usr/share/keyrings/bramble.gpg
 
 From then on: sudo apt update && sudo apt upgrade on each node, then console restart, which brings the new version in node by node.
 Key: $GPG_KEY

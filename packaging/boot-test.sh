@@ -110,6 +110,7 @@ ctr systemctl start bramble-governor || fail "the governor's unit fails where th
 is NRestarts 0 || fail "it was restarted by itself"
 is User bramble || fail "it does not run as bramble"
 within 5 "a status text" is_not StatusText ""
+[ "$(ctr stat -c '%a %U:%G' /etc/bramble/bramble.toml)" = "640 root:bramble" ] || fail "others can read the settings"
 [ "$(ctr cat /run/bramble/brambled.pid)" = "$(property MainPID)" ] || fail "the PID file is wrong"
 within 15 "port 9999 answers" answers
 ctr console status --nodes 127.0.0.1
