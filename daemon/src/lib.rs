@@ -13,6 +13,7 @@ pub mod model;
 pub mod node;
 pub mod pair;
 mod print;
+mod priority;
 pub mod serve;
 pub mod store;
 pub mod text;

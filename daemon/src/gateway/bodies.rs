@@ -16,6 +16,7 @@ use futures_core::Stream;
 use memmap2::MmapMut;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
+    task::yield_now,
     time::{timeout, timeout_at},
 };
 
@@ -191,6 +192,10 @@ impl Bodies {
                 Kept::Long(..) => {}
             }
             bytes.push(&part);
+            if matches!(bytes, Kept::Long(..)) {
+                // What has come of a long body is taken in turn with everything else.
+                yield_now().await;
+            }
         }
         if let Kept::Long(_, length) = &bytes {
             self.long.change(&mut held, *length)?;

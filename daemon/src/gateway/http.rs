@@ -4,7 +4,7 @@ use std::{
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context, Poll},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use axum::{
@@ -18,7 +18,6 @@ use axum::{
 };
 use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
-use tokio::{task::spawn_blocking, time::timeout};
 
 use super::{
     Gateway,
@@ -34,8 +33,6 @@ use super::{
 
 /// Bodies up to this are read also when nothing comes of them.
 const BRIEF_BYTES: usize = 16 << 10;
-/// A long body waits so long for those before it to be parsed.
-const PARSING: Duration = Duration::from_secs(10);
 /// Longest request id that is taken over.
 const ID_BYTES_MAX: usize = 128;
 /// Traces that are given where no number is asked for.
@@ -159,16 +156,7 @@ async fn parse(gateway: &Gateway, kind: Kind, received: Received, seed: u64) -> 
     if bytes.len() <= SHORT_BYTES {
         return Ok((read(kind, &bytes, seed, bounds)?, held));
     }
-    let place = timeout(PARSING, Arc::clone(&gateway.parsing).acquire_owned()).await;
-    let Ok(Ok(place)) = place else { return Err(ApiError::bodies_full(bytes.len())) };
-    let parsed = spawn_blocking(move || {
-        let _place = place;
-        read(kind, &bytes, seed, bounds)
-    });
-    let asked = parsed.await.unwrap_or_else(|error| {
-        tracing::error!("a body of a request could not be read: {error}");
-        Err(ApiError::malformed("the body cannot be read; look at the log of this node"))
-    })?;
+    let asked = gateway.parsing.run(bytes.len(), move || read(kind, &bytes, seed, bounds)).await?;
     gateway.bodies.settle(&mut held, asked.bytes())?;
     Ok((asked, held))
 }

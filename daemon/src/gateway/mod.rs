@@ -17,6 +17,7 @@ mod metrics;
 mod object;
 mod outline;
 mod pages;
+mod parsing;
 mod pinned;
 mod request;
 mod route;
@@ -37,7 +38,6 @@ use anyhow::Context;
 use shared::protocol::{handshake::Identity, recovery::Committed};
 use tokio::{
     net::TcpListener,
-    sync::Semaphore,
     task::JoinHandle,
     time::{sleep, timeout},
 };
@@ -45,11 +45,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
     admission::Admission, answer::Sessions, bodies::Bodies, cluster::Cluster, health::Load, metrics::Metrics,
-    trace::Traces,
+    parsing::Parsing, trace::Traces,
 };
-
-/// Long bodies that are parsed at the same time.
-const PARSING_MAX: usize = 2;
 
 /// What clients are told at the end of the drain must be with them in this time.
 const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -67,8 +64,7 @@ struct Gateway {
     /// Answers under way.
     running: AtomicU32,
     bodies: Bodies,
-    /// Places to parse long ones.
-    parsing: Arc<Semaphore>,
+    parsing: Parsing,
     /// Cancelled when answers that still run must end.
     cut: CancellationToken,
 }
@@ -126,7 +122,7 @@ pub fn serve(
         loading: Mutex::new(None),
         running: AtomicU32::new(0),
         bodies,
-        parsing: Arc::new(Semaphore::new(PARSING_MAX)),
+        parsing: Parsing::default(),
         cut: cut.clone(),
         cluster: Arc::clone(&cluster),
     };

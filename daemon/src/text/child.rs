@@ -20,6 +20,7 @@ use super::{
     inline::Inline,
     refused,
 };
+use crate::priority::{PREPARING, give_way};
 
 /// Stack of the work: a good half of what compiles schemas elsewhere, so that what passes here passes there.
 const STACK_BYTES: usize = 24 << 20;
@@ -29,6 +30,7 @@ const STACK_BYTES: usize = 24 << 20;
 /// # Errors
 /// Standard input is no socket, or limits cannot be set.
 pub fn run() -> anyhow::Result<()> {
+    give_way(PREPARING);
     // The socket's end says the same, but not while it works.
     set_pdeathsig(Signal::SIGKILL)?;
     setrlimit(Resource::RLIMIT_CORE, 0, 0)?;

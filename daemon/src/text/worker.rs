@@ -36,8 +36,6 @@ const PROMPTLY: Duration = Duration::from_secs(10);
 const RESIDENT_MAX: u64 = 64 << 20;
 /// What a child says last, in bytes.
 const LAST_WORDS_MAX: u64 = 4096;
-/// How nice a child is to what computes.
-const NICENESS: &str = "10";
 
 /// How a child is started.
 #[derive(Clone, Debug)]
@@ -176,12 +174,7 @@ impl Worker {
         let (socket, end) = UnixStream::pair()?;
         socket.set_read_timeout(Some(LOOK))?;
         socket.set_write_timeout(Some(PROMPTLY))?;
-        let nice: Vec<OsString> = ["nice", "-n", NICENESS].into_iter().map(OsString::from).collect();
-        let child = match spawn(&[nice.as_slice(), &self.program.0].concat(), &end) {
-            // Without the command it is as urgent as all others.
-            Err(error) if error.kind() == ErrorKind::NotFound => spawn(&self.program.0, &end)?,
-            child => child?,
-        };
+        let child = spawn(&self.program.0, &end)?;
         // One that ended already is found out by what it is asked.
         let _ = frame::write(&socket, &self.beginning);
         Ok(Alive { child, socket })

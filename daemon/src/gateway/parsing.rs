@@ -1,0 +1,74 @@
+//! Long bodies are parsed on threads of their own, few at a time, that give way to what computes.
+use std::{sync::Arc, thread, time::Duration};
+
+use tokio::{
+    sync::{Semaphore, oneshot},
+    time::timeout,
+};
+
+use super::error::ApiError;
+use crate::priority::{PARSING, give_way};
+
+/// Bodies that are parsed at the same time.
+const PLACES: usize = 2;
+/// A body waits so long for those before it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The places where long bodies are parsed.
+#[derive(Debug)]
+pub(super) struct Parsing(Arc<Semaphore>);
+
+impl Default for Parsing {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(PLACES)))
+    }
+}
+
+impl Parsing {
+    /// What `parse` makes of a body of so many bytes.
+    ///
+    /// # Errors
+    /// Too many others wait, or what `parse` says.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        parse: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let Ok(Ok(place)) = timeout(PATIENCE, Arc::clone(&self.0).acquire_owned()).await else {
+            return Err(ApiError::bodies_full(bytes));
+        };
+        let (sender, parsed) = oneshot::channel();
+        let thread = thread::Builder::new().name("parsing".into()).spawn(move || {
+            let _place = place;
+            give_way(PARSING);
+            // A client that is gone does not need it.
+            _ = sender.send(parse());
+        });
+        if let Err(error) = thread {
+            tracing::error!("no thread to parse a body of {bytes} bytes: {error}");
+            return Err(ApiError::bodies_full(bytes));
+        }
+        parsed.await.unwrap_or_else(|_| {
+            tracing::error!("parsing a body of {bytes} bytes panicked");
+            Err(ApiError::malformed("the body cannot be read; look at the log of this node"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_body_is_parsed_by_a_thread_that_gives_way_and_a_panic_is_an_error() {
+        let own = rustix::process::getpriority_process(None).expect("it can be read");
+        let parsing = Parsing::default();
+        let found = parsing.run(1, || Ok(rustix::process::getpriority_process(None))).await.expect("there is room");
+        assert_eq!(found, Ok((own + PARSING).min(19)));
+        assert_eq!(rustix::process::getpriority_process(None), Ok(own), "only that thread");
+        for _ in 0..PLACES + 1 {
+            let panicked = parsing.run::<()>(1, || panic!("a test's")).await.expect_err("there is no result");
+            assert_eq!(panicked.status.as_u16(), 400);
+        }
+    }
+}
