@@ -242,7 +242,11 @@ mod tests {
         assert_eq!(home().default_cluster().map(|(name, _)| name), Some("lab"));
         let none = Clusters { default: None, ..home() };
         let of_0_1 = "last = \"lab\"\n[cluster.home]\nnodes = [\"a\"]\n[cluster.lab]\nnodes = [\"b\"]\n";
-        assert_eq!(Clusters::parse(of_0_1).map(|read| read.default_cluster().is_none()), Ok(true), "nobody chose it");
+        assert_eq!(
+            Clusters::parse(of_0_1).map(|read| read.default_cluster().is_none()),
+            Ok(true),
+            "the cluster used last is not a choice"
+        );
         assert_eq!(none.default_cluster(), None, "of two, none is meant");
         let mut one = none.clone();
         one.all.remove("lab");

@@ -21,39 +21,15 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 RELEASE = os.path.join(ROOT, "target", "release")
 FOLDER = os.path.join(ROOT, "target", "limits")
 PATIENCE = 600
-
-
-class Group:
-    """A memory control group of one daemon, of either version."""
-
-    def __init__(self, name, limit):
-        self.limit, self.folder = limit, None
-        for base, file in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
-            folder = os.path.join(base, "bramble-limits-" + name)
-            try:
-                os.makedirs(folder, exist_ok=True)
-                with open(os.path.join(folder, file), "w") as out:
-                    out.write(str(limit))
-                self.folder = folder
-                return
-            except OSError as error:
-                self.reason = f"{file}: {error.strerror}"
-
-    def enter(self):
-        if self.folder:
-            with open(os.path.join(self.folder, "cgroup.procs"), "w") as out:
-                out.write(str(os.getpid()))
-
-    def remove(self):
-        if self.folder:
-            os.rmdir(self.folder)
+sys.path.append(os.path.join(ROOT, "tests", "python"))
+import groups
 
 
 class Node:
     def __init__(self, index, arguments):
         self.name, self.address = f"pi{index}", f"127.91.7.{index}:9999"
         self.state = os.path.join(FOLDER, "state", self.name)
-        self.group = Group(self.name, arguments.limit_mb << 20) if arguments.limit_mb else None
+        self.group = groups.Group(self.name, arguments.limit_mb << 20) if arguments.limit_mb else None
         self.process, self.log = None, None
 
     def start(self):
@@ -62,8 +38,8 @@ class Node:
         command = [os.path.join(RELEASE, "brambled"), "--listen", self.address, "--name", self.name, "--exit-with-parent"]
         command += ["--models", FOLDER, "--state", self.state]
         with open(self.log, "w") as log:
-            enter = self.group.enter if self.group else None
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log, preexec_fn=enter)
+            enter = self.group.enter() if self.group else []
+            self.process = subprocess.Popen([*enter, *command], stdin=subprocess.PIPE, stderr=log)
 
     def stop(self):
         if self.process and self.process.poll() is None:

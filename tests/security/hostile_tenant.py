@@ -29,6 +29,7 @@ import attacks
 import bramble
 import client
 import gguf
+import groups
 import tenancy
 
 DEMO = os.path.join(bramble.ROOT, "packaging", "demo", "bard-q8_0.gguf")
@@ -56,7 +57,7 @@ class Tenants:
         self.dead, self.failed, self.rows, self.groups, self.number = [], [], [], [], 0
         self.model, self.idle, self.peak = None, {}, {}
         for index, address in enumerate(bramble.loopback(NODES)):
-            group = tenancy.Group(f"pi{index + 1}", LIMIT)
+            group = groups.Group(f"pi{index + 1}", LIMIT)
             self.groups.append(group)
             cluster.add(f"pi{index + 1}", address, enter=group.enter(), settings=f'key_file = "{key}"\n{SETTINGS}')
         self.daemons = cluster.daemons

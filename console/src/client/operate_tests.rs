@@ -71,14 +71,14 @@ async fn an_assignment_is_aborted_while_nodes_load_and_all_forget_it() {
     let (stop, loads) = (CancellationToken::new(), Mutex::new(Vec::<LoadProgress>::new()));
     let tell = |event| {
         if let AssignEvent::Loading { node: 1, progress } = event {
-            loads.lock().expect("nobody panicked").push(progress);
+            loads.lock().expect("the lock is not poisoned").push(progress);
             stop.cancel();
         }
     };
     let result = assign_until(&open(&nodes).await, &wanted(2), &stop, &tell).await;
     let fault = result.expect_err("it was aborted");
     assert!(matches!(fault.kind, FaultKind::AssignmentAborted { .. }), "{fault}");
-    assert!(!loads.lock().expect("nobody panicked").is_empty());
+    assert!(!loads.lock().expect("the lock is not poisoned").is_empty());
     assert!(nodes.iter().all(|node| node.asked().contains(&"abort")), "{:?}", nodes[0].asked());
     assert!(!nodes[0].asked().contains(&"commit"));
 }

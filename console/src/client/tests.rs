@@ -57,9 +57,9 @@ fn request() -> Generate {
 /// Assigns on all nodes, and returns what it told.
 pub(super) async fn assigns(nodes: &[FakeNode]) -> (Result<Assigned, Fault>, Vec<AssignEvent>) {
     let told = Mutex::new(Vec::new());
-    let tell = |event| told.lock().expect("nobody panicked").push(event);
+    let tell = |event| told.lock().expect("the lock is not poisoned").push(event);
     let result = assign(&open(nodes).await, &wanted(nodes.len() as u16), &tell).await;
-    (result, told.into_inner().expect("nobody panicked"))
+    (result, told.into_inner().expect("the lock is not poisoned"))
 }
 
 #[tokio::test]
@@ -348,7 +348,7 @@ async fn operates<T, F: Future<Output = T>>(
 ) -> (T, Vec<OperateEvent>) {
     let told = Arc::new(Mutex::new(Vec::new()));
     let result = run(Arc::clone(&told)).await;
-    let events = told.lock().expect("nobody panicked").clone();
+    let events = told.lock().expect("the lock is not poisoned").clone();
     (result, events)
 }
 
@@ -362,7 +362,7 @@ async fn a_rolling_restart_assigns_the_same_topology_after_each_node() {
     assigns(&nodes).await.0.expect("both nodes agree");
     let addresses = addresses(&nodes);
     let (result, told) = operates(|told| async move {
-        let tell = |event| told.lock().expect("nobody panicked").push(event);
+        let tell = |event| told.lock().expect("the lock is not poisoned").push(event);
         restart::restart(&addresses, &[1, 0], &AtomicBool::new(false), &tell).await
     })
     .await;
@@ -404,7 +404,7 @@ async fn a_restart_that_is_told_to_stop_names_the_nodes_that_remain() {
     let nodes = start(vec![Script::default(), Script::default()]).await;
     let addresses = addresses(&nodes);
     let (result, told) = operates(|told| async move {
-        let tell = |event| told.lock().expect("nobody panicked").push(event);
+        let tell = |event| told.lock().expect("the lock is not poisoned").push(event);
         restart::restart(&addresses, &[0, 1], &AtomicBool::new(true), &tell).await
     })
     .await;

@@ -105,9 +105,9 @@ fn a_frame_that_is_replayed_left_out_or_changed_is_refused_by_name() {
         assert_eq!(missing, SealError::Missing { number: 2, expected: 1 });
         for byte in [1, 20, 47, HEADER_BYTES, HEADER_BYTES + 5] {
             let changed = error(&|first, mut second, _| {
-                // The header stays one that can be: what is wrong is its tag.
+                // The header stays valid: only its tag is wrong.
                 second[if byte == 1 { 40 } else { byte }] ^= 4;
-                // Whoever changes a header on purpose also changes its checksum.
+                // An attacker who changes a header also changes its checksum.
                 let sum = checksum(&second[..HEADER_BYTES - 8]);
                 second[HEADER_BYTES - 8..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
                 [first, second].concat()

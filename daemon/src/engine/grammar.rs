@@ -400,7 +400,7 @@ mod tests {
         let mut alone = Grammars::new(Some(PieceSource { aside: |_| false, ..source }));
         alone.prepare();
         assert!(alone.is_ready(), "nobody else reads it");
-        assert!(alone.begin(&Grammar::Json).here().is_some(), "whom nobody prepared reads it");
+        assert!(alone.begin(&Grammar::Json).here().is_some(), "it is read when the first answer needs it");
         assert!(alone.factory.get().is_some() && Grammars::new(None).is_ready());
     }
 

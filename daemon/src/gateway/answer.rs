@@ -216,7 +216,7 @@ impl Answer {
                     }
                     None => self.rest = Some(token),
                 },
-                // Only an operator cancels it there: whoever listens here has not.
+                // The client has not cancelled it, so an operator did, on the head.
                 Ok(ResponseBody::Finished(finished)) if finished.reason == FinishReason::Cancelled => {
                     self.finish(finished);
                     self.gateway.metrics.cancelled();

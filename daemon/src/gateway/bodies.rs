@@ -1,10 +1,10 @@
 //! Bodies of requests: read with a deadline and at a minimum rate, and all of them together, with the prompts that come of them, within a
-//! budget of bytes. A request that holds part of the budget never waits for more, so no two of them wait for each other. Long bodies are kept
+//! budget of bytes and, where they are long, at a bounded rate. A request that holds part of the budget never waits for more, so no two of them wait for each other. Long bodies are kept
 //! in memory that the kernel gets back at once.
 use std::{
     ops::Deref,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -16,8 +16,7 @@ use futures_core::Stream;
 use memmap2::MmapMut;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    task::yield_now,
-    time::{timeout, timeout_at},
+    time::{sleep_until, timeout, timeout_at},
 };
 
 use super::error::ApiError;
@@ -35,6 +34,8 @@ const TIMES: Times = Times {
 };
 /// The minimum rate of a body after its grace, in bytes a second.
 const PACE: usize = 32 << 10;
+/// What all long bodies together may bring in a second: taking and parsing them costs a fifth of one core of the machine that measured it.
+const RATE: usize = 32 << 20;
 /// The unit in which bytes of short bodies are counted, and of long ones.
 const SHORT_UNIT: usize = 4 << 10;
 const LONG_UNIT: usize = 256 << 10;
@@ -62,6 +63,8 @@ pub(super) struct Bodies {
     times: Times,
     short: Pool,
     long: Pool,
+    /// When the next part of a long body may be taken.
+    next: Mutex<Instant>,
 }
 
 #[derive(Debug)]
@@ -135,7 +138,20 @@ impl Bodies {
     /// A budget for a machine with so many bytes of memory.
     pub(super) fn new(memory: u64) -> Self {
         let long = (memory / SHARE).clamp(*BUDGET.start(), *BUDGET.end()) as usize;
-        Self { times: TIMES, short: Pool::new(long / 8, SHORT_UNIT), long: Pool::new(long, LONG_UNIT) }
+        let (short, long) = (Pool::new(long / 8, SHORT_UNIT), Pool::new(long, LONG_UNIT));
+        Self { times: TIMES, short, long, next: Mutex::new(Instant::now()) }
+    }
+
+    /// Waits until so many bytes more of long bodies do not exceed their rate. Returns for how long.
+    async fn pace(&self, bytes: usize) -> Duration {
+        let now = Instant::now();
+        let until = {
+            let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+            *next = now.max(*next) + Duration::from_secs_f64(bytes as f64 / RATE as f64);
+            *next
+        };
+        sleep_until(until.into()).await;
+        now.elapsed()
     }
 
     /// Reads a body to its end. `length` is what its head says, if it does.
@@ -193,8 +209,7 @@ impl Bodies {
             }
             bytes.push(&part);
             if matches!(bytes, Kept::Long(..)) {
-                // What has come of a long body is taken in turn with everything else.
-                yield_now().await;
+                begun += self.pace(part.len()).await;
             }
         }
         if let Kept::Long(_, length) = &bytes {
@@ -330,6 +345,24 @@ mod tests {
         assert_eq!(more.code, "bodies_full");
         let never = bodies.settle(&mut held[0], budget + 1).expect_err("it can never be");
         assert_eq!(never.status.as_u16(), 413);
+    }
+
+    #[tokio::test]
+    async fn long_bodies_together_come_at_their_rate_and_short_ones_do_not_wait() {
+        let bodies = Arc::new(Bodies::new(0));
+        let begin = Instant::now();
+        let long = [(); 2].map(|()| {
+            let bodies = Arc::clone(&bodies);
+            tokio::spawn(async move { bodies.receive(whole(BODY_BYTES_MAX), None).await.map(drop) })
+        });
+        tokio::task::yield_now().await;
+        bodies.receive(whole(SHORT_BYTES), None).await.expect("it is read");
+        assert!(long.iter().any(|task| !task.is_finished()), "a short body goes past the long ones");
+        for task in long {
+            task.await.expect("no panic").expect("it is read");
+        }
+        let least = Duration::from_secs_f64(2.0 * (BODY_BYTES_MAX - SHORT_BYTES) as f64 / RATE as f64);
+        assert!(begin.elapsed() >= least, "{:?}, at least {least:?}", begin.elapsed());
     }
 
     #[tokio::test]

@@ -120,7 +120,7 @@ mod tests {
 
     impl Write for Shared {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().expect("nobody panicked").extend_from_slice(bytes);
+            self.0.lock().expect("the lock is not poisoned").extend_from_slice(bytes);
             Ok(bytes.len())
         }
 
@@ -141,7 +141,7 @@ mod tests {
             tracing::info!(by = name, display = %name, "audit: viewer {name}");
             tracing::info!("{}", "x".repeat(1 << 20));
         });
-        let written = String::from_utf8(written.0.lock().expect("nobody panicked").clone()).expect("UTF-8");
+        let written = String::from_utf8(written.0.lock().expect("the lock is not poisoned").clone()).expect("UTF-8");
         let lines: Vec<&str> = written.split_terminator('\n').collect();
         assert_eq!(lines.len(), 2, "{written}");
         assert!(!lines.iter().any(|line| line.chars().any(shared::text::is_unsafe)), "{written:?}");

@@ -163,7 +163,7 @@ mod tests {
         let sessions = [1, 2].map(|_| Audit::new(Some(Role::Viewer), "wall", &viewers));
         let told = (0..3000).filter(|line| sessions[line % 2].tell("restart", "refused")).count();
         assert!(told <= 60, "{told} lines");
-        assert!(viewers.lock().expect("nobody panicked").left_out() >= 2900);
+        assert!(viewers.lock().expect("the lock is not poisoned").left_out() >= 2900);
         let operator = Audit::new(Some(Role::Operator), "ann", &viewers);
         assert!(operator.tell("restart", "ok"), "a viewer's flood hides no operator");
     }

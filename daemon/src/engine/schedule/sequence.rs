@@ -104,7 +104,7 @@ impl Running {
         let count = self.acceptance.count(found, most, rows, costs);
         (self.found, self.accepted) = (found, 0);
         for index in found.next..found.next + count {
-            // What is repeated right now goes on with itself.
+            // A repetition that reaches the end of the text continues with its own drafts.
             let token = self.tokens.get(index).copied().unwrap_or_else(|| self.drafts[index - self.tokens.len()]);
             self.drafts.push(token);
         }

@@ -38,7 +38,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// As [`LOOK`] when it has been wrong for [`LONG`].
 const LOOK_SLOW: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(120);
-/// Members are voted out only when the same was decided for so long: whoever acts by hand goes first.
+/// Members are voted out only when the same was decided for so long, which leaves an operator the time to act first.
 const SETTLE: Duration = Duration::from_secs(2);
 /// A member that serves is stopped only when its replica was broken for so long: a look may fall into the moment in which it came up.
 const RETAKE: Duration = Duration::from_secs(1);

@@ -13,7 +13,7 @@ const LOCK_FILE: &str = "lock";
 /// Held for as long as the daemon runs.
 #[derive(Debug)]
 pub struct StateLock {
-    /// `None` on a disk that cannot be written: nobody else can write there, either.
+    /// `None` on a disk that cannot be written: no other daemon can write to it either.
     _file: Option<File>,
 }
 
