@@ -84,7 +84,7 @@ fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Syn
             while let Some(progress) = receiver.blocking_recv() {
                 match progress {
                     Progress::Finished(..) => orders.send(EngineOrder::Stop).expect("the engine listens"),
-                    Progress::Started(..) | Progress::Token(..) | Progress::Kv(_) => {}
+                    Progress::Started(..) | Progress::Dispatched(_) | Progress::Token(..) | Progress::Kv(_) => {}
                     other => panic!("{other:?}"),
                 }
             }

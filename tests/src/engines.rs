@@ -275,7 +275,7 @@ fn collect(receiver: &mpsc::Receiver<Progress>, count: usize) -> Vec<Answer> {
                 answers.insert(key, Answer { refused: Some(fault), ..Answer::default() });
                 done += 1;
             }
-            Ok(Progress::Kv(_)) => {}
+            Ok(Progress::Kv(_) | Progress::Dispatched(_)) => {}
             Ok(other) => panic!("{other:?}"),
             Err(RecvTimeoutError::Timeout) => panic!("nothing happens for {PATIENCE:?}, {done} of {count} are done"),
             Err(RecvTimeoutError::Disconnected) => panic!("the engine ended"),

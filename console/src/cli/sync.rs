@@ -16,7 +16,10 @@ use super::{
     look::{Look, Seen, look_at},
     options::Nodes,
     output,
-    profile::straggler::{self, Straggler},
+    profile::{
+        beside,
+        straggler::{self, Straggler},
+    },
 };
 use crate::{
     client::{assign::records, cluster::Cluster},
@@ -64,7 +67,8 @@ pub(super) async fn straggler(
     let found = Picture::of(cluster, &members)?.straggler;
     Ok(found.map(|found| {
         let of = &members[found.member];
-        (of.name.clone(), output::clean(&found.sentence(&of.name, &of.health)))
+        let others = others(&members, found.member);
+        (of.name.clone(), output::clean(&found.sentence(&of.name, &of.health, &others)))
     }))
 }
 
@@ -90,6 +94,11 @@ async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<
         found.push(Of { name: output::clean(&member.name), health, records: list });
     }
     Ok(found)
+}
+
+/// The other members' machines, as far as they answered.
+fn others(members: &[Of], member: usize) -> Vec<&Health> {
+    beside(member, members.iter().map(|of| &of.health))
 }
 
 fn running(cluster: &Cluster) -> Result<(&Topology, u64), Failure> {
@@ -191,7 +200,7 @@ impl<'a> Picture<'a> {
     fn seen(&self, only: &[u32]) -> Seen {
         let sentence = self.straggler.as_ref().map(|found| {
             let of = &self.members[found.member];
-            output::clean(&found.sentence(&of.name, &of.health))
+            output::clean(&found.sentence(&of.name, &of.health, &others(self.members, found.member)))
         });
         let mut lines = vec![format!("{}  {} steps  network {:.0} %", self.title, self.steps, 100.0 * self.network())];
         lines.push(sentence.clone().unwrap_or_else(|| match self.steps {
@@ -207,7 +216,7 @@ impl<'a> Picture<'a> {
         object["network_fraction"] = json!(self.network());
         object["straggler"] = json!(self.straggler.as_ref().map(|found| {
             let of = &self.members[found.member];
-            found.object(&of.name, &of.health)
+            found.object(&of.name, &of.health, &others(self.members, found.member))
         }));
         object["verdict"] = json!(sentence);
         object["ranks"] = self.rows.iter().map(|row| self.row_object(row)).collect();
@@ -253,7 +262,7 @@ impl<'a> Picture<'a> {
         json!({"node": of.name, "member": row.member, "rank": row.rank, "stage": row.stage, "late": row.late, "last": row.last,
             "count": row.count, "compute_ns": own, "wait_ns": wait, "wire_ns": wire,
             "first_ns": row.arrival[0].0, "way_ns": row.arrival[1].0, "network_fraction": ratio((wait + wire) as f64, (own + wait + wire) as f64),
-            "cause": of.health.cause().map(|cause| cause.to_string())})
+            "cause": of.health.cause_beside(&others(self.members, row.member)).map(|cause| cause.to_string())})
     }
 
     fn layer_lines(&self, only: &[u32]) -> Vec<String> {

@@ -17,7 +17,7 @@ use crate::state::{
 /// The columns.
 const COLUMNS: &[Column] = &[
     Column::left("node", 10, 0),
-    Column::left("state", 12, 0),
+    Column::left("state", 13, 0),
     Column::left("place", 5, 2),
     Column::right("temp", 6, 1),
     Column::right("GHz", 7, 3),
@@ -32,7 +32,8 @@ const COLUMNS: &[Column] = &[
 
 /// The nodes in the order in which they were named.
 pub fn table(state: &State) -> Table {
-    let late: Vec<(usize, f64)> = ranks(state).iter().filter_map(|row| row.node.map(|node| (node, row.late))).collect();
+    let ranks = if state.layers_move() { ranks(state) } else { Vec::new() };
+    let late: Vec<(usize, f64)> = ranks.iter().filter_map(|row| row.node.map(|node| (node, row.late))).collect();
     let late_of = |place: usize| late.iter().find(|(node, _)| *node == place).map(|(_, share)| *share);
     let row = |(place, node): (usize, &Node)| row(state, node, late_of(place));
     Table { columns: COLUMNS, rows: state.nodes.iter().enumerate().map(row).collect() }
@@ -64,7 +65,9 @@ fn row(state: &State, node: &Node, late: Option<f64>) -> Row {
         let last = cells.len() - 1;
         cells[2..last].iter_mut().for_each(|cell| cell.tone = Tone::Dim);
     }
-    Row { key: node.address.clone(), cells, is_stale: !is_live }
+    // One that is gone is what the operator looks for: only its figures are dim.
+    let is_gone = matches!(standing, Standing::Away | Standing::Lost);
+    Row { key: node.address.clone(), cells, is_stale: !is_live && !is_gone }
 }
 
 /// What a node does, in one word: `stale` where it sent nothing for a while, whatever it said last.
@@ -82,9 +85,25 @@ pub fn standing_cell(state: &State, node: &Node) -> Cell {
         (_, Standing::Lost) => "lost".to_owned(),
         (_, Standing::Stale(seconds)) => format!("stale {seconds} s"),
         (_, Standing::Silent) => "connected".to_owned(),
+        (_, Standing::Reports(NodeState::Faulted)) => match waited_for(state, node) {
+            Some(other) => return Cell::text(format!("waits for {other}")).toned(Tone::Warn),
+            None => NodeState::Faulted.name().to_owned(),
+        },
+        (_, Standing::Reports(NodeState::Ready)) if state.is_busy(node) => NodeState::Serving.name().to_owned(),
         (_, Standing::Reports(state)) => state.name().to_owned(),
     };
+    let is_restarting = state.restarts(node) && matches!(standing, Standing::Lost | Standing::Away);
+    if is_restarting {
+        return Cell::text("restarting").toned(Tone::Warn);
+    }
     Cell::text(text).toned(tone(standing))
+}
+
+/// The other node that a node's fault names: nothing is wrong with this one.
+pub fn waited_for(state: &State, node: &Node) -> Option<String> {
+    let fault = node.fault()?;
+    let is_other = |other: &&Node| fault.node == other.name() && other.address != node.address;
+    state.nodes.iter().find(is_other).map(|other| other.name().to_owned())
 }
 
 /// What a standing means.
@@ -166,7 +185,8 @@ fn why(state: &State, node: &Node, health: Option<&Health>) -> Cell {
         return Cell::text("silent, old figures").toned(Tone::Dim);
     }
     if let Some(fault) = node.fault() {
-        let reason = if fault.node == node.name() { fault.kind.to_string() } else { fault.to_string() };
+        let is_own = fault.node == node.name() || fault.node == node.address;
+        let reason = if is_own { fault.kind.to_string() } else { fault.to_string() };
         return Cell::text(clean_line(&reason));
     }
     let Some(health) = health else { return Cell::figure(None::<f64>, |_| String::new()) };
@@ -196,10 +216,12 @@ pub fn requests(state: &State) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use shared::protocol::error::{Fault, FaultKind, Loss};
+
     use super::*;
     use crate::{
         fixtures::{Story, running},
-        state::{Page, standing, tables},
+        state::{Page, standing, sync::Picture, tables},
     };
 
     #[test]
@@ -218,6 +240,36 @@ mod tests {
         assert!(!requests.is_empty() && requests.iter().all(|row| row.is_stale), "all are of the head");
         assert_eq!(super::requests(&story.state), 0, "what a silent head counted is not told as now");
         assert!(matches!(standing::cluster(&story.state), standing::Cluster::Silent(node) if node.name() == "pi0"));
+    }
+
+    #[test]
+    fn a_stopped_node_is_blamed_and_not_those_that_wait_for_it() {
+        let mut story = Story::generating();
+        let until = story.state.now.as_millis() as u64;
+        story.at(until + 2500);
+        let lost = FaultKind::NodeLost { how: Loss::Silent };
+        for node in [0, 1, 3] {
+            let fault = Some(Fault::new("pi2", lost.clone()));
+            story.report(node, NodeReport { fault, ..running(node, NodeState::Faulted, false) });
+        }
+        assert_eq!(standing::cluster(&story.state), standing::Cluster::Broken("pi2"));
+        let hint = standing::hint(&story.state);
+        assert!(hint.starts_with("pi2 sends nothing"), "{hint}");
+        let rows = table(&story.state).rows;
+        let words: Vec<_> = rows.iter().map(|row| (row.cells[1].text.as_str(), row.cells[1].tone)).collect();
+        let waits = ("waits for pi2", Tone::Warn);
+        assert_eq!(words, [waits, waits, ("stale 2 s", Tone::Warn), waits]);
+    }
+
+    #[test]
+    fn nobody_is_late_while_nothing_is_computed() {
+        let mut story = Story::generating();
+        let late = |story: &Story| table(&story.state).rows[2].cells[5].text.clone();
+        assert_eq!(late(&story), "32 %");
+        let until = story.state.now.as_millis() as u64;
+        story.at(until + 2500).all_report(NodeState::Ready, false);
+        assert_eq!(late(&story), "–");
+        assert_eq!(Picture::take(&story.state).straggler, None);
     }
 
     #[test]

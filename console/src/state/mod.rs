@@ -43,7 +43,7 @@ use crate::{
     effect::Wanted,
     state::{
         editor::Editor,
-        node::Node,
+        node::{Node, Standing},
         operation::{Dialog, Operation},
         request::Request,
         sync::Metric,
@@ -372,6 +372,21 @@ impl State {
     pub fn open_rolling(&self) -> Option<&Rolling> {
         let is_open = |rolling: &&Rolling| matches!(rolling.phase, rolling::Phase::Runs | rolling::Phase::Paused(_));
         self.rolling.as_ref().filter(is_open)
+    }
+
+    /// Whether it is a node's turn in a rolling restart.
+    pub fn restarts(&self, node: &Node) -> bool {
+        let target = self.rolling.as_ref().filter(|rolling| rolling.is_running()).and_then(Rolling::target);
+        target.is_some_and(|(name, address)| name == node.name() || *address == node.address)
+    }
+
+    /// Whether the replica that a node is a member of works on requests: only its head counts them.
+    pub fn is_busy(&self, node: &Node) -> bool {
+        let Some(((topology, _), member)) = self.topology().zip(self.member_of(node)) else { return false };
+        let replica = topology.place(MemberIndex(member as u16)).replica;
+        let heads = topology.layout.heads().filter(|head| topology.place(*head).replica == replica);
+        let mut nodes = heads.filter_map(|head| self.node_of(head.index()));
+        nodes.any(|head| head.standing(self.now) == Standing::Reports(NodeState::Serving))
     }
 
     /// Whether a node is out but still a member of the topology that runs: it takes nothing new.

@@ -3,6 +3,7 @@ use shared::{protocol::error::Fault, telemetry::NodeState, topology::Topology, u
 
 use crate::state::{
     Assignment, Page, State,
+    cluster::requests,
     node::{Link, Node, Standing},
     operation::Operation,
 };
@@ -57,7 +58,9 @@ pub fn cluster(state: &State) -> Cluster<'_> {
         if let Some(node) = silent(state) {
             return Cluster::Silent(node);
         }
-        return if state.request.is_sent() { Cluster::Serving } else { Cluster::Ready };
+        // Of whoever asks: this console, others, or clients of the HTTP API.
+        let works = state.request.is_sent() || requests(state) > 0;
+        return if works { Cluster::Serving } else { Cluster::Ready };
     }
     if state.rolling_runs() {
         return Cluster::Restarting;
@@ -78,7 +81,8 @@ pub fn cluster(state: &State) -> Cluster<'_> {
     if state.nodes.iter().any(|node| node.link == Link::Connecting) { Cluster::Connecting } else { Cluster::Idle }
 }
 
-/// The member that keeps a topology from running: one that is gone before one that is faulted or holds nothing.
+/// The member that keeps a topology from running: one that is gone, then the one that the others' faults name, then one that holds
+/// nothing or is faulted itself.
 fn culprit<'a>(state: &'a State, topology: &'a Topology) -> Option<&'a str> {
     let members = || (0..topology.members.len()).map(|member| (member, state.node_of(member)));
     let name = |member: usize| topology.members[member].name.as_str();
@@ -89,10 +93,22 @@ fn culprit<'a>(state: &'a State, topology: &'a Topology) -> Option<&'a str> {
     let faulted = |node: &Node| node.report.as_ref().is_some_and(|report| report.state == NodeState::Faulted);
     let draining = |node: &Node| node.report.as_ref().is_some_and(|report| report.state == NodeState::Draining);
     let first = |test: &dyn Fn(&Node) -> bool| members().find(|(_, node)| node.is_some_and(test));
-    gone.or_else(|| first(&idle))
+    gone.or_else(|| members().find(|(member, _)| blamed(state, topology) == Some(*member)))
+        .or_else(|| first(&idle))
         .or_else(|| first(&draining))
         .or_else(|| first(&faulted))
         .map(|(member, _)| name(member))
+}
+
+/// The member that most of the others' faults name.
+fn blamed(state: &State, topology: &Topology) -> Option<usize> {
+    let faults = || state.nodes.iter().filter(|node| node.is_open()).filter_map(|node| Some((node, node.fault()?)));
+    let blames = |member: usize| {
+        let name = &topology.members[member].name;
+        faults().filter(|(node, fault)| fault.node == *name && node.name() != name).count()
+    };
+    let most = (0..topology.members.len()).map(|member| (blames(member), member)).max_by_key(|(count, _)| *count);
+    most.filter(|(count, _)| *count > 0).map(|(_, member)| member)
 }
 
 /// A member that is there and serves, but takes nothing new.
@@ -139,6 +155,9 @@ pub fn hint(state: &State) -> String {
         Cluster::Cordoned(name) => {
             format!("{name} takes nothing new. c takes it in again, r assigns the topology without it.")
         }
+        Cluster::Broken(name) if silent(state).is_some_and(|node| node.name() == name) => {
+            format!("{name} sends nothing: its process is stopped, or it is cut off. r assigns again once it answers.")
+        }
         Cluster::Broken(name) if state.all_open() => {
             format!("{name} left the topology. r, or the next prompt, assigns it again.")
         }
@@ -156,6 +175,7 @@ pub fn hint(state: &State) -> String {
             "Ready. Type a prompt below; Enter generates.".to_owned()
         }
         Cluster::Ready => "Ready. i to type a prompt.".to_owned(),
-        Cluster::Serving => "Generating. Esc cancels.".to_owned(),
+        Cluster::Serving if state.request.is_sent() => "Generating. Esc cancels.".to_owned(),
+        Cluster::Serving => "Serving requests of other clients. i to type a prompt, 5 shows them.".to_owned(),
     }
 }

@@ -89,10 +89,14 @@ impl Picture {
     pub fn take(state: &State) -> Self {
         let rows = ranks(state);
         let node = |row: &RankRow| row.node.map(|node| &state.nodes[node]);
-        let late = straggler(&rows).and_then(|late| rows.iter().position(|row| row.member == late.member));
+        // Nobody holds the others up while nothing is computed.
+        let late = straggler(&rows).filter(|_| state.layers_move());
+        let late = late.and_then(|late| rows.iter().position(|row| row.member == late.member));
         let straggler = late.map(|place| {
-            let health = node(&rows[place]).and_then(|node| node.report.as_ref()).map(|report| &report.health);
-            (place, health.map_or_else(|| "it does not report".to_owned(), cause))
+            let health = |row: &RankRow| Some(&node(row)?.report.as_ref()?.health);
+            let others = rows.iter().enumerate().filter(|(other, _)| *other != place);
+            let others: Vec<&Health> = others.filter_map(|(_, row)| health(row)).collect();
+            (place, health(&rows[place]).map_or_else(|| "it does not report".to_owned(), |it| cause(it, &others)))
         });
         let layers = rows.iter().map(|row| node(row).map_or_else(Vec::new, |node| node.layers.clone())).collect();
         let name = |row: &RankRow| node(row).map_or("not named", |node| node.name()).to_owned();
@@ -130,9 +134,9 @@ impl Picture {
     }
 }
 
-/// Why others wait for a node, as its machine says, or what it says that it is not.
-pub fn cause(health: &Health) -> String {
-    if let Some(cause) = health.cause() {
+/// Why others wait for a node, as its machine says beside theirs, or what it says that it is not.
+pub fn cause(health: &Health, others: &[&Health]) -> String {
+    if let Some(cause) = health.cause_beside(others) {
         return format!("its machine says: {cause}");
     }
     match health.run_queue {

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use shared::{
     ids::Epoch,
-    telemetry::{Finding, NodeState, Severity},
+    telemetry::{Finding, Health, NodeState, Severity},
 };
 
 use crate::state::{
@@ -220,8 +220,11 @@ fn lateness(state: &mut State, watch: &mut Watch) {
 }
 
 fn say_late(state: &mut State, watch: &mut Watch, node: usize, share: f64) {
-    let report = state.nodes[node].report.as_ref();
-    let cause = report.and_then(|report| report.health.cause()).map(|cause| format!(": {cause}"));
+    let health = |place: usize| state.nodes[place].report.as_ref().map(|report| &report.health);
+    let members =
+        (0..state.nodes.len()).filter(|place| *place != node && state.member_of(&state.nodes[*place]).is_some());
+    let others: Vec<&Health> = members.filter_map(health).collect();
+    let cause = health(node).and_then(|health| health.cause_beside(&others)).map(|cause| format!(": {cause}"));
     let text = format!("holds the others up, {:.0} % of their time{}", share * 100.0, cause.unwrap_or_default());
     state.events.push(state.now, Severity::Warning, Some(node), &text);
     watch.late = Some((node, state.now));

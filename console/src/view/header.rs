@@ -68,23 +68,30 @@ fn standing(state: &State, theme: &Theme) -> (String, Style) {
 
 fn figures_line(state: &State, theme: &Theme) -> Line<'static> {
     let request = &state.request;
-    let tpot = request.tpot_ms();
     let figure = |value: Option<String>| value.unwrap_or_else(|| "–".to_owned());
-    // Of the request from here, else of all that the heads tell.
+    // Of the request from here while it runs, else of those that finished lately.
     let (ttft_all, tpot_all) = latencies(state);
-    let own = tpot.map(|tpot| ratio(1e3, tpot));
-    let rate = if request.is_sent() { own } else { tokens_per_second(state).filter(|rate| *rate > 0.0).or(own) };
+    let (ttft, tpot) = match request.is_sent() {
+        true => (request.ttft_ms(), request.tpot_ms()),
+        false => (ttft_all, tpot_all),
+    };
+    // Heads count once a second: until then a request from here knows better, while something computes it.
+    let own = tpot.filter(|_| request.is_sent() && state.is_ready()).map(|tpot| ratio(1e3, tpot));
+    let all = tokens_per_second(state);
+    let rate = all.filter(|rate| *rate > 0.0).or(own).or(all);
+    // Between requests nothing is computed: what was is told on the page of the request.
+    let network = state.network_fraction().filter(|_| state.layers_move());
     let figures = [
         ("", figure(rate.map(|rate| format!("{rate:.1}"))) + " tokens/s"),
-        ("TTFT ", figure(request.ttft_ms().or(ttft_all).map(milliseconds))),
-        ("TPOT ", figure(tpot.or(tpot_all).map(milliseconds))),
-        ("network ", figure(state.network_fraction().map(|share| format!("{:.0} %", share * 100.0)))),
+        ("TTFT ", figure(ttft.map(milliseconds))),
+        ("TPOT ", figure(tpot.map(milliseconds))),
+        ("network ", figure(network.map(|share| format!("{:.0} %", share * 100.0)))),
         ("req ", requests(state).to_string()),
     ];
     let spans = figures.into_iter().flat_map(|(label, value)| {
         [Span::styled(format!(" {label}"), theme.dim), Span::styled(value, theme.plain), Span::raw(" ")]
     });
-    let rows = ranks(state);
+    let rows = if state.layers_move() { ranks(state) } else { Vec::new() };
     let late = straggler(&rows).and_then(|row| row.node.map(|node| (state.nodes[node].name(), row.late)));
     let late = late.map(|(name, share)| Span::styled(format!(" late {name} {:.0} %", share * 100.0), theme.warn));
     Line::from_iter(spans.chain(late))

@@ -72,6 +72,10 @@ fn draw_ranks(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, pictu
             let seconds = state.now.saturating_sub(picture.at).as_secs();
             Span::styled(format!("as of {seconds} s ago; 0 shows now"), theme.warn)
         }
+        _ if !state.layers_move() => match state.nodes.iter().filter_map(|node| node.layers_at).max() {
+            Some(at) => Span::styled(format!("as of {} s ago", state.now.saturating_sub(at).as_secs()), theme.dim),
+            None => Span::raw(""),
+        },
         Some(place) => Span::styled(format!("straggler: {}", picture.ranks[place].1), theme.warn),
         None if picture.lateness() > 0.0 => Span::styled("no straggler", theme.ok),
         None => Span::raw(""),

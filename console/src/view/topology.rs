@@ -16,6 +16,7 @@ use crate::{
     state::{
         Extent, Focus, State,
         clean::clean_line,
+        cluster,
         node::Standing,
         plan::{Planning, division, span},
     },
@@ -181,6 +182,9 @@ fn picture(state: &State, theme: &Theme, topology: &Topology, width: usize) -> V
 fn sign(state: &State, theme: &Theme, member: usize) -> (&'static str, ratatui::style::Style) {
     let Some(node) = state.node_of(member) else { return ("?", theme.dim) };
     let standing = node.standing(state.now);
+    if standing == Standing::Reports(NodeState::Faulted) && cluster::waited_for(state, node).is_some() {
+        return ("○", theme.warn);
+    }
     let sign = match standing {
         Standing::Away | Standing::Lost | Standing::Reports(NodeState::Faulted) => "✗",
         Standing::Stale(_) | Standing::Silent | Standing::Connecting => "?",

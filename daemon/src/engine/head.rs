@@ -267,7 +267,9 @@ impl<'a> Head<'a> {
         self.step += 1;
         let now = Instant::now();
         for opened in &plan.opened {
-            if let Some(request) = self.scheduler.key(opened.slot).and_then(|key| self.requests.get_mut(&key)) {
+            let Some(key) = self.scheduler.key(opened.slot) else { continue };
+            (self.sink)(Progress::Dispatched(key));
+            if let Some(request) = self.requests.get_mut(&key) {
                 // One whose prompt another group computed left the queue when that was asked.
                 if request.times.transfer.tokens == 0 {
                     request.times.dispatched = since(request.received, now);

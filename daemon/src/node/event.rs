@@ -108,6 +108,8 @@ pub struct PeerDrain {
 pub enum Progress {
     /// A request was taken.
     Started(RequestKey, Vec<u32>, ToolFormat),
+    /// It has a slot and KV memory for its tokens: from now on it computes.
+    Dispatched(RequestKey),
     /// A token.
     Token(RequestKey, TokenEvent),
     /// A request ended.

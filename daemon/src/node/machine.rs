@@ -234,8 +234,7 @@ impl Node {
 
     /// The oldest requests under way and the last that are over.
     pub fn traces(&self) -> Vec<RequestReport> {
-        let told = |running: &Running| running.requests.report(usize::from(running.assignment.topology.slots));
-        self.running.as_ref().map_or_else(Vec::new, told)
+        self.running.as_ref().map_or_else(Vec::new, |running| running.requests.report())
     }
 
     /// Tokens sampled since start.

@@ -22,6 +22,7 @@ struct Open {
     since: Duration,
     prompt_tokens: u32,
     tokens: u32,
+    is_dispatched: bool,
 }
 
 /// A request that is over: when it ended, and what is told of it.
@@ -63,7 +64,8 @@ impl Requests {
         self.latest += 1;
         let key = RequestKey(self.latest);
         let by = bounded(&by).to_owned();
-        self.running.insert(key, Open { asked, by, max_tokens, since: self.now, prompt_tokens: 0, tokens: 0 });
+        let (since, prompt_tokens, tokens, is_dispatched) = (self.now, 0, 0, false);
+        self.running.insert(key, Open { asked, by, max_tokens, since, prompt_tokens, tokens, is_dispatched });
         key
     }
 
@@ -92,6 +94,13 @@ impl Requests {
         Some(Effect::Respond { session, id, body })
     }
 
+    /// It does not wait for a slot or for KV memory any more.
+    pub(super) fn dispatched(&mut self, key: RequestKey) {
+        if let Some(open) = self.running.get_mut(&key) {
+            open.is_dispatched = true;
+        }
+    }
+
     pub(super) fn end(&mut self, key: RequestKey, body: ResponseBody) -> Option<Effect> {
         let stage = match &body {
             ResponseBody::Finished(finished) => Some(RequestStage::Finished(finished.reason, Box::new(finished.times))),
@@ -114,14 +123,13 @@ impl Requests {
         keys.into_iter().filter_map(|key| self.end(key, ResponseBody::Failed(fault.clone()))).collect()
     }
 
-    /// Those under way, the oldest first, then those that are over, the latest first. `slots` of them can run at a time.
-    pub(super) fn report(&self, slots: usize) -> Vec<RequestReport> {
-        // Slots are given in the order in which requests came.
-        let open = self.running.iter().take(OPEN_MAX).enumerate().map(|(place, (key, open))| RequestReport {
+    /// Those under way, the oldest first, then those that are over, the latest first.
+    pub(super) fn report(&self) -> Vec<RequestReport> {
+        let open = self.running.iter().take(OPEN_MAX).map(|(key, open)| RequestReport {
             number: key.0,
             by: open.by.clone(),
             max_tokens: open.max_tokens,
-            stage: match (open.tokens, place < slots) {
+            stage: match (open.tokens, open.is_dispatched) {
                 (0, false) => RequestStage::Queued,
                 (0, true) => RequestStage::Prefill,
                 _ => RequestStage::Decoding,
@@ -167,9 +175,9 @@ mod tests {
         ResponseBody::Token(TokenEvent { id: Some(1), text: "x".into(), logprobs: Vec::new() })
     }
 
-    fn told(requests: &Requests, slots: usize) -> Vec<(u64, &'static str, u64, u32)> {
+    fn told(requests: &Requests) -> Vec<(u64, &'static str, u64, u32)> {
         let tell = |report: &RequestReport| (report.number, report.stage.name(), report.age_ms, report.tokens);
-        requests.report(slots).iter().map(tell).collect()
+        requests.report().iter().map(tell).collect()
     }
 
     #[test]
@@ -179,15 +187,17 @@ mod tests {
             (0..4).map(|id| requests.add((SessionId(1), RequestId(id)), ("ann".into(), 9))).collect();
         requests.tick(Duration::from_secs(3));
         requests.respond(keys[0], token());
+        // The second one waits for memory, although a slot is free.
+        requests.dispatched(keys[2]);
         assert_eq!(
-            told(&requests, 2),
-            [(1, "decoding", 2000, 1), (2, "prefill", 2000, 0), (3, "queued", 2000, 0), (4, "queued", 2000, 0)]
+            told(&requests),
+            [(1, "decoding", 2000, 1), (2, "queued", 2000, 0), (3, "prefill", 2000, 0), (4, "queued", 2000, 0)]
         );
         requests.forget(keys[1]);
         requests.fail_all(&Fault::new("pi1", FaultKind::Draining));
         requests.tick(Duration::from_secs(4));
         assert_eq!(
-            told(&requests, 2),
+            told(&requests),
             [(4, "failed", 1000, 0), (3, "failed", 1000, 0), (1, "failed", 1000, 1), (2, "abandoned", 1000, 0)]
         );
     }
@@ -198,10 +208,10 @@ mod tests {
         for id in 0..10 * OPEN_MAX as u64 {
             requests.add((SessionId(1), RequestId(id)), ("\u{fc}".repeat(999), 9));
         }
-        assert_eq!(requests.report(4).len(), OPEN_MAX);
-        assert!(requests.report(4).iter().all(|report| report.by.len() <= BY_BYTES_MAX));
+        assert_eq!(requests.report().len(), OPEN_MAX);
+        assert!(requests.report().iter().all(|report| report.by.len() <= BY_BYTES_MAX));
         requests.fail_all(&Fault::new("pi1", FaultKind::Draining));
-        assert_eq!(requests.report(4).len(), OVER_MAX);
-        assert_eq!(requests.report(4)[0].number, 10 * OPEN_MAX as u64);
+        assert_eq!(requests.report().len(), OVER_MAX);
+        assert_eq!(requests.report()[0].number, 10 * OPEN_MAX as u64);
     }
 }

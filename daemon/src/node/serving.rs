@@ -115,6 +115,10 @@ impl Node {
             Progress::Started(key, prompt_token_ids, tool_format) => {
                 requests.respond(key, ResponseBody::Started { prompt_token_ids, tool_format })
             }
+            Progress::Dispatched(key) => {
+                requests.dispatched(key);
+                None
+            }
             Progress::Token(key, token) => {
                 self.tokens += u64::from(token.id.is_some());
                 requests.respond(key, ResponseBody::Token(token))

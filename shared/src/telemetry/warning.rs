@@ -220,6 +220,21 @@ impl Warning {
         !is_about_disk && !matches!(self, Self::HasThrottled(_) | Self::MemoryShort(_) | Self::TimeFree)
     }
 
+    /// Whether a node with this warning has as much of it as one with the other.
+    fn is_as_bad_as(&self, other: &Self) -> bool {
+        /// Two thirds of a share are as much: readings differ.
+        const ALIKE: f32 = 2.0 / 3.0;
+        match (self, other) {
+            (Self::CoresShared(one), Self::CoresShared(two)) => one.waited >= ALIKE * two.waited,
+            (Self::Busy(one), Self::Busy(two)) => one.others >= ALIKE * two.others,
+            (Self::Resent(one), Self::Resent(two)) | (Self::FrameErrors(one), Self::FrameErrors(two)) => {
+                *one >= f64::from(ALIKE) * two
+            }
+            (Self::Throttle(one), Self::Throttle(two)) => one == two,
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
+
     /// Equal for two readings that say the same of a value that moves.
     pub fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
@@ -258,7 +273,11 @@ impl fmt::Display for Warning {
             Self::HalfDuplex => write!(f, "the link cannot send and receive at once (half duplex)"),
             Self::FrameErrors(share) => write!(f, "{:.4} % of the link's frames are broken", 100.0 * share),
             Self::Resent(share) => {
-                write!(f, "{:.2} % of TCP's segments are sent again: frames are lost on the way", 100.0 * share)
+                write!(
+                    f,
+                    "{:.2} % of this machine's TCP segments are sent again: frames are lost, or peers vanish",
+                    100.0 * share
+                )
             }
             Self::EnergyEfficient => write!(
                 f,
@@ -349,7 +368,9 @@ impl Health {
             let broken = link.frames.and_then(|frames| counted(frames.share(), frames.count, FRAME_ERRORS_MAX));
             found.extend(broken.map(Warning::FrameErrors));
         }
-        let resent = self.tcp.and_then(|tcp| counted(tcp.share(), tcp.count, RESENT_MAX));
+        // Nothing is lost on loopback: what is sent again there went to a process that died or was stopped.
+        let is_loopback = self.link.as_ref().is_some_and(|link| link.interface == "lo");
+        let resent = self.tcp.filter(|_| !is_loopback).and_then(|tcp| counted(tcp.share(), tcp.count, RESENT_MAX));
         found.extend(resent.map(Warning::Resent));
     }
 
@@ -376,11 +397,21 @@ impl Health {
     /// Why others may wait for this node, as far as its machine says: the most acute warning that can slow it down. Other programs
     /// are no cause where the engine is known to have had its cores.
     pub fn cause(&self) -> Option<Warning> {
+        self.cause_beside(&[])
+    }
+
+    /// The same beside the nodes that wait: what most of them have as badly does not tell this one from them.
+    pub fn cause_beside(&self, others: &[&Self]) -> Option<Warning> {
+        let others: Vec<Vec<Warning>> = others.iter().map(|other| other.warnings()).collect();
+        let tells = |warning: &Warning| {
+            let alike = others.iter().filter(|list| list.iter().any(|other| other.is_as_bad_as(warning))).count();
+            2 * alike <= others.len()
+        };
         let is_cause = |warning: &Warning| match warning {
             Warning::Busy(_) => self.run_queue.is_none(),
             other => other.can_slow(),
         };
-        self.warnings().into_iter().find(is_cause)
+        self.warnings().into_iter().find(|warning| is_cause(warning) && (others.is_empty() || tells(warning)))
     }
 }
 

@@ -90,6 +90,9 @@ fn of_a_link_and_a_disk_each_bound_has_two_sides() {
     let frames =
         |count, failed| link(NetworkLink { frames: Some(Traffic { count, failed }), ..NetworkLink::default() });
     assert_eq!((frames(1_000_000, 10).len(), frames(1_000_000, 11).len(), frames(999, 900).len()), (0, 1, 0));
+    let loopback = NetworkLink { interface: "lo".into(), ..NetworkLink::default() };
+    let stopped = Health { tcp: Some(Traffic { count: 9999, failed: 999 }), link: Some(loopback), ..Health::default() };
+    assert_eq!(codes(stopped), Vec::<&str>::new(), "no frame is lost on loopback");
     let tcp = |count, failed| codes(Health { tcp: Some(Traffic { count, failed }), ..Health::default() });
     assert_eq!((tcp(10_000, 10).len(), tcp(10_000, 11), tcp(0, 5).len()), (0, vec!["tcp_resends"], 0));
     let disk = |total, available, storage, is_read_only| {

@@ -137,7 +137,13 @@ fn model(named: Option<&Path>) -> Result<PathBuf, Failure> {
     let beside = program.ancestors().skip(1).take(4).map(|folder| folder.join("packaging/demo").join(MODEL));
     let prefix = program.ancestors().nth(2).unwrap_or(Path::new("/usr"));
     let packaged = [prefix.join("share/bramble").join(MODEL), Path::new("/usr/share/bramble").join(MODEL)];
-    let found = beside.chain(packaged).find(|path| path.is_file());
+    let found = program
+        .parent()
+        .map(|folder| folder.join(MODEL))
+        .into_iter()
+        .chain(beside)
+        .chain(packaged)
+        .find(|path| path.is_file());
     Ok(found.ok_or_else(|| {
         anyhow!(
             "the demo model {MODEL} is not beside this program nor in /usr/share/bramble; name one with --model FILE"

@@ -29,6 +29,11 @@ use crate::client::{
 };
 use trace::RankRecords;
 
+/// All but one of the members' machines.
+pub(super) fn beside<'a>(member: usize, healths: impl Iterator<Item = &'a Health>) -> Vec<&'a Health> {
+    healths.enumerate().filter(|(other, _)| *other != member).map(|(_, health)| health).collect()
+}
+
 /// Runs the command.
 pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
     let generate = &options.completing;
@@ -53,7 +58,9 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
     let ranks = assigned.topology.place(head).group.len();
     let records = RankRecords { names: &names, ranks, records: &records };
     let (healths, tables) = interrupts.end(reports(&sessions[replica])).await?;
-    let causes: Vec<Option<String>> = healths.iter().map(|health| health.cause().map(|it| it.to_string())).collect();
+    let others = |member: usize| beside(member, healths.iter());
+    let cause = |(member, health): (usize, &Health)| Some(health.cause_beside(&others(member))?.to_string());
+    let causes: Vec<Option<String>> = healths.iter().enumerate().map(cause).collect();
     let verdict = verdict::verdict(&completion.finished.ranks, &records, &causes);
     let straggler = straggler::straggler(&records);
     let arrivals = arrivals::rows(&records);
@@ -70,7 +77,9 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
     if generate.json {
         let mut object = object(&completion, (&assigned, head), seed, false);
         object["bottleneck"] = json!(verdict);
-        let of = |found: &straggler::Straggler| found.object(&names[found.member], &healths[found.member]);
+        let of = |found: &straggler::Straggler| {
+            found.object(&names[found.member], &healths[found.member], &others(found.member))
+        };
         object["arrivals"] = arrivals::objects(&arrivals, &names);
         object["arrivals_verdict"] = json!(say);
         object["straggler"] = json!(straggler.as_ref().map(of));
@@ -85,7 +94,7 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
         table.iter().for_each(|line| output::line(line));
         output::line(&format!("\n{}", output::clean(&verdict)));
         if let Some(found) = &straggler {
-            let sentence = found.sentence(&names[found.member], &healths[found.member]);
+            let sentence = found.sentence(&names[found.member], &healths[found.member], &others(found.member));
             output::line(&output::clean(&sentence));
         }
         say.iter().for_each(|sentence| output::line(sentence));

@@ -41,23 +41,23 @@ pub(in crate::cli) fn of_ranks(first: usize, ranks: &[Vec<SyncRecord>]) -> Optio
 
 impl Straggler {
     /// A sentence: who, by which shares, after how many tokens, and why.
-    pub(in crate::cli) fn sentence(&self, name: &str, health: &Health) -> String {
+    pub(in crate::cli) fn sentence(&self, name: &str, health: &Health, others: &[&Health]) -> String {
         let Named { late, last, after, .. } = self.named;
         format!(
             "{name} holds the others up: for {:.0} % of their time only its part was missing, it was the last in {:.0} % of their \
              all-reduces; named after {after} tokens; {}.",
             100.0 * late,
             100.0 * last,
-            cause(health)
+            cause(health, others)
         )
     }
 
     /// The same as an object.
-    pub(in crate::cli) fn object(&self, name: &str, health: &Health) -> Value {
+    pub(in crate::cli) fn object(&self, name: &str, health: &Health, others: &[&Health]) -> Value {
         let Named { rank, late, last, after } = self.named;
         json!({"node": name, "rank": rank, "late": late, "last": last, "after_tokens": after,
             "windows_named": self.windows.0, "windows": self.windows.1, "run_queue": health.run_queue,
-            "cause": health.cause().map(|cause| cause.to_string())})
+            "cause": health.cause_beside(others).map(|cause| cause.to_string())})
     }
 }
 
@@ -87,9 +87,11 @@ mod tests {
         let found = straggler(&records).expect("one is late");
         assert_eq!((found.member, found.named.after, found.windows), (3, 1, (1, 1)));
         let health = |waited| Health { run_queue: Some(RunQueue { waited, ran: 0.5 }), ..Health::default() };
-        let said = found.sentence("pi4", &health(0.3));
+        let said = found.sentence("pi4", &health(0.3), &[&health(0.1)]);
         assert!(said.starts_with("pi4 holds the others up") && said.contains("cores shared"), "{said}");
-        let said = found.sentence("pi4", &health(0.01));
+        let said = found.sentence("pi4", &health(0.3), &[&health(0.25), &health(0.3), &health(0.01)]);
+        assert!(said.contains("no cause is known"), "most others have it as well: {said}");
+        let said = found.sentence("pi4", &health(0.01), &[]);
         assert!(said.contains("no cause is known: its engine waited 1 %"), "{said}");
         let prompt: Vec<Vec<SyncRecord>> =
             lists.iter().map(|list| list.iter().map(|one| SyncRecord { tokens: 9, ..one.clone() }).collect()).collect();

@@ -179,6 +179,7 @@ impl Head<'_> {
                 continue;
             };
             self.order(&order)?;
+            (self.sink)(Progress::Dispatched(departure.key));
             (self.sink)(Progress::Across(replica, ask));
         }
         Ok(())
