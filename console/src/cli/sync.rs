@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use shared::{
     ids::{MemberIndex, Rank},
     latency::{Histogram, ratio},
+    protocol::error::Fault,
     telemetry::{Health, LatenessSums, SyncKind, SyncRecord},
     topology::Topology,
     units::Nanoseconds,
@@ -53,6 +54,8 @@ struct Of {
     name: String,
     health: Health,
     records: Vec<SyncRecord>,
+    /// Why it says nothing, or does not serve.
+    fault: Option<Fault>,
 }
 
 /// The node that holds the others up in the steps since the look before, with the reason in a sentence.
@@ -80,9 +83,13 @@ async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<
         let node = cluster.nodes.iter().find(|node| cluster.name(node) == member.name);
         let answer = node.and_then(|node| node.answer.as_ref().ok());
         let (mut list, mut health) = (Vec::new(), Health::default());
+        let mut fault = node.and_then(|node| node.answer.as_ref().err().cloned());
         if let Some((session, report)) = answer {
-            health = report.health.clone();
-            list = records(session).await.unwrap_or_default();
+            (health, fault) = (report.health.clone(), report.fault.clone());
+            match records(session).await {
+                Ok(found) => list = found,
+                Err(lost) => fault = Some(lost),
+            }
         }
         let before = seen.get(&member.name).copied().unwrap_or(0);
         let latest = list.iter().map(|record| record.step).max().unwrap_or(0);
@@ -91,7 +98,7 @@ async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<
         if latest > 0 {
             seen.insert(member.name.clone(), latest);
         }
-        found.push(Of { name: output::clean(&member.name), health, records: list });
+        found.push(Of { name: output::clean(&member.name), health, records: list, fault });
     }
     Ok(found)
 }
@@ -203,6 +210,9 @@ impl<'a> Picture<'a> {
             output::clean(&found.sentence(&of.name, &of.health, &others(self.members, found.member)))
         });
         let mut lines = vec![format!("{}  {} steps  network {:.0} %", self.title, self.steps, 100.0 * self.network())];
+        let faults: Vec<(&str, &Fault)> =
+            self.members.iter().filter_map(|of| Some((of.name.as_str(), of.fault.as_ref()?))).collect();
+        lines.extend(faults.iter().map(|(name, fault)| format!("{name}: {}", output::clean(&fault.to_string()))));
         lines.push(sentence.clone().unwrap_or_else(|| match self.steps {
             0 => "nothing is computed just now: no all-reduce since the last look".into(),
             _ => "nobody holds the others up".into(),
@@ -221,7 +231,9 @@ impl<'a> Picture<'a> {
         object["verdict"] = json!(sentence);
         object["ranks"] = self.rows.iter().map(|row| self.row_object(row)).collect();
         object["layers"] = self.layer_objects(only);
-        Seen { lines, object, code: 0 }
+        object["faults"] = faults.iter().map(|(name, fault)| json!({"node": name, "fault": fault.to_string()})).collect();
+        let code = faults.first().map_or(0, |(_, fault)| Failure::from((*fault).clone()).code());
+        Seen { lines, object, code }
     }
 
     fn rank_lines(&self) -> Vec<String> {
@@ -237,7 +249,11 @@ impl<'a> Picture<'a> {
             let total = (own.0 + wait.0 + wire.0) as f64;
             let temperature = of.health.temperature.map_or("-".into(), |celsius| format!("{:.1}", celsius.0));
             let words: Vec<String> = of.health.warnings().iter().map(|warning| warning.short()).collect();
-            let words = if words.is_empty() { "ok".into() } else { words.join(", ") };
+            let words = match (&of.fault, words.is_empty()) {
+                (Some(_), _) => "does not serve".into(),
+                (None, true) => "ok".into(),
+                (None, false) => words.join(", "),
+            };
             format!(
                 "{:<width$}  {:>5}  {:>4}  {:>5}  {:>5}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>5}  {temperature:>5}  {words}",
                 of.name,

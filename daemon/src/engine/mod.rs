@@ -80,7 +80,11 @@ fn tune(group: &mut Group) -> Result<(), EngineError> {
         group.accounting.publish(group.table());
         for row in &group.table().rows {
             let timed: Vec<String> = row.timed.iter().map(|(name, time)| format!("{name} {time}")).collect();
-            tracing::info!("all-reduces of up to {} tokens: {} ({})", row.tokens, row.algorithm, timed.join(", "));
+            // The fastest in the list is not always the one in use: that needs a margin.
+            let (tokens, algorithm, timed) = (row.tokens, row.algorithm, timed.join(", "));
+            tracing::info!(
+                "all-reduces of up to {tokens} tokens: {algorithm} (measured: {timed}; another one must be 15 % faster than the usual one)"
+            );
         }
     }
     Ok(())
