@@ -370,6 +370,7 @@ pub(crate) fn idle(node: usize) -> NodeReport {
         tokens: 0,
         layers: Vec::new(),
         lateness: Vec::new(),
+        hops: Vec::new(),
         collectives: None,
         kv: None,
         exclusions: Exclusions::default(),

@@ -111,6 +111,7 @@ fn report(topology: &Topology, node: usize, number: u64) -> NodeReport {
             first: Nanoseconds(900 * (number % 50)),
             way: Nanoseconds(700),
         }],
+        hops: Vec::new(),
         collectives: None,
         exclusions: Exclusions::default(),
         rolling: None,

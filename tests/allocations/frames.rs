@@ -140,7 +140,9 @@ fn requests_and_responses_survive_cuts_and_mutants() {
     for body in [ResponseBody::Token(token), ResponseBody::Finished(finished), records, ResponseBody::Model(card)] {
         check("response", &message::encode(&Response { id, body }), decoded::<Response>);
     }
-    let beat = Beat { progress: 5, busy: true, waiting: false, draining: false, leaving: false, failed: None };
+    let (sent, echo) = (Nanoseconds(1 << 40), Some((Nanoseconds(1 << 40), Nanoseconds(1 << 41))));
+    let beat =
+        Beat { progress: 5, busy: true, waiting: false, draining: false, leaving: false, failed: None, sent, echo };
     check("beat", &message::encode(&beat), decoded::<Beat>);
 }
 

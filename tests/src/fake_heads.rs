@@ -136,6 +136,7 @@ fn report(name: &str, topology: &Topology, member: MemberIndex) -> NodeReport {
         traces: Vec::new(),
         layers: Vec::new(),
         lateness: Vec::new(),
+        hops: Vec::new(),
         collectives: None,
         kv: None,
         exclusions: Exclusions::default(),

@@ -7,7 +7,7 @@ use shared::{
     ids::{MemberIndex, Rank},
     latency::{Histogram, ratio},
     protocol::error::Fault,
-    telemetry::{Health, LatenessSums, SyncKind, SyncRecord},
+    telemetry::{Health, HopSync, LatenessSums, SyncKind, SyncRecord},
     topology::Topology,
     units::Nanoseconds,
 };
@@ -54,6 +54,8 @@ struct Of {
     name: String,
     health: Health,
     records: Vec<SyncRecord>,
+    /// The latest hand-overs that it took over.
+    hops: Vec<HopSync>,
     /// Why it says nothing, or does not serve.
     fault: Option<Fault>,
 }
@@ -82,10 +84,10 @@ async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<
     for member in &topology.members {
         let node = cluster.nodes.iter().find(|node| cluster.name(node) == member.name);
         let answer = node.and_then(|node| node.answer.as_ref().ok());
-        let (mut list, mut health) = (Vec::new(), Health::default());
+        let (mut list, mut health, mut hops) = (Vec::new(), Health::default(), Vec::new());
         let mut fault = node.and_then(|node| node.answer.as_ref().err().cloned());
         if let Some((session, report)) = answer {
-            (health, fault) = (report.health.clone(), report.fault.clone());
+            (health, fault, hops) = (report.health.clone(), report.fault.clone(), report.hops.clone());
             match records(session).await {
                 Ok(found) => list = found,
                 Err(lost) => fault = Some(lost),
@@ -98,7 +100,7 @@ async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<
         if latest > 0 {
             seen.insert(member.name.clone(), latest);
         }
-        found.push(Of { name: output::clean(&member.name), health, records: list, fault });
+        found.push(Of { name: output::clean(&member.name), health, records: list, hops, fault });
     }
     Ok(found)
 }
@@ -148,6 +150,8 @@ struct Picture<'a> {
     straggler: Option<Straggler>,
     steps: usize,
     members: &'a [Of],
+    /// Members that hand over and take over, in the order in which a token passes them.
+    boundaries: Vec<(usize, usize, HopSync)>,
 }
 
 impl<'a> Picture<'a> {
@@ -189,7 +193,8 @@ impl<'a> Picture<'a> {
         let steps = members.iter().map(|of| steps(&of.records)).max().unwrap_or(0);
         let head = json!({"topology": topology.layout.to_string(), "epoch": epoch, "model": topology.model});
         let title = format!("{}  epoch {epoch}  {}", topology.layout, output::clean(&topology.model));
-        Ok(Self { title, head, rows, layers: layers(members), straggler, steps, members })
+        let boundaries = boundaries(topology, members);
+        Ok(Self { title, head, rows, layers: layers(members), straggler, steps, members, boundaries })
     }
 
     fn name(&self, member: usize) -> &str {
@@ -201,7 +206,15 @@ impl<'a> Picture<'a> {
             sums.iter_mut().zip(row.means).for_each(|(sum, mean)| *sum += mean.0 as f64 * row.count as f64);
             sums
         });
-        ratio(sums[1] + sums[2], sums.iter().sum())
+        // Hops besides; where a stage is one rank its computing is in no all-reduce.
+        let (mut network, mut all) = (sums[1] + sums[2], sums.iter().sum::<f64>());
+        for (_, to, sync) in &self.boundaries {
+            let hops = sync.hop.0 as f64 * f64::from(sync.timed);
+            let reduces = self.rows.iter().any(|row| row.member == *to && row.count > 0);
+            let own = if reduces { 0.0 } else { sync.compute.0 as f64 * f64::from(sync.count) };
+            (network, all) = (network + hops, all + hops + own);
+        }
+        ratio(network, all)
     }
 
     fn seen(&self, only: &[u32]) -> Seen {
@@ -214,12 +227,14 @@ impl<'a> Picture<'a> {
             self.members.iter().filter_map(|of| Some((of.name.as_str(), of.fault.as_ref()?))).collect();
         lines.extend(faults.iter().map(|(name, fault)| format!("{name}: {}", output::clean(&fault.to_string()))));
         lines.push(sentence.clone().unwrap_or_else(|| match self.steps {
-            0 => "nothing is computed just now: no all-reduce since the last look".into(),
+            0 if self.boundaries.is_empty() => "nothing is computed just now: no all-reduce since the last look".into(),
+            0 => "no all-reduces; the latest hand-overs:".into(),
             _ => "nobody holds the others up".into(),
         }));
         lines.push(String::new());
         lines.extend(self.rank_lines());
         lines.push(String::new());
+        lines.extend(self.boundary_lines());
         lines.extend(self.layer_lines(only));
         let mut object = self.head.clone();
         object["steps"] = json!(self.steps);
@@ -231,7 +246,9 @@ impl<'a> Picture<'a> {
         object["verdict"] = json!(sentence);
         object["ranks"] = self.rows.iter().map(|row| self.row_object(row)).collect();
         object["layers"] = self.layer_objects(only);
-        object["faults"] = faults.iter().map(|(name, fault)| json!({"node": name, "fault": fault.to_string()})).collect();
+        object["hand_overs"] = self.boundaries.iter().map(|boundary| self.boundary_object(boundary)).collect();
+        object["faults"] =
+            faults.iter().map(|(name, fault)| json!({"node": name, "fault": fault.to_string()})).collect();
         let code = faults.first().map_or(0, |(_, fault)| Failure::from((*fault).clone()).code());
         Seen { lines, object, code }
     }
@@ -272,6 +289,41 @@ impl<'a> Picture<'a> {
         std::iter::once(head).chain(self.rows.iter().map(line)).collect()
     }
 
+    /// The boundaries between stages and an empty line; nothing without a pipeline.
+    fn boundary_lines(&self) -> Vec<String> {
+        if self.boundaries.is_empty() {
+            return Vec::new();
+        }
+        let head = format!(
+            "{:<25}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>9}  {:>6}",
+            "HAND-OVER", "HOP P50", "P95", "P99", "BEFORE", "BEHIND", "OWN", "BYTES", "COUNT"
+        );
+        let line = |(from, to, sync): &(usize, usize, HopSync)| {
+            let hop = |time: Nanoseconds| if sync.timed > 0 { short_time(time) } else { "-".to_owned() };
+            format!(
+                "{:<25}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>9}  {:>6}",
+                format!("{} > {}", self.name(*from), self.name(*to)),
+                hop(sync.p50),
+                hop(sync.p95),
+                hop(sync.p99),
+                short_time(sync.blocked),
+                short_time(sync.sending),
+                short_time(sync.compute),
+                sync.bytes.0 / u64::from(sync.count.max(1)),
+                sync.count
+            )
+        };
+        let words = "before: waiting for the stage that hands over; behind: giving the system what goes to the next; own: computing between";
+        std::iter::once(head).chain(self.boundaries.iter().map(line)).chain([words.to_owned(), String::new()]).collect()
+    }
+
+    fn boundary_object(&self, (from, to, sync): &(usize, usize, HopSync)) -> Value {
+        let hop = |time: Nanoseconds| (sync.timed > 0).then_some(time.0);
+        json!({"from": self.name(*from), "to": self.name(*to), "count": sync.count, "timed": sync.timed,
+            "p50_ns": hop(sync.p50), "p95_ns": hop(sync.p95), "p99_ns": hop(sync.p99), "mean_ns": hop(sync.hop),
+            "blocked_ns": sync.blocked.0, "sending_ns": sync.sending.0, "compute_ns": sync.compute.0, "bytes": sync.bytes.0})
+    }
+
     fn row_object(&self, row: &Row) -> Value {
         let of = &self.members[row.member];
         let [own, wait, wire] = row.means.map(|time| time.0);
@@ -308,6 +360,19 @@ impl<'a> Picture<'a> {
         };
         wanted.map(object).collect()
     }
+}
+
+fn boundaries(topology: &Topology, members: &[Of]) -> Vec<(usize, usize, HopSync)> {
+    let of = |(to, member): (usize, &Of)| {
+        let replica = topology.place(MemberIndex(to as u16)).replica;
+        let first = topology.layout.members(replica).start;
+        let boundary = move |sync: &HopSync| (first + sync.from.index(), to, *sync);
+        member.hops.iter().map(boundary).collect::<Vec<_>>()
+    };
+    let mut found: Vec<_> =
+        members.iter().enumerate().flat_map(of).filter(|(from, ..)| *from < members.len()).collect();
+    found.sort_by_key(|(from, to, _)| (*from, *to));
+    found
 }
 
 fn is_wanted(only: &[u32], layer: u32) -> bool {

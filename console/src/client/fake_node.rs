@@ -112,6 +112,7 @@ pub(crate) fn idle_report(name: &str) -> NodeReport {
         traces: Vec::new(),
         layers: Vec::new(),
         lateness: Vec::new(),
+        hops: Vec::new(),
         collectives: None,
         kv: None,
         exclusions: Exclusions::default(),

@@ -6,7 +6,7 @@ use shared::{
     protocol::error::Fault,
     schedule::Table,
     telemetry::{
-        Health, KvUse, Lateness, LayerSync, LoadProgress, NodeReport, NodeState, RequestReport, SyncKind,
+        Health, HopSync, KvUse, Lateness, LayerSync, LoadProgress, NodeReport, NodeState, RequestReport, SyncKind,
         health::{Clock, DiskUse, LoadByOthers, MemoryUse, NetworkLink, RunQueue, ThrottleBits, Traffic},
     },
     topology::{Exclusions, Rolling, Topology},
@@ -18,13 +18,15 @@ fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> R
     T::deserialize(deserializer).map(Some)
 }
 
-/// Declares the type that holds the changed fields of another: `plain` ones as they are, `packed` ones in another form,
+/// Declares the type that holds the changed fields of another: `plain` ones as they are, `later` ones that older recordings do not have,
+/// `packed` ones in another form,
 /// `nested` ones by what differs in them.
 macro_rules! delta {
     (
         $(#[$doc:meta])*
         $name:ident of $whole:ident {
             plain { $($plain:ident: $plain_type:ty),* $(,)? }
+            later { $($later:ident: $later_type:ty),* $(,)? }
             packed { $($packed:ident: $packed_type:ty),* $(,)? }
             nested { $($nested:ident: $nested_type:ty),* $(,)? }
         }
@@ -36,6 +38,8 @@ macro_rules! delta {
             $(#[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
             $plain: Option<$plain_type>,)*
             $(#[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+            $later: Option<$later_type>,)*
+            $(#[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
             $packed: Option<$packed_type>,)*
             $(#[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
             $nested: Option<$nested_type>,)*
@@ -44,9 +48,11 @@ macro_rules! delta {
         impl $name {
             /// What is new in `after`; all of it without a value before.
             pub(crate) fn between(before: Option<&$whole>, after: &$whole) -> Self {
-                let $whole { $($plain,)* $($packed,)* $($nested,)* } = after;
+                let $whole { $($plain,)* $($later,)* $($packed,)* $($nested,)* } = after;
                 Self {
                     $($plain: (before.map(|before| &before.$plain) != Some($plain)).then(|| $plain.clone()),)*
+                    $($later: (before.map_or($later != &<$later_type>::default(), |before| before.$later != *$later))
+                        .then(|| $later.clone()),)*
                     $($packed: (before.map(|before| &before.$packed) != Some($packed)).then(|| $packed.clone().into()),)*
                     $($nested: (before.map(|before| &before.$nested) != Some($nested))
                         .then(|| <$nested_type>::between(before.map(|before| &before.$nested), $nested)),)*
@@ -61,6 +67,7 @@ macro_rules! delta {
                 match before {
                     Some(mut whole) => {
                         $(if let Some(value) = self.$plain { whole.$plain = value; })*
+                        $(if let Some(value) = self.$later { whole.$later = value; })*
                         $(if let Some(value) = self.$packed { whole.$packed = value.into(); })*
                         $(if let Some(value) = self.$nested {
                             whole.$nested = value.apply(Some(std::mem::take(&mut whole.$nested)))?;
@@ -69,6 +76,7 @@ macro_rules! delta {
                     }
                     None => Ok($whole {
                         $($plain: self.$plain.ok_or(stringify!($plain))?,)*
+                        $($later: self.$later.unwrap_or_default(),)*
                         $($packed: self.$packed.ok_or(stringify!($packed))?.into(),)*
                         $($nested: self.$nested.ok_or(stringify!($nested))?.apply(None)?,)*
                     }),
@@ -105,6 +113,7 @@ delta! {
             recovers: bool,
             rolling: Option<Rolling>,
         }
+        later { hops: Vec<HopSync> }
         packed { layers: Rows }
         nested { health: HealthDelta }
     }
@@ -127,6 +136,7 @@ delta! {
             is_time_synchronized: Option<bool>,
             page: Option<Bytes>,
         }
+        later {}
         packed {}
         nested {}
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 use shared::{
     ids::LayerIndex,
     protocol::error::Fault,
-    telemetry::{LayerSync, LoadProgress, NodeReport, NodeState, SyncKind},
+    telemetry::{HopSync, LayerSync, LoadProgress, NodeReport, NodeState, SyncKind},
     units::Nanoseconds,
 };
 
@@ -101,7 +101,9 @@ pub struct Node {
     pub load: Option<LoadProgress>,
     /// All-reduces, by layer.
     pub layers: Vec<Layer>,
-    /// When layers arrived last.
+    /// Hand-overs that it took over, by who handed over, as last seen.
+    pub hops: Vec<HopSync>,
+    /// When all-reduces or hand-overs arrived last.
     pub layers_at: Option<Duration>,
     /// Its last minutes.
     pub history: History,
@@ -120,6 +122,7 @@ impl Node {
             report: None,
             load: None,
             layers: Vec::new(),
+            hops: Vec::new(),
             layers_at: None,
             history: History::default(),
             window: Window::default(),
@@ -192,13 +195,18 @@ impl Node {
         self.load = report.load;
         if self.report.as_ref().is_some_and(|before| before.epoch != report.epoch) {
             self.layers.clear();
+            self.hops.clear();
             self.window.clear();
             self.layers_at = None;
         }
         self.window.record(now, &report);
         self.history.record(now, &report);
-        if !report.layers.is_empty() {
+        if !report.layers.is_empty() || !report.hops.is_empty() {
             self.layers_at = Some(now);
+        }
+        for hop in &report.hops {
+            self.hops.retain(|before| before.from != hop.from);
+            self.hops.push(*hop);
         }
         for sync in &report.layers {
             self.record(*sync);
@@ -212,12 +220,20 @@ impl Node {
         self.load = Some(progress);
     }
 
-    /// Of the last report's all-reduces: (waiting and wire, everything) in nanoseconds.
+    /// Of the last report's all-reduces and hand-overs: (waiting for ranks of the stage, wire and hops; the same and own computing) in
+    /// nanoseconds. While a stage waits for others to compute, the time is theirs.
     pub fn network_share(&self) -> (f64, f64) {
-        let layers = self.report.iter().flat_map(|report| &report.layers);
-        layers.fold((0.0, 0.0), |(network, all), sync| {
+        let Some(report) = &self.report else { return (0.0, 0.0) };
+        let reduced = report.layers.iter().fold((0.0, 0.0), |(network, all), sync| {
             let count = f64::from(sync.count);
             let (own, away) = (sync.compute.0 as f64 * count, (sync.wait.0 as f64 + sync.wire.0 as f64) * count);
+            (network + away, all + own + away)
+        });
+        // With all-reduces the computing is in those already.
+        let counts_computing = report.layers.is_empty();
+        report.hops.iter().fold(reduced, |(network, all), hop| {
+            let away = hop.hop.0 as f64 * f64::from(hop.timed);
+            let own = if counts_computing { hop.compute.0 as f64 * f64::from(hop.count) } else { 0.0 };
             (network + away, all + own + away)
         })
     }

@@ -2,12 +2,14 @@
 use std::{collections::VecDeque, time::Duration};
 
 use shared::{
-    telemetry::{Health, LayerSync, SyncKind},
+    ids::MemberIndex,
+    telemetry::{Health, HopSync, LayerSync, SyncKind},
     units::Nanoseconds,
 };
 
 use crate::state::{
     State,
+    clean::clean_line,
     lateness::{RankRow, ranks, straggler},
     node::Layer,
 };
@@ -71,6 +73,37 @@ impl Metric {
     }
 }
 
+/// Hand-overs from one stage of a pipeline to another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Boundary {
+    /// Who hands over.
+    pub from: String,
+    /// Who takes over.
+    pub to: String,
+    /// Its latest hand-overs.
+    pub sync: HopSync,
+}
+
+/// The boundaries of all pipelines, in the order in which a token passes them.
+fn boundaries(state: &State) -> Vec<Boundary> {
+    let Some((topology, _)) = state.topology() else { return Vec::new() };
+    let name = |member: usize| topology.members.get(member).map_or("?", |member| member.name.as_str());
+    let of = |to: usize| {
+        let place = topology.place(MemberIndex(to as u16));
+        let first = topology.layout.members(place.replica).start;
+        let hops = state.node_of(to).map_or_else(Vec::new, |node| node.hops.clone());
+        let boundary = move |sync: HopSync| {
+            let (from, to) = (clean_line(name(first + sync.from.index())), clean_line(name(to)));
+            // Tokens come back to the head last.
+            ((place.replica, sync.from), Boundary { from, to, sync })
+        };
+        hops.into_iter().map(boundary)
+    };
+    let mut found: Vec<_> = (0..topology.members.len()).flat_map(of).collect();
+    found.sort_by_key(|(order, _)| *order);
+    found.into_iter().map(|(_, boundary)| boundary).collect()
+}
+
 /// The all-reduces of all ranks at a time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Picture {
@@ -80,6 +113,8 @@ pub struct Picture {
     pub ranks: Vec<(RankRow, String)>,
     /// Layers of each of these ranks.
     pub layers: Vec<Vec<Layer>>,
+    /// The boundaries between stages: who hands over, who takes over.
+    pub boundaries: Vec<Boundary>,
     /// The place among these ranks of the one that holds the others up, and why.
     pub straggler: Option<(usize, String)>,
 }
@@ -101,7 +136,7 @@ impl Picture {
         let layers = rows.iter().map(|row| node(row).map_or_else(Vec::new, |node| node.layers.clone())).collect();
         let name = |row: &RankRow| node(row).map_or("not named", |node| node.name()).to_owned();
         let ranks = rows.into_iter().map(|row| (row, name(&row))).collect();
-        Self { at: state.now, ranks, layers, straggler }
+        Self { at: state.now, ranks, layers, boundaries: boundaries(state), straggler }
     }
 
     /// Layers of the rank that has the most.

@@ -14,6 +14,7 @@ mod header;
 mod health;
 mod heat;
 mod help;
+mod hops;
 mod layers;
 mod node;
 pub mod picture;

@@ -12,7 +12,7 @@ use crate::{
     state::{Focus, State, lateness::RankRow, sync::Picture},
     view::{
         format::{fit, fit_right, tight_time, wrap_words},
-        health, heat,
+        health, heat, hops,
         theme::Theme,
         widgets::panel::{lines, panel},
     },
@@ -42,8 +42,10 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     let words = words(&picture, usize::from(area.width).saturating_sub(2));
     let most = (area.height / 3).max(3);
     let height = 2 + words.len() as u16 + (picture.ranks.len() as u16).clamp(1, most);
-    let [upper, lower] = Layout::vertical([Constraint::Length(height), Constraint::Fill(1)]).areas(area);
+    let parts = [height, hops::height(&picture)].map(Constraint::Length).into_iter().chain([Constraint::Fill(1)]);
+    let [upper, middle, lower] = Layout::vertical(parts).areas(area);
     draw_ranks(state, theme, frame, upper, &picture, words);
+    hops::draw(theme, frame, middle, &picture);
     let (rows, height) = heat::draw(state, theme, frame, lower, &picture);
     Shown { rows, height }
 }

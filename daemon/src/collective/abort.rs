@@ -6,6 +6,8 @@ use std::{
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::clocks::Clocks;
+
 /// Shared between an engine and those who watch over it.
 #[derive(Debug)]
 pub struct Abort {
@@ -14,6 +16,7 @@ pub struct Abort {
     progress: AtomicU64,
     busy: AtomicBool,
     waiting: AtomicBool,
+    clocks: Clocks,
 }
 
 impl Abort {
@@ -28,6 +31,7 @@ impl Abort {
             progress: AtomicU64::new(0),
             busy: AtomicBool::new(false),
             waiting: AtomicBool::new(false),
+            clocks: Clocks::default(),
         })
     }
 
@@ -66,6 +70,11 @@ impl Abort {
     /// Whether the engine has work.
     pub fn is_busy(&self) -> bool {
         self.busy.load(Ordering::Relaxed)
+    }
+
+    /// The clocks of the other ranks, which heartbeats compare with the own one.
+    pub fn clocks(&self) -> &Clocks {
+        &self.clocks
     }
 
     /// Says whether the engine waits for another rank.

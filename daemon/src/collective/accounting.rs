@@ -7,7 +7,7 @@ use crate::kernels::PoolClock;
 use shared::{
     ids::{LayerIndex, Rank},
     schedule::Table,
-    telemetry::{PhaseTotals, RankTotals, SyncKind},
+    telemetry::{HopRecord, PhaseTotals, RankTotals, SyncKind},
     units::Nanoseconds,
 };
 
@@ -29,6 +29,19 @@ pub struct Span {
     pub arrived: Instant,
 }
 
+/// A hand-over that was taken over.
+#[derive(Clone, Copy, Debug)]
+pub struct Hop {
+    /// Who handed over.
+    pub from: Rank,
+    /// The step that it belongs to.
+    pub step: u64,
+    /// Bytes of the message.
+    pub bytes: u32,
+    /// How long it was on the way; `None` while the clocks have not been compared.
+    pub time: Option<Nanoseconds>,
+}
+
 /// The engine's clock and sums. `left` is when it left the previous collective.
 #[derive(Debug)]
 pub struct Accounting {
@@ -42,6 +55,9 @@ pub struct Accounting {
     ring: Arc<SyncRing>,
     /// Of the own pool, and what it said last.
     threads: Option<(Arc<PoolClock>, u64)>,
+    /// Own computing since the latest hand-over that was taken over, and what the latest one to the next stage took.
+    computed: Nanoseconds,
+    sending: Nanoseconds,
 }
 
 impl Accounting {
@@ -58,6 +74,8 @@ impl Accounting {
             totals: RankTotals::default(),
             ring,
             threads: None,
+            computed: Nanoseconds(0),
+            sending: Nanoseconds(0),
         }
     }
 
@@ -69,6 +87,7 @@ impl Accounting {
 
     /// Adds time since the last collective: computing, but for what went to the pool's threads.
     fn add_compute(&mut self, compute: Nanoseconds) {
+        self.computed.0 += compute.0;
         let threads = self.threads.as_mut().map_or(0, |(clock, seen)| {
             let now = clock.nanoseconds();
             now - std::mem::replace(seen, now)
@@ -146,11 +165,46 @@ impl Accounting {
         self.ring.push(&entry, heard.map(|heard| heard.map(|(first, whole)| (since(first), since(whole)))));
     }
 
-    /// Closes a wait for another stage: all of it is the pipeline's bubble.
+    /// Closes a wait for the plan of a step: all of it is the pipeline's bubble.
     pub fn close_bubble(&mut self, compute: Nanoseconds, sent: Instant, arrived: Instant) {
         self.left = arrived;
         self.add_compute(compute);
         self.phase().bubble.0 += arrived.duration_since(sent).as_nanos() as u64;
+    }
+
+    /// Closes a hand-over to the next stage: what it took is the pipeline's bubble.
+    pub fn close_sending(&mut self, compute: Nanoseconds, began: Instant, ended: Instant) {
+        self.left = ended;
+        self.add_compute(compute);
+        self.sending = Nanoseconds(ended.duration_since(began).as_nanos() as u64);
+        self.phase().bubble.0 += self.sending.0;
+    }
+
+    /// Closes the wait for what another stage hands over: its hop is wire, the rest is the pipeline's bubble. Keeps a record of it.
+    pub fn close_hop(&mut self, compute: Nanoseconds, (began, ended): (Instant, Instant), hop: Hop) {
+        self.left = ended;
+        self.add_compute(compute);
+        let waited = ended.duration_since(began).as_nanos() as u64;
+        // What was on the way while this rank computed did not hold it up.
+        let wire = hop.time.map_or(0, |time| time.0.min(waited));
+        let phase = self.phase();
+        phase.wire.0 += wire;
+        phase.bubble.0 += waited - wire;
+        let compute = std::mem::take(&mut self.computed);
+        let (sending, blocked) = (std::mem::take(&mut self.sending), Nanoseconds(waited - wire));
+        let Hop { from, step, bytes, time } = hop;
+        let (tokens, is_prefill) = (self.tokens, self.is_prefill);
+        self.ring.hops().push(HopRecord {
+            step,
+            from,
+            is_prefill,
+            tokens,
+            bytes,
+            hop: time,
+            blocked,
+            compute,
+            sending,
+        });
     }
 
     /// The end of a step's own computing that no collective closes (a lone rank, the last sampling).
@@ -193,5 +247,35 @@ mod tests {
         assert_eq!(accounting.close(span(0, 900, 50)), (Nanoseconds(50), Nanoseconds(0)));
         let decode = accounting.take_totals().decode;
         assert_eq!((decode.compute.0, decode.wait.0, decode.wire.0), (500, 350, 100));
+    }
+
+    #[test]
+    fn a_hop_is_wire_as_far_as_it_was_waited_for_and_the_rest_is_the_bubble() {
+        let ring = Arc::new(SyncRing::alone());
+        let mut accounting = Accounting::new(Rank(1), Arc::clone(&ring));
+        accounting.begin_step(false, 1);
+        let (began, time) = (Instant::now(), Nanoseconds);
+        let mut take = |compute, waited, hop: Option<u64>| {
+            let hop = Hop { from: Rank(0), step: 7, bytes: 8256, time: hop.map(time) };
+            accounting.close_hop(time(compute), (began, began + Duration::from_nanos(waited)), hop);
+        };
+        take(100, 500, Some(60));
+        // It had come long before: nothing was waited for.
+        take(900, 10, Some(80));
+        take(50, 400, None);
+        accounting.close_sending(time(300), began, began + Duration::from_nanos(20));
+        take_last(&mut accounting, began);
+        let decode = accounting.take_totals().decode;
+        assert_eq!((decode.compute.0, decode.wire.0, decode.bubble.0), (1350, 70, 440 + 400 + 20));
+        assert!((decode.network_fraction() - 70.0 / 1420.0).abs() < 1e-9);
+        let found = ring.hops().since(&mut 0);
+        let times: Vec<_> = found.iter().map(|one| (one.hop, one.blocked.0, one.compute.0, one.sending.0)).collect();
+        let expected =
+            [(Some(time(60)), 440, 100, 0), (Some(time(80)), 0, 900, 0), (None, 400, 50, 0), (None, 0, 300, 20)];
+        assert_eq!(times, expected);
+    }
+
+    fn take_last(accounting: &mut Accounting, began: Instant) {
+        accounting.close_hop(Nanoseconds(0), (began, began), Hop { from: Rank(0), step: 8, bytes: 0, time: None });
     }
 }

@@ -23,7 +23,7 @@ impl Group {
             out.extend_from_slice(behind);
         })?;
         self.accounting.sent(bytes, 1);
-        self.accounting.close_bubble(compute, sent, Instant::now());
+        self.accounting.close_sending(compute, sent, Instant::now());
         Ok(())
     }
 
@@ -43,6 +43,7 @@ impl Group {
         let links = self.links().expect("a stage that takes over has links");
         links.wait_for(std::iter::once(from))?;
         let arrived = Instant::now();
+        let hop = links.hop(from, step);
         let (_, bytes) = links.front(from, (FrameKind::HandOver, step, 0))?;
         let length = payload_bytes(format, 1, hidden.len());
         let Some((values, rest)) = bytes.split_at_checked(length) else {
@@ -52,7 +53,7 @@ impl Group {
         load(format, values, hidden);
         behind(rest);
         links.consume(from)?;
-        self.accounting.close_bubble(compute, sent, arrived);
+        self.accounting.close_hop(compute, (sent, arrived), hop);
         Ok(())
     }
 
@@ -80,10 +81,11 @@ impl Group {
         let links = self.links().expect("a replica of several stages has links");
         links.wait_for(std::iter::once(from))?;
         let arrived = Instant::now();
+        let hop = links.hop(from, step);
         let (_, payload) = links.front(from, (FrameKind::Drawn, step, 0))?;
         take(payload);
         links.consume(from)?;
-        self.accounting.close_bubble(compute, sent, arrived);
+        self.accounting.close_hop(compute, (sent, arrived), hop);
         Ok(())
     }
 }

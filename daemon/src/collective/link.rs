@@ -19,7 +19,7 @@ use shared::{
 
 use super::{
     Abort, CollectiveError,
-    accounting::Heard,
+    accounting::{Heard, Hop},
     peer::{Calls, Patience, Peer, Socket},
 };
 
@@ -94,8 +94,12 @@ impl Links {
     /// An option of a socket cannot be set.
     pub fn sealed(seat: Seat, sockets: Vec<Option<Socket>>, abort: Arc<Abort>, spin: bool) -> io::Result<Self> {
         assert!(sockets.len() <= NODES_MAX, "a topology has at most {NODES_MAX} nodes: checked when it was made");
-        let peers = sockets.into_iter().map(|socket| socket.map(Peer::new).transpose());
-        let peers = peers.collect::<io::Result<Vec<_>>>()?;
+        let peer = |(rank, socket): (usize, Option<Socket>)| {
+            // Only other stages hand over.
+            let is_timed = !seat.stage.contains(&(rank as u16));
+            socket.map(|socket| Peer::new(socket, is_timed)).transpose()
+        };
+        let peers = sockets.into_iter().enumerate().map(peer).collect::<io::Result<Vec<_>>>()?;
         let (calls, waited) = (Calls::default(), Instant::now());
         Ok(Self { seat, peers, abort, spin, calls, waited, awaited: RankSet::default() })
     }
@@ -355,6 +359,15 @@ impl Links {
     /// The frame in front from `rank`, whatever it is; it must be there.
     pub fn front_any(&self, rank: Rank) -> (FrameHeader, &[u8]) {
         self.peers[rank.index()].as_ref().expect("a rank has links to all others and none to itself").front()
+    }
+
+    /// What is known of the way of the frame in front, which a rank of another stage sent; it must be there.
+    pub fn hop(&self, from: Rank, step: u64) -> Hop {
+        let peer = self.peers[from.index()].as_ref().expect("a rank has links to all others and none to itself");
+        let (header, payload) = peer.front();
+        let (sent, bytes) = (Nanoseconds(header.compute_ns), peer.wire_bytes(payload.len()) as u32);
+        let time = self.abort.clocks().on_the_way(from, sent, peer.arrived());
+        Hop { from, step, bytes, time }
     }
 
     /// Drops the frame in front from `rank`.

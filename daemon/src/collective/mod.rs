@@ -3,9 +3,11 @@
 pub mod abort;
 pub mod accounting;
 mod across;
+pub mod clocks;
 mod execute;
 pub mod group;
 pub mod hand_over;
+pub mod hops;
 pub mod link;
 mod peer;
 mod program;

@@ -2,29 +2,39 @@
 //! Buffers are allocated once and grow to the largest message; calls of the system are counted.
 use std::{
     ffi::OsString,
-    io::{self, IoSlice},
+    io::{self, IoSlice, IoSliceMut},
     net::{Shutdown, TcpStream},
     os::fd::{AsFd, AsRawFd, BorrowedFd},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use nix::{
+    cmsg_space,
     errno::Errno,
-    sys::socket::{MsgFlags, UnixAddr, recv, send, sendmsg, setsockopt, sockopt::TcpCongestion},
+    sys::{
+        socket::{
+            ControlMessageOwned, MsgFlags, UnixAddr, recv, recvmsg, send, sendmsg, setsockopt,
+            sockopt::{ReceiveTimestampns, TcpCongestion},
+        },
+        time::TimeSpec,
+    },
 };
 use shared::{
     ids::Rank,
     protocol::{
         checksum::checksum,
-        frame::{FrameError, FrameHeader, HEADER_BYTES},
+        frame::{FrameError, FrameHeader, FrameKind, HEADER_BYTES},
         seal::Seals,
     },
+    units::Nanoseconds,
 };
 
-use super::{CollectiveError, accounting::Heard};
+use super::{CollectiveError, accounting::Heard, clocks};
 
 /// Least that one read asks for.
 const READ_BYTES_MIN: usize = 64 * 1024;
+/// Bytes that wait longer than this in a socket were not handed over within a step.
+const STALE: Duration = Duration::from_secs(60);
 /// Longest that a read of a single socket sleeps; then the abort flag and all other sockets are looked at.
 const READ_SLEEP: Duration = Duration::from_millis(50);
 
@@ -77,10 +87,21 @@ pub(super) struct Peer {
     begun_at: Instant,
     /// The first byte and the last of the frames that were consumed since [`Self::listen`].
     heard: Heard,
+    /// Where hand-overs come: when the system got the last bytes, by [`clocks::now`]. They may lie in the socket while this rank computes.
+    arrived: Option<Arrived>,
+}
+
+/// When bytes arrived at this machine.
+#[derive(Debug)]
+struct Arrived {
+    at: Nanoseconds,
+    /// Room for what the system says beside the bytes.
+    words: Vec<u8>,
 }
 
 impl Peer {
-    pub(super) fn new((stream, seals): Socket) -> io::Result<Self> {
+    /// `is_timed`: hand-overs come here, and when they come is asked of the system.
+    pub(super) fn new((stream, seals): Socket, is_timed: bool) -> io::Result<Self> {
         // Each call says itself whether it waits.
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
@@ -89,7 +110,11 @@ impl Peer {
         let _ = CONGESTION.iter().any(|name| setsockopt(&stream, TcpCongestion, &OsString::from(name)).is_ok());
         let (out, input, now) = (Vec::new(), vec![0; READ_BYTES_MIN], Instant::now());
         let (front, read_at, begun_at, heard) = (None, now, now, None);
-        Ok(Self { stream, seals, out, sent: 0, input, filled: 0, front, read_at, begun_at, heard })
+        let arrived = is_timed.then(|| Arrived { at: Nanoseconds(0), words: cmsg_space!(TimeSpec) });
+        if is_timed {
+            setsockopt(&stream, ReceiveTimestampns, &true)?;
+        }
+        Ok(Self { stream, seals, out, sent: 0, input, filled: 0, front, read_at, begun_at, heard, arrived })
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -107,6 +132,11 @@ impl Peer {
     /// When the frame in front was whole, or a little later.
     pub(super) fn read_at(&self) -> Instant {
         self.read_at
+    }
+
+    /// When the system got the last byte of the frame in front, by [`clocks::now`]; 0 where no hand-overs come.
+    pub(super) fn arrived(&self) -> Nanoseconds {
+        self.arrived.as_ref().map_or(Nanoseconds(0), |arrived| arrived.at)
     }
 
     /// A collective begins: what was heard before does not count.
@@ -132,6 +162,9 @@ impl Peer {
         self.out.resize(HEADER_BYTES, 0);
         fill(&mut self.out);
         header.length = (self.out.len() - HEADER_BYTES) as u32;
+        if matches!(header.kind, FrameKind::HandOver | FrameKind::Drawn) {
+            header.compute_ns = clocks::now().0;
+        }
         if self.seals.out.is_plain() {
             header.payload_sum = checksum(&self.out[HEADER_BYTES..]);
         }
@@ -201,7 +234,7 @@ impl Peer {
             calls.reads += 1;
             let is_first = self.filled == 0;
             let flags = if patience == Patience::Now { MsgFlags::MSG_DONTWAIT } else { MsgFlags::empty() };
-            match recv(self.stream.as_raw_fd(), &mut self.input[self.filled..], flags) {
+            match self.receive(flags) {
                 Ok(0) => return Err(CollectiveError::Closed(rank)),
                 Ok(count) => self.filled += count,
                 Err(error) => return retry(rank, error),
@@ -214,6 +247,26 @@ impl Peer {
             self.look_for_front(rank)?;
         }
         Ok(())
+    }
+
+    fn receive(&mut self, flags: MsgFlags) -> nix::Result<usize> {
+        let Some(arrived) = &mut self.arrived else {
+            return recv(self.stream.as_raw_fd(), &mut self.input[self.filled..], flags);
+        };
+        // No byte of the frame behind: the time that the system tells is that of the last byte.
+        let header =
+            self.input[..self.filled].first_chunk::<HEADER_BYTES>().and_then(|it| FrameHeader::decode(it).ok());
+        let end =
+            header.map_or(HEADER_BYTES, |header| HEADER_BYTES + header.length as usize + self.seals.input.overhead());
+        let end = end.min(self.input.len());
+        let mut parts = [IoSliceMut::new(&mut self.input[self.filled..end])];
+        let (fd, words) = (self.stream.as_raw_fd(), Some(arrived.words.as_mut_slice()));
+        let received = recvmsg::<UnixAddr>(fd, &mut parts, words, flags)?;
+        let told = received.cmsgs().ok().and_then(|mut all| {
+            all.find_map(|one| if let ControlMessageOwned::ScmTimestampns(time) = one { Some(time) } else { None })
+        });
+        arrived.at = told.map_or_else(clocks::now, since_then);
+        Ok(received.bytes)
     }
 
     /// Drops the frame in front.
@@ -268,6 +321,14 @@ impl Peer {
         }
         Ok(())
     }
+}
+
+/// The own clock at a time of day that has just passed.
+fn since_then(time: TimeSpec) -> Nanoseconds {
+    let (now, day) = (clocks::now(), SystemTime::now().duration_since(UNIX_EPOCH));
+    let passed = day.unwrap_or_default().saturating_sub(Duration::from(time));
+    // The time of day may have been set meanwhile.
+    Nanoseconds(now.0.saturating_sub(passed.min(STALE).as_nanos() as u64))
 }
 
 /// A socket that has nothing, or no room, and interruptions are no errors; everything else ends the link.

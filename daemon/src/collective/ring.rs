@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use super::hops::HopRing;
 use shared::{
     ids::{LayerIndex, Rank},
     schedule::Table,
@@ -51,6 +52,7 @@ pub struct SyncRing {
     stage: Range<u16>,
     written: AtomicU64,
     table: OnceLock<Table>,
+    hops: HopRing,
 }
 
 impl SyncRing {
@@ -59,7 +61,7 @@ impl SyncRing {
         let peers = stage.clone().filter(|rank| *rank != own.0).count();
         let length = RECORDS_MAX.min(ARRIVALS_MAX / peers.max(1));
         let words = (0..length * (STAMP + WORDS + peers)).map(|_| AtomicU64::new(0)).collect();
-        Self { words, length, own, stage, written: AtomicU64::new(0), table: OnceLock::new() }
+        Self { words, length, own, stage, written: AtomicU64::new(0), table: OnceLock::new(), hops: HopRing::default() }
     }
 
     /// One of a rank without peers.
@@ -105,6 +107,11 @@ impl SyncRing {
     /// Which algorithm the all-reduces use, once that is decided.
     pub fn table(&self) -> Option<&Table> {
         self.table.get()
+    }
+
+    /// The hand-overs of this rank, where it has a part in a pipeline.
+    pub fn hops(&self) -> &HopRing {
+        &self.hops
     }
 
     /// Calls `visit` for each record since `cursor` that is still there, and moves the cursor to the end.

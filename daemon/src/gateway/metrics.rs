@@ -6,7 +6,10 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use shared::telemetry::{KvUse, NodeReport, NodeState};
+use shared::{
+    telemetry::{HopSync, KvUse, NodeReport, NodeState},
+    units::Nanoseconds,
+};
 
 use super::{admission::Occupancy, answer::Ended};
 
@@ -261,6 +264,35 @@ fn node(text: &mut String, report: &NodeReport) {
         "Mean time on the wire of an all-reduce, of late",
         mean(|layer| layer.wire.0),
     );
+    hops(text, report);
+}
+
+/// Hand-overs between stages since the last report, by the rank that handed over.
+fn hops(text: &mut String, report: &NodeReport) {
+    if report.hops.is_empty() {
+        return;
+    }
+    header(text, "bramble_hop_seconds", "gauge", "Hand-over from another stage on its way, of late");
+    for hop in report.hops.iter().filter(|hop| hop.timed > 0) {
+        for (quantile, time) in [("0.5", hop.p50), ("0.95", hop.p95), ("0.99", hop.p99)] {
+            let labels = format!("from_rank=\"{}\",quantile=\"{quantile}\"", hop.from);
+            line(text, "bramble_hop_seconds", "", &labels, time.0 as f64 / 1e9);
+        }
+    }
+    type Time = fn(&HopSync) -> Nanoseconds;
+    let means: [(&str, &str, Time); 3] = [
+        ("bramble_hop_blocked_seconds", "Mean wait for the stage before, without the hop, of late", |hop| hop.blocked),
+        ("bramble_hop_sending_seconds", "Mean time until the next stage's message was sent, of late", |hop| {
+            hop.sending
+        }),
+        ("bramble_stage_compute_seconds", "Mean computing between two hand-overs, of late", |hop| hop.compute),
+    ];
+    for (name, help, time) in means {
+        header(text, name, "gauge", help);
+        for hop in &report.hops {
+            line(text, name, "", &format!("from_rank=\"{}\"", hop.from), time(hop).0 as f64 / 1e9);
+        }
+    }
 }
 
 fn blocks(text: &mut String, kv: Option<KvUse>) {

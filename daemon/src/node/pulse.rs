@@ -64,6 +64,8 @@ impl Peer {
 
 #[cfg(test)]
 mod tests {
+    use shared::units::Nanoseconds;
+
     use super::*;
 
     const LIVENESS: Liveness = Liveness {
@@ -73,7 +75,16 @@ mod tests {
     };
 
     fn beat(progress: u64, busy: bool, waiting: bool) -> Beat {
-        Beat { progress, busy, waiting, draining: false, leaving: false, failed: None }
+        Beat {
+            progress,
+            busy,
+            waiting,
+            draining: false,
+            leaving: false,
+            failed: None,
+            sent: Nanoseconds(0),
+            echo: None,
+        }
     }
 
     #[test]

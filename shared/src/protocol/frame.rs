@@ -59,7 +59,7 @@ pub struct FrameHeader {
     /// The rank that `compute_ns` is of.
     pub slowest: Rank,
     /// Time from leaving the previous collective to sending: the longest that the sender knows of in this collective, at
-    /// least its own.
+    /// least its own. Of what is handed to another stage: when it was sent, by the sender's clock.
     pub compute_ns: u64,
     /// Checksum of the payload on a link without a key; 0 on one whose frames are sealed.
     pub payload_sum: u64,

@@ -16,7 +16,7 @@ use crate::{
     sampling::SamplingParameters,
     telemetry::{BenchFound, BenchProgress, LinkBench, LoadProgress, NodeReport, RankTotals, SyncRecord},
     topology::{Exclusions, Topology, sizes::ModelSizes},
-    units::Bytes,
+    units::{Bytes, Nanoseconds},
 };
 
 /// Longest message between console and daemon, or between the control ends of two ranks.
@@ -419,6 +419,12 @@ pub struct Beat {
     /// The sender's topology is broken: the rank that it lost, or its own if it failed by itself.
     #[serde(default, with = "crate::protocol::version::since_5")]
     pub failed: Option<Rank>,
+    /// When it was sent, by the sender's clock; 0: it tells no time.
+    #[serde(default, with = "crate::protocol::version::since_5")]
+    pub sent: Nanoseconds,
+    /// The latest heartbeat that came from the receiver: when that was sent, by the receiver's clock, and when it came, by the sender's.
+    #[serde(default, with = "crate::protocol::version::since_5")]
+    pub echo: Option<(Nanoseconds, Nanoseconds)>,
 }
 
 /// Encodes the body of a message.

@@ -59,8 +59,10 @@ pub enum Closing {
     AllReduce(LayerIndex, SyncKind),
     /// A message besides.
     Message,
-    /// Another stage of the pipeline.
+    /// Another stage of the pipeline: its plan, or that it takes what is handed over.
     Bubble,
+    /// What another stage hands over: its hop is wire, the rest is the pipeline's bubble.
+    HandOver,
 }
 
 /// What a node does next.
@@ -124,6 +126,7 @@ impl Observer for () {}
 /// A message that waits to be read.
 #[derive(Clone, Copy, Debug)]
 struct Arrived {
+    sent: u64,
     first: u64,
     at: u64,
     compute: u64,
@@ -140,6 +143,8 @@ struct Reach {
     /// The last byte cannot come before.
     not_before: u64,
     compute: u64,
+    /// When the sender gave it to its system.
+    sent: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -170,6 +175,8 @@ struct Span {
     slowest: (u64, u16),
     last: (u64, u16),
     late: (u64, u16),
+    /// How long the latest message was on the way.
+    hop: u64,
 }
 
 /// Nodes with links between all pairs.
@@ -229,6 +236,7 @@ impl Network {
                 first,
                 at: done,
                 compute: reach.compute,
+                sent: reach.sent,
             });
             if node.missing & 1 << reach.from != 0 {
                 self.advance(to, &actions[to], observer);
@@ -288,6 +296,7 @@ impl Network {
         let Link { alpha_ns, .. } = self.link;
         let receive_ns = self.nodes[usize::from(to)].speed.receive_ns;
         let node = &mut self.nodes[index];
+        let sent = node.clock;
         node.clock += work_ns + node.speed.send_ns;
         let begin = node.clock.max(node.out_free);
         node.out_free = begin + self.link.busy_ns(bytes);
@@ -301,7 +310,8 @@ impl Network {
         phase.bytes_sent += bytes;
         phase.messages_sent += 1;
         self.sent += 1;
-        let reach = Reach { at: begin + travel, number: self.sent, from: index as u16, to, bytes, not_before, compute };
+        let reach =
+            Reach { at: begin + travel, number: self.sent, from: index as u16, to, bytes, not_before, compute, sent };
         self.flying.push(Reverse(reach));
     }
 
@@ -349,6 +359,7 @@ impl Node {
             slowest: (0, own),
             last: (self.clock, own),
             late: (0, own),
+            hop: 0,
         };
     }
 
@@ -362,6 +373,7 @@ impl Node {
             self.span.late = self.span.late.max((late, from));
         }
         self.clock = seen + self.speed.receive_ns + work_ns;
+        self.span.hop = arrived.at.saturating_sub(arrived.sent) + self.speed.receive_ns;
         self.span.last = (self.clock, from);
         self.span.slowest = self.span.slowest.max((arrived.compute, from));
     }
@@ -378,13 +390,15 @@ impl Node {
 
     /// As the daemon's accounting: waiting is the slowest peer's computing beyond the own, wire is the rest.
     fn close(&mut self, index: usize, closing: Closing, observer: &mut dyn Observer) {
-        let Span { compute, entered, slowest, late, .. } = self.span;
+        let Span { compute, entered, slowest, late, hop, .. } = self.span;
         (self.span.is_open, self.span.left) = (false, self.clock);
         let exchange = self.clock - entered;
-        if closing == Closing::Bubble {
+        if matches!(closing, Closing::Bubble | Closing::HandOver) {
+            let wire = if closing == Closing::HandOver { hop.min(exchange) } else { 0 };
             let phase = self.phase();
             phase.compute.0 += compute;
-            phase.bubble.0 += exchange;
+            phase.wire.0 += wire;
+            phase.bubble.0 += exchange - wire;
             return;
         }
         let wait = slowest.0.saturating_sub(compute).min(exchange);

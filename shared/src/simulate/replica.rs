@@ -230,7 +230,7 @@ impl<'a> Replica<'a> {
     /// The head takes in the tokens of the oldest step that ends in some, and marks the time.
     pub fn land(&self, mark: u32, head: &mut Vec<Action>) {
         if self.stages() > 1 {
-            head.extend([Action::Enter, receive(self.sampler()), Action::Close(Closing::Bubble)]);
+            head.extend([Action::Enter, receive(self.sampler()), Action::Close(Closing::HandOver)]);
         }
         head.push(Action::Mark(mark));
     }
@@ -243,7 +243,7 @@ impl<'a> Replica<'a> {
     fn rank_step(&self, index: usize, seat: &Seat, step: Step, out: &mut Vec<Action>) -> Result<(), SimulateError> {
         self.plan(index, seat, step, out);
         if seat.stage > 0 {
-            out.extend([Action::Enter, receive(index - self.world), Action::Close(Closing::Bubble)]);
+            out.extend([Action::Enter, receive(index - self.world), Action::Close(Closing::HandOver)]);
         }
         let algorithm = self.algorithm(seat.stage, step.tokens)?;
         let place = (seat.rank, self.world, seat.stage * self.world);

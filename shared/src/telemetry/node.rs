@@ -7,6 +7,7 @@ use crate::{
     schedule::Table,
     telemetry::{
         health::Health,
+        hop::HopSync,
         request::RequestReport,
         sync::{Lateness, LayerSync},
     },
@@ -120,6 +121,9 @@ pub struct NodeReport {
     pub layers: Vec<LayerSync>,
     /// Whom it heard of in them and who was late, as this rank saw it.
     pub lateness: Vec<Lateness>,
+    /// Hand-overs that it took over since the last report, by who handed over.
+    #[serde(default, with = "crate::protocol::version::since_5")]
+    pub hops: Vec<HopSync>,
     /// Which algorithm the all-reduces of the running topology use, and what they took when it was decided.
     pub collectives: Option<Table>,
     /// Nodes that an operator took out, as far as this node has heard.

@@ -105,7 +105,7 @@ pub struct PhaseTotals {
     pub wait: Nanoseconds,
     /// Time on the wire.
     pub wire: Nanoseconds,
-    /// Waiting for another stage of the pipeline.
+    /// Waiting for another stage of the pipeline to compute; hand-overs on their way are wire.
     pub bubble: Nanoseconds,
     /// Bytes sent to other ranks, headers included.
     pub bytes_sent: u64,
@@ -119,9 +119,10 @@ impl PhaseTotals {
         Nanoseconds(self.compute.0 + self.threads.0 + self.wait.0 + self.wire.0 + self.bubble.0)
     }
 
-    /// (wait + wire) / total.
+    /// (wait + wire) / (total - bubble): while a stage waits for others to compute, the step's time is theirs. Summed over the ranks of
+    /// a pipeline this is all hops and all-reduces over the time of a step.
     pub fn network_fraction(&self) -> f64 {
-        ratio((self.wait.0 + self.wire.0) as f64, self.total().0 as f64)
+        ratio((self.wait.0 + self.wire.0) as f64, (self.total().0 - self.bubble.0) as f64)
     }
 
     /// Adds another phase's sums to these.

@@ -16,7 +16,7 @@ use shared::{
         message::{Beat, FinishReason, Finished, Generate, TokenEvent},
     },
     topology::Role,
-    units::Bytes,
+    units::{Bytes, Nanoseconds},
 };
 
 use super::{
@@ -249,6 +249,8 @@ impl World {
             draining: run.draining,
             leaving: false,
             failed: run.failed,
+            sent: Nanoseconds(0),
+            echo: None,
         };
         let mut lost = Vec::new();
         let mut told = Vec::new();
@@ -319,7 +321,9 @@ impl World {
     pub(super) fn say_goodbye(&mut self, node: usize) {
         let Some(run) = self.run_of(node) else { return };
         let links: Vec<u64> = run.ranks.values().filter_map(|linked| linked.pair.control).collect();
-        let beat = Beat { progress: 0, busy: false, waiting: true, draining: true, leaving: true, failed: None };
+        let (sent, echo) = (Nanoseconds(0), None);
+        let beat =
+            Beat { progress: 0, busy: false, waiting: true, draining: true, leaving: true, failed: None, sent, echo };
         for number in links {
             if let Some(end) = self.network.end_of(number, node) {
                 self.send(number, end, Packet::Beat(beat));

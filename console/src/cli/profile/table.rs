@@ -1,11 +1,12 @@
 //! Where a request's time went, as a table: compute, waiting, wire, and bytes and messages against the formula.
 use shared::{
     ids::Rank,
+    latency::ratio,
     protocol::{frame::HEADER_BYTES, message::Finished},
     schedule::{Cost, Table, cost, payload_bytes},
     telemetry::{PhaseTotals, RankTotals},
     topology::{Member, Topology},
-    units::Bytes,
+    units::{Bytes, Nanoseconds},
 };
 
 /// The lines of the profile of a request on a replica. `embedding_length` is the model's; `tables` are what its ranks say of their
@@ -57,13 +58,42 @@ pub(in crate::cli) fn lines(
         }
     }
     lines.push(String::new());
+    lines.extend(summary(finished, usize::from(topology.layout.ranks_of(replica))));
+    lines.push(String::new());
     lines.push(
         "bytes and messages: sent by the rank, headers, plans and candidates included; formula: all-reduces and hand-overs; \
-         bubble: waiting for another stage; \
+         bubble: waiting for another stage to compute, its hand-overs on their way are wire; \
+         network: (waiting + wire) / (all but the bubble); \
          threads: waking the rank's own threads and waiting for the last of them"
             .into(),
     );
     lines
+}
+
+/// Where the time of the whole request went, of one that ran alone: on the ranks of each stage together, stage after stage.
+fn summary(finished: &Finished, ranks: usize) -> Vec<String> {
+    let times = &finished.times;
+    let network = |part: fn(&RankTotals) -> &PhaseTotals| {
+        let sum: u64 = finished.ranks.iter().map(|rank| part(rank).wait.0 + part(rank).wire.0).sum();
+        sum / ranks.max(1) as u64
+    };
+    let span = |from: Nanoseconds, to: Nanoseconds| to.0.saturating_sub(from.0);
+    let (prefill, decode) = (span(times.dispatched, times.first_token), span(times.first_token, times.last_token));
+    let (in_prefill, in_decode) =
+        (network(|rank| &rank.prefill).min(prefill), network(|rank| &rank.decode).min(decode));
+    let row = |name: &str, network: u64, total: u64| {
+        let (local, all) = (Nanoseconds(total - network), Nanoseconds(total));
+        let share = 100.0 * ratio(network as f64, total as f64);
+        format!("{name:<16} {local:>11} {:>11} {all:>11} {share:>8.1}%", Nanoseconds(network))
+    };
+    let tokens = u64::from(times.sampled_tokens.saturating_sub(1)).max(1);
+    vec![
+        format!("{:<16} {:>11} {:>11} {:>11} {:>9}", "summary", "local", "network", "total", "network"),
+        row("prefill", in_prefill, prefill),
+        row("decode", in_decode, decode),
+        row("decode, a token", in_decode / tokens, decode / tokens),
+        row("both", in_prefill + in_decode, prefill + decode),
+    ]
 }
 
 /// Bytes a token and messages of one rank in a step of so many tokens, all-reduces and the hand-over to the next stage, by the

@@ -15,6 +15,7 @@ use shared::{
         connection::{Connection, MessageReader, MessageWriter, split},
         message::Beat,
     },
+    units::Nanoseconds,
 };
 use tokio::{
     sync::mpsc::{Receiver, Sender, channel},
@@ -129,6 +130,8 @@ async fn speak(ways: &Ways, mut writer: MessageWriter, mut queue: Receiver<Acros
                 draining: ways.draining.load(Ordering::Acquire),
                 leaving: false,
                 failed: None,
+                sent: Nanoseconds(0),
+                echo: None,
             }),
         };
         if !matches!(timeout(patience, writer.send(&message)).await, Ok(Ok(()))) {

@@ -15,6 +15,7 @@ use shared::{
         error::{FaultKind, Loss},
         message::Beat,
     },
+    units::Nanoseconds,
 };
 use tokio::{
     sync::mpsc::Sender,
@@ -24,7 +25,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::Input;
 use crate::{
-    collective::Abort,
+    collective::{
+        Abort,
+        clocks::{self, Comparison, Exchange},
+    },
     config::Liveness,
     node::{
         event::Event,
@@ -57,6 +61,7 @@ pub(super) async fn run(pulse: Pulse, rank: Rank, connection: Connection) {
     let mut ticks = interval(pulse.liveness.heartbeat);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let started = Instant::now();
+    let mut clock = Clock::default();
     let mut peer = Peer::new(Duration::ZERO);
     let lost = loop {
         // Reading comes first: after this process was stopped itself, beats that wait count before silence does.
@@ -64,13 +69,13 @@ pub(super) async fn run(pulse: Pulse, rank: Rank, connection: Connection) {
             biased;
             () = pulse.stop.cancelled() => return,
             () = pulse.leave.cancelled() => return leave(&pulse, &mut writer).await,
-            beat = reader.receive::<Beat>() => match hear(&pulse, (&mut peer, started.elapsed()), rank, beat).await {
+            beat = reader.receive::<Beat>() => match hear(&pulse, (&mut peer, started.elapsed()), (rank, &mut clock), beat).await {
                 Some(how) => break how,
                 None => continue,
             },
             _ = ticks.tick() => {}
         }
-        if let Err(how) = beat(&pulse, &mut writer, (&peer, started)).await {
+        if let Err(how) = beat(&pulse, &mut writer, (&peer, started), clock.echo).await {
             break how;
         }
     };
@@ -83,8 +88,32 @@ pub(super) async fn run(pulse: Pulse, rank: Rank, connection: Connection) {
     }
 }
 
-async fn beat(pulse: &Pulse, writer: &mut MessageWriter, (peer, started): (&Peer, Instant)) -> Result<(), Loss> {
-    let beat = own_beat(pulse, false);
+/// What is known of the peer's clock.
+#[derive(Default)]
+struct Clock {
+    comparison: Comparison,
+    /// The latest heartbeat: when it was sent, by the peer's clock, and when it came.
+    echo: Option<(Nanoseconds, Nanoseconds)>,
+}
+
+impl Clock {
+    /// Takes a heartbeat in. Returns how far the peer's clock is ahead, once that is known.
+    fn hear(&mut self, beat: &Beat) -> Option<i64> {
+        let came = clocks::now();
+        // Older builds tell no time.
+        self.echo = (beat.sent.0 > 0).then_some((beat.sent, came));
+        let (sent, received) = beat.echo?;
+        Some(self.comparison.take(Exchange { sent, received, answered: beat.sent, came }))
+    }
+}
+
+async fn beat(
+    pulse: &Pulse,
+    writer: &mut MessageWriter,
+    (peer, started): (&Peer, Instant),
+    echo: Option<(Nanoseconds, Nanoseconds)>,
+) -> Result<(), Loss> {
+    let beat = Beat { echo, ..own_beat(pulse, false) };
     match timeout(pulse.liveness.silent, writer.send(&beat)).await {
         Ok(Ok(())) => {}
         Ok(Err(_)) => return Err(Loss::Reset),
@@ -101,6 +130,8 @@ fn own_beat(pulse: &Pulse, leaving: bool) -> Beat {
         draining: pulse.draining.load(Ordering::Acquire),
         leaving,
         failed: pulse.failed.get().copied(),
+        sent: clocks::now(),
+        echo: None,
     }
 }
 
@@ -113,10 +144,13 @@ async fn leave(pulse: &Pulse, writer: &mut MessageWriter) {
 async fn hear(
     pulse: &Pulse,
     (peer, now): (&mut Peer, Duration),
-    rank: Rank,
+    (rank, clock): (Rank, &mut Clock),
     beat: Result<Option<Beat>, FaultKind>,
 ) -> Option<Loss> {
     let Ok(Some(beat)) = beat else { return Some(Loss::Reset) };
+    if let Some(ahead) = clock.hear(&beat) {
+        pulse.engine.clocks().set(rank, ahead);
+    }
     if beat.leaving {
         return Some(Loss::Left);
     }

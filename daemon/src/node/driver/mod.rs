@@ -344,14 +344,14 @@ impl Driver {
         let mut watchers = std::mem::take(&mut self.watchers);
         for watcher in watchers.iter_mut().filter(|watcher| watcher.next <= now) {
             watcher.next = now + watcher.interval;
-            let body = self.report(&mut watcher.cursor);
+            let body = self.report(&mut watcher.cursors);
             self.respond(watcher.session, watcher.id, body).await;
         }
         watchers.retain(|watcher| self.sessions.contains_key(&watcher.session));
         self.watchers = watchers;
     }
 
-    fn report(&self, cursor: &mut u64) -> ResponseBody {
+    fn report(&self, cursors: &mut report::Cursors) -> ResponseBody {
         let ring = self.running.as_ref().map(|running| &*running.ring);
         let constants = Constants {
             name: &self.config.name,
@@ -365,7 +365,7 @@ impl Driver {
             constants,
             (&self.watching.health, self.memory.1),
             ring,
-            cursor,
+            cursors,
         )))
     }
 
@@ -374,7 +374,7 @@ impl Driver {
             Effect::Respond { session, id, body } => self.respond(session, id, body).await,
             Effect::Report { session, id } => {
                 self.memory = (Instant::now(), memory::resident());
-                let body = self.report(&mut 0);
+                let body = self.report(&mut report::Cursors::default());
                 self.respond(session, id, body).await;
             }
             Effect::Records { session, id } => self.records(session, id).await,

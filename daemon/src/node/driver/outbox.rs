@@ -22,7 +22,10 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Driver, report::Watcher};
+use super::{
+    Driver,
+    report::{Cursors, Watcher},
+};
 use crate::node::{Event, SessionId};
 
 /// Responses that may wait for a session's socket; a reader that is further behind is cut off.
@@ -218,8 +221,8 @@ impl Driver {
             let body = ResponseBody::Failed(self.fault(kind));
             return self.respond(session, id, body).await;
         }
-        let cursor = 0;
-        self.watchers.push(Watcher { session, id, interval, next: Instant::now().into_std(), cursor });
+        let cursors = Cursors::default();
+        self.watchers.push(Watcher { session, id, interval, next: Instant::now().into_std(), cursors });
     }
 
     /// Refuses a subscription where there are too many: viewers leave places to operators and nodes.

@@ -8,7 +8,7 @@ use shared::{
     ids::{LayerIndex, Rank, RequestId},
     latency::Histogram,
     protocol::BUILD,
-    telemetry::{Health, Lateness, LayerSync, NodeReport, SyncKind, SyncRecord},
+    telemetry::{Health, HopRecord, HopSync, Lateness, LayerSync, NodeReport, SyncKind, SyncRecord},
     units::{Bytes, Nanoseconds},
 };
 
@@ -24,7 +24,14 @@ pub(super) struct Watcher {
     pub(super) id: RequestId,
     pub(super) interval: Duration,
     pub(super) next: Instant,
-    pub(super) cursor: u64,
+    pub(super) cursors: Cursors,
+}
+
+/// How far somebody has read what the engine records.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Cursors {
+    all_reduces: u64,
+    hops: u64,
 }
 
 /// What of a report does not change while the daemon runs.
@@ -43,9 +50,9 @@ pub(super) fn report(
     constants: Constants<'_>,
     (health, resident): (&Health, Bytes),
     ring: Option<&SyncRing>,
-    cursor: &mut u64,
+    cursors: &mut Cursors,
 ) -> NodeReport {
-    let (layers, lateness) = ring.map_or_else(Default::default, |ring| exchanges(ring, cursor));
+    let (layers, lateness) = ring.map_or_else(Default::default, |ring| exchanges(ring, &mut cursors.all_reduces));
     NodeReport {
         name: constants.name.into(),
         instance: constants.instance,
@@ -68,6 +75,7 @@ pub(super) fn report(
         kv: node.kv(),
         layers,
         lateness,
+        hops: ring.map_or_else(Vec::new, |ring| hops(&ring.hops().since(&mut cursors.hops))),
         collectives: ring.and_then(SyncRing::table).cloned(),
         exclusions: node.exclusions().clone(),
         rolling: node.rolling().cloned(),
@@ -81,6 +89,40 @@ struct Sums {
     wait: u64,
     wire: u64,
     slowest: BTreeMap<Rank, u32>,
+}
+
+/// Hand-overs by who handed over.
+fn hops(records: &[HopRecord]) -> Vec<HopSync> {
+    let mut found: BTreeMap<Rank, (Histogram, HopSync)> = BTreeMap::new();
+    for record in records {
+        let (hops, sum) = found.entry(record.from).or_default();
+        sum.from = record.from;
+        sum.count += 1;
+        if let Some(hop) = record.hop {
+            hops.record(hop);
+            sum.timed += 1;
+            sum.hop.0 += hop.0;
+        }
+        sum.blocked.0 += record.blocked.0;
+        sum.compute.0 += record.compute.0;
+        sum.sending.0 += record.sending.0;
+        sum.bytes.0 += u64::from(record.bytes);
+    }
+    let mean = |sum: Nanoseconds, count: u32| Nanoseconds(sum.0 / u64::from(count.max(1)));
+    let of = |(hops, sum): (Histogram, HopSync)| {
+        let quantile = |quantile| hops.quantile(quantile).unwrap_or_default();
+        HopSync {
+            p50: quantile(0.5),
+            p95: quantile(0.95),
+            p99: quantile(0.99),
+            hop: mean(sum.hop, sum.timed),
+            blocked: mean(sum.blocked, sum.count),
+            compute: mean(sum.compute, sum.count),
+            sending: mean(sum.sending, sum.count),
+            ..sum
+        }
+    };
+    found.into_values().map(of).collect()
 }
 
 /// The all-reduces since the cursor, by layer and by the rank that was heard of in them.

@@ -1,0 +1,136 @@
+//! The clocks of the other ranks: how far each is from the own one, so that what a rank says of when it sent something can be compared with
+//! when that came. Heartbeats measure it the way NTP does; of the latest exchanges the quickest counts, since only what is on the way
+//! for as long in both directions says nothing wrong.
+use std::{
+    collections::VecDeque,
+    sync::{
+        OnceLock,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Instant,
+};
+
+use shared::{ids::Rank, topology::spec::NODES_MAX, units::Nanoseconds};
+
+/// Exchanges that are looked at: with a heartbeat every half second those of 16 seconds, in which clocks part by some microseconds.
+const EXCHANGES: usize = 32;
+/// No exchange yet.
+const UNKNOWN: i64 = i64::MIN;
+
+/// The own clock: since this process first asked, never set back.
+pub fn now() -> Nanoseconds {
+    static BEGIN: OnceLock<Instant> = OnceLock::new();
+    // Zero stands for a peer that tells no time.
+    Nanoseconds(BEGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1)
+}
+
+/// How far the clocks of the ranks of a replica are from the own one.
+#[derive(Debug)]
+pub struct Clocks([AtomicI64; NODES_MAX]);
+
+impl Default for Clocks {
+    fn default() -> Self {
+        Self([const { AtomicI64::new(UNKNOWN) }; NODES_MAX])
+    }
+}
+
+impl Clocks {
+    /// A rank's clock is ahead of the own one by so many nanoseconds.
+    pub fn set(&self, rank: Rank, ahead: i64) {
+        if let Some(place) = self.0.get(rank.index()) {
+            place.store(ahead, Ordering::Relaxed);
+        }
+    }
+
+    /// How long something was on the way that a rank sent when its clock said `sent`, and that came when the own one said `arrived`;
+    /// `None` until its clock is known.
+    pub fn on_the_way(&self, rank: Rank, sent: Nanoseconds, arrived: Nanoseconds) -> Option<Nanoseconds> {
+        let ahead = self.0.get(rank.index())?.load(Ordering::Relaxed);
+        let sent = (sent.0 as i64).checked_sub(ahead).filter(|_| ahead != UNKNOWN && sent.0 > 0)?;
+        // Clocks are compared within some microseconds: nothing comes before it was sent.
+        Some(Nanoseconds((arrived.0 as i64).saturating_sub(sent).max(0) as u64))
+    }
+}
+
+/// An exchange of heartbeats: sent and received there, sent back and received here. The first and the last are of the own clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// When the own heartbeat was sent.
+    pub sent: Nanoseconds,
+    /// When the peer received it.
+    pub received: Nanoseconds,
+    /// When the peer sent its next one.
+    pub answered: Nanoseconds,
+    /// When that came.
+    pub came: Nanoseconds,
+}
+
+/// What is known of one peer's clock.
+#[derive(Debug, Default)]
+pub struct Comparison(VecDeque<(i64, i64)>);
+
+impl Comparison {
+    /// Takes an exchange in. Returns how far the peer's clock is ahead of the own one.
+    pub fn take(&mut self, exchange: Exchange) -> i64 {
+        let [sent, received, answered, came] =
+            [exchange.sent, exchange.received, exchange.answered, exchange.came].map(|time| time.0 as i64);
+        let way = came.saturating_sub(sent).saturating_sub(answered.saturating_sub(received)).max(0);
+        let ahead = (received.saturating_sub(sent) / 2).saturating_add(answered.saturating_sub(came) / 2);
+        if self.0.len() == EXCHANGES {
+            self.0.pop_front();
+        }
+        self.0.push_back((way, ahead));
+        self.0.iter().min().map_or(ahead, |(_, ahead)| *ahead)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exchange(ahead: i64, sent: u64, there: u64, back: u64) -> Exchange {
+        let theirs = |own: u64| Nanoseconds((own as i64 + ahead) as u64);
+        let (received, answered) = (sent + there, sent + there + 300_000_000);
+        Exchange {
+            sent: Nanoseconds(sent),
+            received: theirs(received),
+            answered: theirs(answered),
+            came: Nanoseconds(answered + back),
+        }
+    }
+
+    #[test]
+    fn the_quickest_exchange_counts_and_old_ones_are_forgotten() {
+        let mut comparison = Comparison::default();
+        let ahead = 5_000_000_000;
+        // Held up by a millisecond on the way back: half of that is wrong.
+        assert_eq!(comparison.take(exchange(ahead, 10, 40_000, 1_040_000)), ahead - 500_000);
+        assert_eq!(comparison.take(exchange(ahead, 20, 40_000, 44_000)), ahead - 2_000);
+        assert_eq!(comparison.take(exchange(ahead, 30, 900_000, 40_000)), ahead - 2_000);
+        // The clock was set: after so many exchanges nothing of before is left.
+        for _ in 0..EXCHANGES {
+            comparison.take(exchange(-7_000, 1_000_000_000, 50_000, 50_000));
+        }
+        assert_eq!(comparison.take(exchange(-7_000, 1_000_000_000, 60_000, 50_000)), -7_000);
+        // What a peer may say does not overflow.
+        let most = Nanoseconds(u64::MAX);
+        for one in [Nanoseconds(0), most] {
+            comparison.take(Exchange { sent: one, received: most, answered: Nanoseconds(0), came: one });
+        }
+    }
+
+    #[test]
+    fn a_way_is_known_once_the_clock_is() {
+        let (clocks, rank) = (Clocks::default(), Rank(2));
+        let time = Nanoseconds;
+        assert_eq!(clocks.on_the_way(rank, time(100), time(150)), None);
+        clocks.set(rank, 1_000);
+        assert_eq!(clocks.on_the_way(rank, time(1_100), time(150)), Some(time(50)));
+        assert_eq!(clocks.on_the_way(rank, time(1_160), time(150)), Some(time(0)), "not before it was sent");
+        assert_eq!(clocks.on_the_way(rank, time(0), time(150)), None, "a peer that tells no time");
+        assert_eq!(clocks.on_the_way(Rank(999), time(5), time(150)), None);
+        assert!(clocks.on_the_way(rank, time(u64::MAX), time(150)).is_some());
+        let first = now();
+        assert!(first.0 > 0 && now() >= first);
+    }
+}
