@@ -111,6 +111,15 @@ def complete(host, prompt, tokens, on_text=None, headers=None, connect=None, **m
     return ask(host, "POST", "/v1/completions", body, headers, on_text, connect)
 
 
+async def until_healthy(hosts):
+    """Waits until each host serves: what was assigned a moment ago is known everywhere with the next report."""
+    for host in hosts:
+        for _ in range(100):
+            if (await ask(host, "GET", "/health")).status == 200:
+                break
+            await asyncio.sleep(0.1)
+
+
 def percentile(values, share):
     values = sorted(values)
     return values[min(len(values) - 1, int(share * len(values)))] if values else 0.0

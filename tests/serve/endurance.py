@@ -40,12 +40,7 @@ async def one(hosts, number, chance):
 async def run(daemons, arguments):
     hosts, chance = [client.place(daemon) for daemon in daemons], random.Random(arguments.seed)
     seen, failed = [], []
-    # What was assigned a moment ago is known everywhere with the next report.
-    for host in hosts:
-        for _ in range(100):
-            if (await client.ask(host, "GET", "/health")).status == 200:
-                break
-            await asyncio.sleep(0.1)
+    await client.until_healthy(hosts)
     for begin in range(0, arguments.requests, arguments.concurrency):
         numbers = range(begin, min(begin + arguments.concurrency, arguments.requests))
         failed += [line for line in await asyncio.gather(*(one(hosts, number, chance) for number in numbers)) if line]

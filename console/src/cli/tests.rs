@@ -260,7 +260,7 @@ fn the_object_of_a_generation_has_exactly_the_fields_of_the_contract() {
 #[test]
 fn the_profile_shows_each_rank_against_the_formula() {
     let lines = profile::table::lines(&finished(FinishReason::Length), &assigned().topology, 0, 256, &[]);
-    let rows: Vec<&String> = lines.iter().filter(|line| line.starts_with("decode")).collect();
+    let rows: Vec<&String> = lines.iter().filter(|line| line.starts_with("decode   p")).collect();
     assert_eq!(rows.len(), 2);
     for (row, node) in rows.iter().zip(["pi1", "pi2"]) {
         // 12 all-reduces of 256 values to one peer: 12 * (1024 + 64) bytes; 24 messages in 2 steps were sent.
@@ -269,6 +269,10 @@ fn the_profile_shows_each_rank_against_the_formula() {
         assert!(row.contains("40.0%") && row.contains("12.0 KiB") && row.contains("12.8 KiB"), "{row}");
         assert_eq!(&words[words.len() - 2..], ["12.0", "12"], "{row}");
     }
+    let summed: Vec<&String> = lines.iter().skip_while(|line| !line.starts_with("summary")).take(5).collect();
+    // Both ranks wait 8 of 20 ms while 20 ms pass between three tokens.
+    assert!(summed[2].starts_with("decode ") && summed[2].ends_with("40.0%"), "{summed:?}");
+    assert!(summed[3].starts_with("decode, a token") && summed[3].contains("10.00 ms"), "{summed:?}");
     // By what the ranks say they use: two messages of half the values each.
     let row = TableRow { tokens: 1, algorithm: Algorithm::ReduceScatter, timed: Vec::new() };
     let tables = vec![Some(Table { rows: vec![row] }); 2];

@@ -194,17 +194,8 @@ impl Accounting {
         let (sending, blocked) = (std::mem::take(&mut self.sending), Nanoseconds(waited - wire));
         let Hop { from, step, bytes, time } = hop;
         let (tokens, is_prefill) = (self.tokens, self.is_prefill);
-        self.ring.hops().push(HopRecord {
-            step,
-            from,
-            is_prefill,
-            tokens,
-            bytes,
-            hop: time,
-            blocked,
-            compute,
-            sending,
-        });
+        let hop = time;
+        self.ring.hops().push(&HopRecord { step, from, is_prefill, tokens, bytes, hop, blocked, compute, sending });
     }
 
     /// The end of a step's own computing that no collective closes (a lone rank, the last sampling).

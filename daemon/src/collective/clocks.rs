@@ -14,6 +14,8 @@ use shared::{ids::Rank, topology::spec::NODES_MAX, units::Nanoseconds};
 
 /// Exchanges that are looked at: with a heartbeat every half second those of 16 seconds, in which clocks part by some microseconds.
 const EXCHANGES: usize = 32;
+/// From so many on the quickest one is believed: a single one may have been held up anywhere.
+const EXCHANGES_MIN: usize = 4;
 /// No exchange yet.
 const UNKNOWN: i64 = i64::MIN;
 
@@ -70,8 +72,8 @@ pub struct Exchange {
 pub struct Comparison(VecDeque<(i64, i64)>);
 
 impl Comparison {
-    /// Takes an exchange in. Returns how far the peer's clock is ahead of the own one.
-    pub fn take(&mut self, exchange: Exchange) -> i64 {
+    /// Takes an exchange in. Returns how far the peer's clock is ahead of the own one, once enough of them have been compared.
+    pub fn take(&mut self, exchange: Exchange) -> Option<i64> {
         let [sent, received, answered, came] =
             [exchange.sent, exchange.received, exchange.answered, exchange.came].map(|time| time.0 as i64);
         let way = came.saturating_sub(sent).saturating_sub(answered.saturating_sub(received)).max(0);
@@ -80,7 +82,7 @@ impl Comparison {
             self.0.pop_front();
         }
         self.0.push_back((way, ahead));
-        self.0.iter().min().map_or(ahead, |(_, ahead)| *ahead)
+        self.0.iter().min().filter(|_| self.0.len() >= EXCHANGES_MIN).map(|(_, ahead)| *ahead)
     }
 }
 
@@ -103,15 +105,16 @@ mod tests {
     fn the_quickest_exchange_counts_and_old_ones_are_forgotten() {
         let mut comparison = Comparison::default();
         let ahead = 5_000_000_000;
-        // Held up by a millisecond on the way back: half of that is wrong.
-        assert_eq!(comparison.take(exchange(ahead, 10, 40_000, 1_040_000)), ahead - 500_000);
-        assert_eq!(comparison.take(exchange(ahead, 20, 40_000, 44_000)), ahead - 2_000);
-        assert_eq!(comparison.take(exchange(ahead, 30, 900_000, 40_000)), ahead - 2_000);
+        // Held up by a millisecond on the way back: half of that would be wrong.
+        assert_eq!(comparison.take(exchange(ahead, 10, 40_000, 1_040_000)), None);
+        assert_eq!(comparison.take(exchange(ahead, 20, 40_000, 44_000)), None);
+        assert_eq!(comparison.take(exchange(ahead, 25, 60_000, 44_000)), None);
+        assert_eq!(comparison.take(exchange(ahead, 30, 900_000, 40_000)), Some(ahead - 2_000));
         // The clock was set: after so many exchanges nothing of before is left.
         for _ in 0..EXCHANGES {
             comparison.take(exchange(-7_000, 1_000_000_000, 50_000, 50_000));
         }
-        assert_eq!(comparison.take(exchange(-7_000, 1_000_000_000, 60_000, 50_000)), -7_000);
+        assert_eq!(comparison.take(exchange(-7_000, 1_000_000_000, 60_000, 50_000)), Some(-7_000));
         // What a peer may say does not overflow.
         let most = Nanoseconds(u64::MAX);
         for one in [Nanoseconds(0), most] {

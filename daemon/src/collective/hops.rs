@@ -1,83 +1,82 @@
-//! The latest hand-overs that a rank took over. The engine adds one a step; readers copy what is new.
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+//! The latest hand-overs that a rank took over: one a step.
+use shared::{ids::Rank, telemetry::HopRecord, units::Nanoseconds};
 
-use shared::telemetry::HopRecord;
+use super::words::WordRing;
 
 /// Hand-overs that are kept.
 const KEPT_MAX: usize = 4096;
+const WORDS: usize = 7;
+/// The hop is not known.
+const UNKNOWN: u64 = u64::MAX;
 
 /// The ring.
 #[derive(Debug)]
-pub struct HopRing(Mutex<Kept>);
-
-#[derive(Debug)]
-struct Kept {
-    latest: VecDeque<HopRecord>,
-    /// How many ever came.
-    written: u64,
-}
+pub struct HopRing(WordRing);
 
 impl Default for HopRing {
     fn default() -> Self {
-        // Room for all from the beginning: the engine allocates nothing while it runs.
-        Self(Mutex::new(Kept { latest: VecDeque::with_capacity(KEPT_MAX), written: 0 }))
+        Self(WordRing::new(KEPT_MAX, WORDS))
     }
 }
 
 impl HopRing {
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds one.
-    pub(super) fn push(&self, record: HopRecord) {
-        let mut kept = self.kept();
-        if kept.latest.len() == KEPT_MAX {
-            kept.latest.pop_front();
-        }
-        kept.latest.push_back(record);
-        kept.written += 1;
+    pub(super) fn push(&self, record: &HopRecord) {
+        let HopRecord { step, from, is_prefill, tokens, bytes, hop, blocked, compute, sending } = *record;
+        let place = u64::from(from.0) << 1 | u64::from(is_prefill);
+        let size = u64::from(tokens) << 32 | u64::from(bytes);
+        let hop = hop.map_or(UNKNOWN, |hop| hop.0);
+        self.0.push([step, place, size, hop, blocked.0, compute.0, sending.0].into_iter());
     }
 
     /// Those since `cursor` that are still kept; moves the cursor to the end.
     pub fn since(&self, cursor: &mut u64) -> Vec<HopRecord> {
-        let kept = self.kept();
-        let new = kept.written.saturating_sub(*cursor).min(kept.latest.len() as u64) as usize;
-        *cursor = kept.written;
-        kept.latest.range(kept.latest.len() - new..).copied().collect()
+        let mut found = Vec::new();
+        self.0.read_since(cursor, |words| found.extend(unpack(words)));
+        found
     }
+}
+
+fn unpack(words: &[u64]) -> Option<HopRecord> {
+    let [step, place, size, hop, blocked, compute, sending] = *words else { return None };
+    Some(HopRecord {
+        step,
+        from: Rank((place >> 1) as u16),
+        is_prefill: place & 1 == 1,
+        tokens: (size >> 32) as u32,
+        bytes: size as u32,
+        hop: (hop != UNKNOWN).then_some(Nanoseconds(hop)),
+        blocked: Nanoseconds(blocked),
+        compute: Nanoseconds(compute),
+        sending: Nanoseconds(sending),
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use shared::{ids::Rank, units::Nanoseconds};
-
     use super::*;
 
     #[test]
-    fn what_is_new_is_read_once_and_the_oldest_give_way() {
-        let (ring, zero) = (HopRing::default(), Nanoseconds(0));
-        let times = |step| HopRecord {
+    fn what_is_new_is_read_once_as_it_was_written_and_the_oldest_give_way() {
+        let (ring, time) = (HopRing::default(), Nanoseconds);
+        let record = |step| HopRecord {
             step,
-            from: Rank(0),
-            is_prefill: false,
-            tokens: 1,
-            bytes: 64,
-            hop: None,
-            blocked: zero,
-            compute: zero,
-            sending: zero,
+            from: Rank(3),
+            is_prefill: step % 2 == 0,
+            tokens: 256,
+            bytes: 1 << 21,
+            hop: (step > 1).then_some(time(70 * step)),
+            blocked: time(5 * step),
+            compute: time(9),
+            sending: time(11),
         };
         let mut cursor = 0;
-        let steps = |cursor: &mut u64| ring.since(cursor).iter().map(|one| one.step).collect::<Vec<_>>();
-        assert!(steps(&mut cursor).is_empty());
-        (1..=3).for_each(|step| ring.push(times(step)));
-        assert_eq!((steps(&mut cursor), steps(&mut cursor)), (vec![1, 2, 3], vec![]));
-        (4..=5 + KEPT_MAX as u64).for_each(|step| ring.push(times(step)));
-        let found = steps(&mut cursor);
-        assert_eq!((found.len(), found[0], found.last()), (KEPT_MAX, 6, Some(&(5 + KEPT_MAX as u64))));
+        assert!(ring.since(&mut cursor).is_empty());
+        (1..=3).for_each(|step| ring.push(&record(step)));
+        assert_eq!(ring.since(&mut cursor), (1..=3).map(record).collect::<Vec<_>>());
+        assert!(ring.since(&mut cursor).is_empty());
+        (4..=5 + KEPT_MAX as u64).for_each(|step| ring.push(&record(step)));
+        let steps: Vec<u64> = ring.since(&mut cursor).iter().map(|one| one.step).collect();
+        assert_eq!((steps.len(), steps[0], steps.last()), (KEPT_MAX, 6, Some(&(5 + KEPT_MAX as u64))));
     }
 }

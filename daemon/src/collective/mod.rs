@@ -18,6 +18,7 @@ mod sealed_tests;
 mod tests;
 mod timing;
 mod tune;
+mod words;
 
 use shared::{
     ids::{LayerIndex, Rank},

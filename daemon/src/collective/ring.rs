@@ -1,14 +1,7 @@
-//! The latest all-reduces of a rank: one writer, any number of readers, no locks. A record takes a word for each peer of the stage
-//! and no more; a reader skips one that is being overwritten.
-use std::{
-    ops::Range,
-    sync::{
-        OnceLock,
-        atomic::{AtomicU64, Ordering, fence},
-    },
-};
+//! The latest all-reduces of a rank, and its hand-overs. A record of an all-reduce takes a word for each peer of the stage and no more.
+use std::{ops::Range, sync::OnceLock};
 
-use super::hops::HopRing;
+use super::{hops::HopRing, words::WordRing};
 use shared::{
     ids::{LayerIndex, Rank},
     schedule::Table,
@@ -21,8 +14,6 @@ use shared::{
 
 /// Words of a record beside those of the peers.
 const WORDS: usize = 8;
-/// Words before these: the stamp.
-const STAMP: usize = 1;
 /// The word of a peer that sent nothing.
 const SILENT: u64 = u64::MAX;
 
@@ -45,12 +36,10 @@ pub(super) struct Entry {
 /// The ring: about three seconds of a fast small model.
 #[derive(Debug)]
 pub struct SyncRing {
-    /// `[length, STAMP + WORDS + peers]`; a stamp is twice the record's number plus two when whole, odd while it is written.
-    words: Box<[AtomicU64]>,
-    length: usize,
+    /// The words of a record, then one for each peer.
+    records: WordRing,
     own: Rank,
     stage: Range<u16>,
-    written: AtomicU64,
     table: OnceLock<Table>,
     hops: HopRing,
 }
@@ -59,9 +48,8 @@ impl SyncRing {
     /// An empty ring of a rank in its stage.
     pub fn new(own: Rank, stage: Range<u16>) -> Self {
         let peers = stage.clone().filter(|rank| *rank != own.0).count();
-        let length = RECORDS_MAX.min(ARRIVALS_MAX / peers.max(1));
-        let words = (0..length * (STAMP + WORDS + peers)).map(|_| AtomicU64::new(0)).collect();
-        Self { words, length, own, stage, written: AtomicU64::new(0), table: OnceLock::new(), hops: HopRing::default() }
+        let records = WordRing::new(RECORDS_MAX.min(ARRIVALS_MAX / peers.max(1)), WORDS + peers);
+        Self { records, own, stage, table: OnceLock::new(), hops: HopRing::default() }
     }
 
     /// One of a rank without peers.
@@ -74,29 +62,10 @@ impl SyncRing {
         self.stage.clone().filter(move |rank| *rank != own).map(Rank)
     }
 
-    /// Stamp, words of the record and words of the peers of the place that a record has.
-    fn slot(&self, number: u64) -> (&AtomicU64, &[AtomicU64], &[AtomicU64]) {
-        let stride = self.words.len() / self.length;
-        let slot = &self.words[number as usize % self.length * stride..][..stride];
-        let (record, peers) = slot[STAMP..].split_at(WORDS);
-        (&slot[0], record, peers)
-    }
-
     /// Adds a record; `heard` gives for each peer of the stage, by rank, the first byte and the last after enter.
     pub(super) fn push(&self, entry: &Entry, heard: impl Iterator<Item = Option<(Nanoseconds, Nanoseconds)>>) {
-        let number = self.written.load(Ordering::Relaxed);
-        let (stamp, record, peers) = self.slot(number);
-        stamp.store(2 * number + 1, Ordering::Relaxed);
-        fence(Ordering::Release);
-        for (word, value) in record.iter().zip(pack(entry)) {
-            word.store(value, Ordering::Relaxed);
-        }
         let heard = heard.map(|times| times.map_or(SILENT, pack_arrival)).chain(std::iter::repeat(SILENT));
-        for (word, value) in peers.iter().zip(heard) {
-            word.store(value, Ordering::Relaxed);
-        }
-        stamp.store(2 * number + 2, Ordering::Release);
-        self.written.store(number + 1, Ordering::Release);
+        self.records.push(pack(entry).into_iter().chain(heard));
     }
 
     /// Shows the table to whoever reads the records; the first one stays: it is decided once for an assignment.
@@ -116,25 +85,17 @@ impl SyncRing {
 
     /// Calls `visit` for each record since `cursor` that is still there, and moves the cursor to the end.
     pub fn read_since(&self, cursor: &mut u64, mut visit: impl FnMut(&SyncRecord)) {
-        let end = self.written.load(Ordering::Acquire);
-        let begin = (*cursor).max(end.saturating_sub(self.length as u64));
         // One record for all: a list of peers is allocated once.
         let mut arrivals = Vec::with_capacity(self.stage.len());
-        for number in begin..end {
-            let (stamp, record, peers) = self.slot(number);
-            let before = stamp.load(Ordering::Acquire);
-            let words: [u64; WORDS] = std::array::from_fn(|index| record[index].load(Ordering::Relaxed));
+        self.records.read_since(cursor, |words| {
+            let (record, peers) = words.split_at(WORDS);
             arrivals.clear();
-            let heard = self.peers().zip(peers).map(|(rank, word)| (rank, word.load(Ordering::Relaxed)));
+            let heard = self.peers().zip(peers.iter().copied());
             arrivals.extend(heard.filter(|(_, word)| *word != SILENT).map(unpack_arrival));
-            fence(Ordering::Acquire);
-            if before == 2 * number + 2 && stamp.load(Ordering::Relaxed) == before {
-                let record = unpack(words, arrivals);
-                visit(&record);
-                arrivals = record.arrivals;
-            }
-        }
-        *cursor = end;
+            let record = unpack(record, std::mem::take(&mut arrivals));
+            visit(&record);
+            arrivals = record.arrivals;
+        });
     }
 }
 
@@ -146,8 +107,10 @@ fn pack(entry: &Entry) -> [u64; WORDS] {
     [place, tokens, compute.0, wait.0, exit.0, late.0, *step, enter.0]
 }
 
-fn unpack(words: [u64; WORDS], arrivals: Vec<Arrival>) -> SyncRecord {
-    let [place, tokens, compute, wait, exit, late, step, enter] = words;
+fn unpack(words: &[u64], arrivals: Vec<Arrival>) -> SyncRecord {
+    let [place, tokens, compute, wait, exit, late, step, enter] = *words else {
+        unreachable!("a record has so many words")
+    };
     SyncRecord {
         step,
         enter: Nanoseconds(enter),
@@ -157,7 +120,6 @@ fn unpack(words: [u64; WORDS], arrivals: Vec<Arrival>) -> SyncRecord {
         tokens: tokens as u32,
         compute: Nanoseconds(compute),
         wait: Nanoseconds(wait),
-        // A record that was torn is dropped after this: it may say anything.
         wire: Nanoseconds(exit.wrapping_sub(enter).wrapping_sub(wait)),
         slowest: Rank((place >> 8) as u16),
         last: Rank((tokens >> 32) as u16),

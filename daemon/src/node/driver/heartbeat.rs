@@ -103,7 +103,7 @@ impl Clock {
         // Older builds tell no time.
         self.echo = (beat.sent.0 > 0).then_some((beat.sent, came));
         let (sent, received) = beat.echo?;
-        Some(self.comparison.take(Exchange { sent, received, answered: beat.sent, came }))
+        self.comparison.take(Exchange { sent, received, answered: beat.sent, came })
     }
 }
 

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""Requests of all lengths, eight at a time, on every kind of layout: none may fail, and every greedy answer is the one that the same
+layout gives to the request alone.
+
+usage: tests/serve/layouts.py [--topologies tp1,pp2,..] [--requests 1000] [--at-a-time 8] [--seed 1] [--short]
+
+Prompts have 1 to 400 tokens, answers 1 to 64. --short (for .ci/run): 150 requests on four layouts. Exit code 1 where a request failed or
+an answer differs.
+
+    cargo build --release --locked --workspace
+"""
+import argparse
+import asyncio
+import os
+import random
+import sys
+import time
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+import bramble
+import client
+
+MODEL = "bard-q8_0.gguf"
+MODELS = os.path.join(bramble.ROOT, "packaging", "demo")
+ALL = "tp1,tp3,tp4,pp2,pp3,pp4,pp2-tp2,pp2-tp4,dp2-pp2,dp2-tp2,dp2-tp4,prefill:tp1+decode:tp1"
+SHORT = "pp2,pp4,dp2-tp2,prefill:tp1+decode:tp1"
+PROMPT_TOKENS, ANSWER_TOKENS, WISHES = 400, 64, 100
+# Ids of whole words; special tokens come before them.
+IDS = range(300, 900)
+
+
+def count(topology):
+    """Nodes of a layout."""
+    nodes = 0
+    for group in topology.split("+"):
+        product = 1
+        for part in group.rpartition(":")[2].split("-"):
+            product *= int("".join(letter for letter in part if letter.isdigit()))
+        nodes += product
+    return nodes
+
+
+def wishes(chance):
+    """Prompts and how long their answers are: half of them short, where sequences share steps."""
+    lengths = [chance.randint(1, 128 if index % 2 else PROMPT_TOKENS) for index in range(WISHES)]
+    return [([chance.choice(IDS) for _ in range(length)], chance.randint(1, ANSWER_TOKENS)) for length in lengths]
+
+
+async def ask(host, wish):
+    prompt, tokens = wish
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    answer = await client.ask(host, "POST", "/v1/completions", body)
+    if answer.status != 200 or answer.error:
+        raise Lost(f"status {answer.status}, {answer.error or answer.body[:200]}")
+    return answer.json()["choices"][0]["text"]
+
+
+class Lost(Exception):
+    """A request that failed."""
+
+
+async def load(hosts, arguments):
+    """Failures, and answers that differ from those alone."""
+    chance = random.Random(arguments.seed)
+    all_wishes = wishes(chance)
+    alone = [await ask(hosts[0], wish) for wish in all_wishes]
+    failed, differ, numbers = [], [], iter(range(arguments.requests))
+
+    async def lane():
+        for number in numbers:
+            index = chance.randrange(len(all_wishes))
+            try:
+                text = await ask(chance.choice(hosts), all_wishes[index])
+            except (Lost, OSError) as error:
+                failed.append(f"request {number}: {error}")
+                continue
+            if text != alone[index]:
+                differ.append(f"request {number}: {text!r}, alone {alone[index]!r}")
+
+    await asyncio.gather(*(lane() for _ in range(arguments.at_a_time)))
+    return failed, differ
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topologies", default=None)
+    parser.add_argument("--requests", type=int, default=None)
+    parser.add_argument("--at-a-time", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--short", action="store_true")
+    arguments = parser.parse_args()
+    arguments.requests = arguments.requests or (150 if arguments.short else 1000)
+    topologies = arguments.topologies or (SHORT if arguments.short else ALL)
+    code = 0
+    for topology in topologies.split(","):
+        with bramble.Cluster(MODELS) as cluster:
+            nodes = count(topology)
+            daemons = [cluster.add(f"pi{index + 1}", address, settings=bramble.QUIET + "threads = 1\n") for index, address in enumerate(bramble.loopback(nodes))]
+            bramble.generate(daemons, MODEL, "ROMEO:", 2, "--topology", topology, context=512)
+            hosts = [client.place(daemon) for daemon in daemons]
+            asyncio.run(client.until_healthy(hosts))
+            begin = time.monotonic()
+            failed, differ = asyncio.run(load(hosts, arguments))
+            faults = [line for daemon in daemons for line in daemon.text().splitlines() if "cannot go on" in line]
+        print(f"{topology:24} {arguments.requests} requests in {time.monotonic() - begin:.1f} s: {len(failed)} failed, {len(differ)} differ, {len(faults)} engines ended", flush=True)
+        for line in [*failed[:3], *differ[:3], *faults[:3]]:
+            print(f"   {line}", file=sys.stderr)
+        code |= bool(failed or differ or faults)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    bramble.command(main)
