@@ -49,3 +49,45 @@ class Group:
                 os.rmdir(self.folder)
             except OSError as error:
                 print(f"{self.folder} stays: {error.strerror}", file=sys.stderr)
+
+
+class Processor:
+    """A control group that limits the processor time of one daemon, of version 1 or 2. Without root there is none: `reason` says why."""
+
+    def __init__(self, name):
+        self.folder, self.reason = None, "no control group for processors"
+        for base, file in (("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us"), ("/sys/fs/cgroup", "cpu.max")):
+            folder = os.path.join(base, f"bramble-{os.getpid()}-{name}")
+            try:
+                os.makedirs(folder, exist_ok=True)
+                if os.path.exists(os.path.join(folder, file)):
+                    self.folder, self.file = folder, file
+                    return
+                os.rmdir(folder)
+            except OSError as error:
+                self.reason = f"{folder}: {error.strerror}"
+
+    def enter(self):
+        """What a daemon is run by, so that it is in the group."""
+        return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', os.path.join(self.folder, "cgroup.procs")]
+
+    def limit(self, share, period_us):
+        """So much of one core from now on; `None`: all."""
+        quota = int(share * period_us) if share else None
+        if self.file == "cpu.max":
+            self.write("cpu.max", f"{quota or 'max'} {period_us}")
+        else:
+            self.write("cpu.cfs_quota_us", "-1")
+            self.write("cpu.cfs_period_us", str(period_us))
+            self.write("cpu.cfs_quota_us", str(quota or -1))
+
+    def write(self, file, text):
+        with open(os.path.join(self.folder, file), "w") as out:
+            out.write(text)
+
+    def remove(self):
+        if self.folder:
+            try:
+                os.rmdir(self.folder)
+            except OSError as error:
+                print(f"{self.folder} stays: {error.strerror}", file=sys.stderr)

@@ -1,8 +1,9 @@
 //! `console status`: what every node says of itself.
 use serde_json::{Value, json};
 use shared::{
+    ids::Epoch,
     protocol::error::Fault,
-    telemetry::{NodeReport, Warning},
+    telemetry::{NodeReport, NodeState, Warning},
     topology::Exclusions,
     units::Megahertz,
 };
@@ -64,9 +65,19 @@ pub(super) fn object(address: &str, answer: &Result<NodeReport, Fault>) -> Value
     })
 }
 
+/// The epoch that others serve without a node which still holds an earlier one that broke when they left it.
+fn left(report: &NodeReport, answers: &[Answer]) -> Option<Epoch> {
+    let serves = |other: &&NodeReport| matches!(other.state, NodeState::Ready | NodeState::Serving);
+    let reports = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok());
+    let latest = reports.filter(serves).max_by_key(|other| other.epoch)?;
+    let (topology, ..) = latest.topology.as_ref()?;
+    let is_member = topology.members.iter().any(|member| member.name == report.name);
+    (report.fault.is_some() && latest.epoch > report.epoch && !is_member).then_some(latest.epoch)
+}
+
 /// What it does, with how much of its shard is loaded.
-fn state(report: &NodeReport) -> String {
-    let state = report.state.name();
+fn state(report: &NodeReport, has_left: bool) -> String {
+    let state = if has_left { "left" } else { report.state.name() };
     report.load.map_or(state.into(), |load| format!("{state} {}%", 100 * load.done.0 / load.total.0.max(1)))
 }
 
@@ -80,14 +91,20 @@ fn lines(answers: &[Answer], exclusions: &Exclusions, cordoned: &[&str]) -> Vec<
     for (address, answer) in answers {
         match answer {
             Ok(report) => {
-                lines.push(format!("{:<width$}  {address:<21}  {}", output::clean(&report.name), row(report)));
+                let left = left(report, answers);
+                let row = row(report, left.is_some());
+                lines.push(format!("{:<width$}  {address:<21}  {row}", output::clean(&report.name)));
                 let below = |text: &str| format!("{:<width$}  {}", "", output::clean(text));
                 if let Some(entry) = exclusions.of(&report.name, address) {
                     let how = if cordoned.contains(&report.name.as_str()) { "cordoned" } else { "is out" };
                     let (why, by) = (entry.reason.as_deref().unwrap_or_default(), &entry.by);
                     lines.push(below(&format!("{how}: {why} ({by})")));
                 }
-                lines.extend(report.fault.as_ref().map(|fault| below(&format!("{fault}; {}", fault.kind.next()))));
+                let fault = report.fault.as_ref().map(|fault| match left {
+                    Some(epoch) => below(&format!("the others serve epoch {epoch} without it; nothing is to be done")),
+                    None => below(&format!("{fault}; {}", fault.kind.next())),
+                });
+                lines.extend(fault);
             }
             Err(fault) => {
                 let entry = exclusions.at(address);
@@ -101,7 +118,7 @@ fn lines(answers: &[Answer], exclusions: &Exclusions, cordoned: &[&str]) -> Vec<
 }
 
 /// What stands behind name and address.
-fn row(report: &NodeReport) -> String {
+fn row(report: &NodeReport, has_left: bool) -> String {
     let place = report.topology.as_ref();
     let layout = place.map_or("-".into(), |(topology, ..)| topology.layout.to_string());
     let rank = place.map_or("-".into(), |(.., rank)| rank.to_string());
@@ -116,9 +133,36 @@ fn row(report: &NodeReport) -> String {
     let words = if words.is_empty() { "ok".into() } else { words.join(", ") };
     format!(
         "{:<12}  {:>5}  {layout:<8}  {rank:>4}  {:>9}  {:>9}  {free:>9}  {temperature:>5}  {clock:>7}  {words}",
-        state(report),
+        state(report, has_left),
         report.epoch,
         report.shard,
         report.memory_resident,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::protocol::error::{FaultKind, Loss};
+
+    use super::*;
+    use crate::fixtures::running;
+
+    #[test]
+    fn a_node_that_the_others_left_behind_is_no_fault() {
+        let faulted = |epoch: u64, name: &str| {
+            let fault = Some(Fault::new("pi0", FaultKind::NodeLost { how: Loss::Left }));
+            let report = running(3, NodeState::Faulted, false);
+            Ok(NodeReport { fault, epoch: Epoch(epoch), name: name.into(), ..report })
+        };
+        let serving = running(0, NodeState::Serving, false);
+        let serving = || Ok(NodeReport { epoch: Epoch(8), ..serving.clone() });
+        let shown = |answers: &[Answer]| lines(answers, &Exclusions::default(), &[]).join("\n");
+        let answers = |own| [("a:9999".to_owned(), serving()), ("b:9999".to_owned(), own)];
+        let text = shown(&answers(faulted(7, "pi9")));
+        assert!(text.contains("left") && text.contains("epoch 8 without it") && !text.contains("was lost"), "{text}");
+        for own in [faulted(8, "pi9"), faulted(7, "pi3")] {
+            let text = shown(&answers(own));
+            assert!(text.contains("faulted") && text.contains("was lost"), "{text}");
+        }
+    }
 }

@@ -7,9 +7,9 @@ use shared::{
     ids::{MemberIndex, Rank},
     latency::{Histogram, ratio},
     protocol::error::Fault,
-    telemetry::{Health, HopSync, LatenessSums, SyncKind, SyncRecord},
+    telemetry::{Health, HopSync, LatenessSums, StageTime, SyncKind, SyncRecord, slow_stage},
     topology::Topology,
-    units::Nanoseconds,
+    units::{Bytes, Nanoseconds},
 };
 
 use super::{
@@ -24,6 +24,7 @@ use super::{
 };
 use crate::{
     client::{assign::records, cluster::Cluster},
+    state::sync::cause,
     view::format::{short_time, tight_time},
 };
 
@@ -56,6 +57,7 @@ struct Of {
     records: Vec<SyncRecord>,
     /// The latest hand-overs that it took over.
     hops: Vec<HopSync>,
+    shard: Bytes,
     /// Why it says nothing, or does not serve.
     fault: Option<Fault>,
 }
@@ -84,10 +86,12 @@ async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<
     for member in &topology.members {
         let node = cluster.nodes.iter().find(|node| cluster.name(node) == member.name);
         let answer = node.and_then(|node| node.answer.as_ref().ok());
-        let (mut list, mut health, mut hops) = (Vec::new(), Health::default(), Vec::new());
+        let (mut list, mut health) = (Vec::new(), Health::default());
+        let (mut hops, mut shard) = (Vec::new(), Bytes(0));
         let mut fault = node.and_then(|node| node.answer.as_ref().err().cloned());
         if let Some((session, report)) = answer {
-            (health, fault, hops) = (report.health.clone(), report.fault.clone(), report.hops.clone());
+            (health, fault) = (report.health.clone(), report.fault.clone());
+            (hops, shard) = (report.hops.clone(), report.shard);
             match records(session).await {
                 Ok(found) => list = found,
                 Err(lost) => fault = Some(lost),
@@ -100,7 +104,7 @@ async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<
         if latest > 0 {
             seen.insert(member.name.clone(), latest);
         }
-        found.push(Of { name: output::clean(&member.name), health, records: list, hops, fault });
+        found.push(Of { name: output::clean(&member.name), health, records: list, hops, shard, fault });
     }
     Ok(found)
 }
@@ -152,6 +156,8 @@ struct Picture<'a> {
     members: &'a [Of],
     /// Members that hand over and take over, in the order in which a token passes them.
     boundaries: Vec<(usize, usize, HopSync)>,
+    /// The member that is the slow stage of its pipeline, and how many times as long as the others it computes for its weights.
+    slow_stage: Option<(usize, f64)>,
 }
 
 impl<'a> Picture<'a> {
@@ -194,7 +200,17 @@ impl<'a> Picture<'a> {
         let head = json!({"topology": topology.layout.to_string(), "epoch": epoch, "model": topology.model});
         let title = format!("{}  epoch {epoch}  {}", topology.layout, output::clean(&topology.model));
         let boundaries = boundaries(topology, members);
-        Ok(Self { title, head, rows, layers: layers(members), straggler, steps, members, boundaries })
+        Ok(Self {
+            title,
+            head,
+            rows,
+            layers: layers(members),
+            straggler,
+            steps,
+            members,
+            boundaries,
+            slow_stage: slow(topology, members),
+        })
     }
 
     fn name(&self, member: usize) -> &str {
@@ -222,6 +238,7 @@ impl<'a> Picture<'a> {
             let of = &self.members[found.member];
             output::clean(&found.sentence(&of.name, &of.health, &others(self.members, found.member)))
         });
+        let sentence = sentence.or_else(|| self.pipeline_sentence());
         let mut lines = vec![format!("{}  {} steps  network {:.0} %", self.title, self.steps, 100.0 * self.network())];
         let faults: Vec<(&str, &Fault)> =
             self.members.iter().filter_map(|of| Some((of.name.as_str(), of.fault.as_ref()?))).collect();
@@ -244,6 +261,10 @@ impl<'a> Picture<'a> {
             found.object(&of.name, &of.health, &others(self.members, found.member))
         }));
         object["verdict"] = json!(sentence);
+        object["slow_stage"] = json!(self.slow_stage.map(|(member, factor)| {
+            let cause = self.members[member].health.cause_beside(&others(self.members, member));
+            json!({"node": self.name(member), "factor": factor, "cause": cause.map(|cause| cause.to_string())})
+        }));
         object["ranks"] = self.rows.iter().map(|row| self.row_object(row)).collect();
         object["layers"] = self.layer_objects(only);
         object["hand_overs"] = self.boundaries.iter().map(|boundary| self.boundary_object(boundary)).collect();
@@ -289,6 +310,28 @@ impl<'a> Picture<'a> {
         std::iter::once(head).chain(self.rows.iter().map(line)).collect()
     }
 
+    /// The slow stage of a pipeline, or its slow hop, in a sentence.
+    fn pipeline_sentence(&self) -> Option<String> {
+        let stage = self.slow_stage.map(|(member, factor)| {
+            let cause = cause(&self.members[member].health, &others(self.members, member));
+            let name = self.name(member);
+            format!("{name} is the slow stage: it computes {factor:.2} times as long for its weights as the others; {cause}.")
+        });
+        let slowest = || {
+            let hops =
+                self.boundaries.iter().filter_map(|(from, to, sync)| Some((sync.slow_hop()?, from, to, sync.p50)));
+            hops.max_by(|one, two| one.0.total_cmp(&two.0))
+        };
+        stage.or_else(|| {
+            let (factor, from, to, p50) = slowest()?;
+            let (from, to) = (self.name(*from), self.name(*to));
+            Some(format!(
+                "the hop from {from} to {to} is slow: {} (p50), {factor:.1} times what its bytes need at 1 Gb/s; look at cable, port and switch.",
+                short_time(p50)
+            ))
+        })
+    }
+
     /// The boundaries between stages and an empty line; nothing without a pipeline.
     fn boundary_lines(&self) -> Vec<String> {
         if self.boundaries.is_empty() {
@@ -320,7 +363,7 @@ impl<'a> Picture<'a> {
     fn boundary_object(&self, (from, to, sync): &(usize, usize, HopSync)) -> Value {
         let hop = |time: Nanoseconds| (sync.timed > 0).then_some(time.0);
         json!({"from": self.name(*from), "to": self.name(*to), "count": sync.count, "timed": sync.timed,
-            "p50_ns": hop(sync.p50), "p95_ns": hop(sync.p95), "p99_ns": hop(sync.p99), "mean_ns": hop(sync.hop),
+            "slow": sync.slow_hop(), "p50_ns": hop(sync.p50), "p95_ns": hop(sync.p95), "p99_ns": hop(sync.p99), "mean_ns": hop(sync.hop),
             "blocked_ns": sync.blocked.0, "sending_ns": sync.sending.0, "compute_ns": sync.compute.0, "bytes": sync.bytes.0})
     }
 
@@ -360,6 +403,18 @@ impl<'a> Picture<'a> {
         };
         wanted.map(object).collect()
     }
+}
+
+/// Of pipelines whose stages are one rank each: in all-reduces ranks are compared already.
+fn slow(topology: &Topology, members: &[Of]) -> Option<(usize, f64)> {
+    let found = (0..topology.layout.replicas).filter(|replica| topology.layout.ranks_of(*replica) == 1);
+    let of_replica = |replica: u16| {
+        let range = topology.layout.members(replica);
+        let stage = |of: &Of| StageTime { sync: of.hops.first().copied().unwrap_or_default(), shard: of.shard };
+        let stages: Vec<StageTime> = members.get(range.clone())?.iter().map(stage).collect();
+        slow_stage(&stages).map(|(stage, factor)| (range.start + stage, factor))
+    };
+    found.filter_map(of_replica).max_by(|one, two| one.1.total_cmp(&two.1))
 }
 
 fn boundaries(topology: &Topology, members: &[Of]) -> Vec<(usize, usize, HopSync)> {

@@ -1,11 +1,11 @@
 //! A node as the dashboard knows it: its session, its last report, and the latest all-reduces of each layer.
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use shared::{
     ids::LayerIndex,
     protocol::error::Fault,
-    telemetry::{HopSync, LayerSync, LoadProgress, NodeReport, NodeState, SyncKind},
-    units::Nanoseconds,
+    telemetry::{HopSync, LayerSync, LoadProgress, NodeReport, NodeState, StageTime, SyncKind, hop::LATEST},
+    units::{Bytes, Nanoseconds},
 };
 
 use crate::state::{clean::clean_line, history::History, lateness::Window};
@@ -103,6 +103,8 @@ pub struct Node {
     pub layers: Vec<Layer>,
     /// Hand-overs that it took over, by who handed over, as last seen.
     pub hops: Vec<HopSync>,
+    /// Hand-overs and nanoseconds of own computing between them, of the latest reports.
+    computing: VecDeque<(u32, u64)>,
     /// When all-reduces or hand-overs arrived last.
     pub layers_at: Option<Duration>,
     /// Its last minutes.
@@ -123,6 +125,7 @@ impl Node {
             load: None,
             layers: Vec::new(),
             hops: Vec::new(),
+            computing: VecDeque::new(),
             layers_at: None,
             history: History::default(),
             window: Window::default(),
@@ -196,6 +199,7 @@ impl Node {
         if self.report.as_ref().is_some_and(|before| before.epoch != report.epoch) {
             self.layers.clear();
             self.hops.clear();
+            self.computing.clear();
             self.window.clear();
             self.layers_at = None;
         }
@@ -203,6 +207,14 @@ impl Node {
         self.history.record(now, &report);
         if !report.layers.is_empty() || !report.hops.is_empty() {
             self.layers_at = Some(now);
+        }
+        if let Some(hop) = report.hops.first() {
+            self.computing.push_back((hop.count, hop.compute.0.saturating_mul(u64::from(hop.count))));
+            let mut count: u32 = self.computing.iter().map(|(count, _)| count).sum();
+            while let Some((first, _)) = self.computing.front().filter(|(first, _)| count - first >= LATEST as u32) {
+                count -= first;
+                self.computing.pop_front();
+            }
         }
         for hop in &report.hops {
             self.hops.retain(|before| before.from != hop.from);
@@ -212,6 +224,15 @@ impl Node {
             self.record(*sync);
         }
         self.report = Some(report);
+    }
+
+    /// What it says of its steps as a stage of a pipeline, of late.
+    pub fn stage_time(&self) -> StageTime {
+        let sum = |(counts, times): (u32, u64), (count, time): &(u32, u64)| (counts + count, times + time);
+        let (count, time) = self.computing.iter().fold((0, 0), sum);
+        let compute = Nanoseconds(time / u64::from(count.max(1)));
+        let shard = self.report.as_ref().map_or(Bytes(0), |report| report.shard);
+        StageTime { sync: HopSync { count, compute, ..HopSync::default() }, shard }
     }
 
     /// The assignment says how far its load is.

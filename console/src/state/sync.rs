@@ -3,7 +3,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use shared::{
     ids::MemberIndex,
-    telemetry::{Health, HopSync, LayerSync, SyncKind},
+    telemetry::{Health, HopSync, LayerSync, StageTime, SyncKind, slow_stage},
     units::Nanoseconds,
 };
 
@@ -11,7 +11,7 @@ use crate::state::{
     State,
     clean::clean_line,
     lateness::{RankRow, ranks, straggler},
-    node::Layer,
+    node::{Layer, Node},
 };
 
 /// Time between two pictures that are kept.
@@ -84,6 +84,21 @@ pub struct Boundary {
     pub sync: HopSync,
 }
 
+/// The place among the nodes of the slow stage of a pipeline whose stages are one rank each, and how many times as long as the others it
+/// computes for its weights.
+pub fn slow_pipeline(state: &State) -> Option<(usize, f64)> {
+    let (topology, _) = state.topology()?;
+    let replicas = (0..topology.layout.replicas).filter(|replica| topology.layout.ranks_of(*replica) == 1);
+    let of_replica = |replica: u16| {
+        let members = topology.layout.members(replica);
+        let time = |member: usize| state.node_of(member).map_or_else(StageTime::default, Node::stage_time);
+        let stages: Vec<StageTime> = members.clone().map(time).collect();
+        let (stage, factor) = slow_stage(&stages)?;
+        Some((state.place_of(members.start + stage)?, factor))
+    };
+    replicas.filter_map(of_replica).max_by(|one, two| one.1.total_cmp(&two.1))
+}
+
 /// The boundaries of all pipelines, in the order in which a token passes them.
 fn boundaries(state: &State) -> Vec<Boundary> {
     let Some((topology, _)) = state.topology() else { return Vec::new() };
@@ -115,7 +130,7 @@ pub struct Picture {
     pub layers: Vec<Vec<Layer>>,
     /// The boundaries between stages: who hands over, who takes over.
     pub boundaries: Vec<Boundary>,
-    /// The place among these ranks of the one that holds the others up, and why.
+    /// The place among these ranks of the one that holds the others up, and in a sentence how and why.
     pub straggler: Option<(usize, String)>,
 }
 
@@ -127,11 +142,30 @@ impl Picture {
         // Nobody holds the others up while nothing is computed.
         let late = straggler(&rows).filter(|_| state.layers_move());
         let late = late.and_then(|late| rows.iter().position(|row| row.member == late.member));
-        let straggler = late.map(|place| {
+        let late = late.map(|place| {
+            (
+                place,
+                format!(
+                    "holds the others up: {:.0} % of their time only its part is missing",
+                    100.0 * rows[place].late
+                ),
+            )
+        });
+        // Stages of one rank have no all-reduces in which they could be late.
+        let late = late.or_else(|| {
+            let (node, factor) = slow_pipeline(state).filter(|_| state.layers_move())?;
+            let place = rows.iter().position(|row| row.node == Some(node))?;
+            Some((
+                place,
+                format!("is the slow stage: it computes {factor:.2} times as long for its weights as the others"),
+            ))
+        });
+        let straggler = late.map(|(place, how)| {
             let health = |row: &RankRow| Some(&node(row)?.report.as_ref()?.health);
             let others = rows.iter().enumerate().filter(|(other, _)| *other != place);
             let others: Vec<&Health> = others.filter_map(|(_, row)| health(row)).collect();
-            (place, health(&rows[place]).map_or_else(|| "it does not report".to_owned(), |it| cause(it, &others)))
+            let why = health(&rows[place]).map_or_else(|| "it does not report".to_owned(), |it| cause(it, &others));
+            (place, format!("{} {how}; {why}", node(&rows[place]).map_or("a node", |node| node.name())))
         });
         let layers = rows.iter().map(|row| node(row).map_or_else(Vec::new, |node| node.layers.clone())).collect();
         let name = |row: &RankRow| node(row).map_or("not named", |node| node.name()).to_owned();

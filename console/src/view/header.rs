@@ -14,6 +14,7 @@ use crate::{
         lateness::{ranks, straggler},
         requests::latencies,
         standing::{Cluster, cluster},
+        sync::slow_pipeline,
     },
     view::{
         format::{milliseconds, shorten, width},
@@ -93,6 +94,11 @@ fn figures_line(state: &State, theme: &Theme) -> Line<'static> {
     });
     let rows = if state.layers_move() { ranks(state) } else { Vec::new() };
     let late = straggler(&rows).and_then(|row| row.node.map(|node| (state.nodes[node].name(), row.late)));
-    let late = late.map(|(name, share)| Span::styled(format!(" late {name} {:.0} %", share * 100.0), theme.warn));
+    let late = late.map(|(name, share)| format!(" late {name} {:.0} %", share * 100.0));
+    let slow = || {
+        let (node, factor) = slow_pipeline(state).filter(|_| state.layers_move())?;
+        Some(format!(" slow {} {factor:.1}x", state.nodes[node].name()))
+    };
+    let late = late.or_else(slow).map(|text| Span::styled(text, theme.warn));
     Line::from_iter(spans.chain(late))
 }

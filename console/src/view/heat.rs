@@ -90,7 +90,10 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
     let remark = Span::styled(remark, if is_past { theme.warn } else { theme.dim });
     let area = panel(frame, theme, area, state.spot.focus == Focus::Layers, &title, remark);
     if rows == 0 {
-        let hint = " Latencies appear here while text is generated on more than one rank.";
+        let hint = match picture.boundaries.is_empty() {
+            true => " Latencies appear here while text is generated on more than one rank.",
+            false => " A stage of one rank has no all-reduces.",
+        };
         lines(frame, area, [Line::styled(hint, theme.dim)]);
         return (0, height);
     }

@@ -52,14 +52,9 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
 
 /// Who holds the others up, and why.
 fn words(picture: &Picture, cells: usize) -> Vec<String> {
-    let Some((place, cause)) = &picture.straggler else { return Vec::new() };
-    let (row, name) = &picture.ranks[*place];
-    let text = format!(
-        "{name} holds the others up: {:.0} % of their time only its part is missing; {cause}",
-        row.late * 100.0
-    );
+    let Some((_, text)) = &picture.straggler else { return Vec::new() };
     let mut lines: Vec<String> =
-        wrap_words(&text, cells).into_iter().map(|range| text[range].trim_end().to_owned()).collect();
+        wrap_words(text, cells).into_iter().map(|range| text[range].trim_end().to_owned()).collect();
     if lines.len() > WORDS_MAX {
         lines.truncate(WORDS_MAX);
         lines.last_mut().expect("two are left").push('…');
@@ -106,7 +101,13 @@ fn draw_ranks(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, pictu
 
 fn rank(state: &State, theme: &Theme, row: &RankRow, name: &str, style: Style, is_wide: bool) -> Line<'static> {
     let is_selected = row.node == Some(state.selected);
-    let share = |share: f64| fit_right(&format!("{:.0} %", share * 100.0), SHARE);
+    // A stage of one rank has no all-reduces that could say something of it.
+    let is_known = row.means.iter().any(|mean| mean.0 > 0);
+    let share = |share: f64| {
+        let text = if is_known { format!("{:.0} %", share * 100.0) } else { "–".to_owned() };
+        fit_right(&text, SHARE)
+    };
+    let tight_time = |time| if is_known { tight_time(time) } else { "–".to_owned() };
     let mut cells = vec![fit_right(&row.member.to_string(), RANK), share(row.late)];
     cells.extend(is_wide.then(|| share(row.last)));
     cells.extend(row.means.map(|mean| fit_right(&tight_time(mean), TIME)));

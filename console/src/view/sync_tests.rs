@@ -2,9 +2,9 @@
 use shared::{
     ids::{Epoch, LayerIndex, MemberIndex, Rank},
     protocol::error::{Fault, FaultKind},
-    telemetry::{Lateness, LayerSync, NodeReport, NodeState, SyncKind, health::ThrottleBits},
+    telemetry::{HopSync, Lateness, LayerSync, NodeReport, NodeState, SyncKind, health::ThrottleBits},
     topology::{Layout, Member, Topology},
-    units::{Celsius, Nanoseconds},
+    units::{Bytes, Celsius, Nanoseconds},
 };
 
 use super::snapshot_tests::check_all;
@@ -12,7 +12,7 @@ use crate::{
     event::ClientEvent,
     fixtures::{Story, defaults, running, topology},
     keymap::KeyCode,
-    state::{Page, Spot, State},
+    state::{Page, Spot, State, sync::Picture},
 };
 
 fn on_sync(mut story: Story) -> Story {
@@ -99,6 +99,55 @@ fn report(known: &Topology, rank: u16, layers: u32, late: Option<u16>) -> NodeRe
 fn the_straggler_stands_first_with_its_cause_and_every_layer_of_every_rank_has_a_cell() {
     check_all("sync", on_sync(Story::generating()));
     check_all("sync-large", large(16, 32, 11));
+}
+
+/// A pipeline of four stages of one rank; one of them computes longer for its layers.
+fn pipeline(slow: Option<usize>) -> Story {
+    let mut known = topology();
+    known.layout = Layout::alike(1, 4, 1);
+    for (stage, member) in known.members.iter_mut().enumerate() {
+        member.layers = stage as u32..stage as u32 + 1;
+    }
+    let mut story = Story::ready();
+    let begin = story.state.now.as_millis() as u64;
+    for quarter in 1..40 {
+        story.at(begin + 250 * quarter);
+        for stage in 0..4 {
+            let compute = if slow == Some(stage) { 10_400_000 } else { 8_000_000 + 90_000 * stage as u64 };
+            let bytes = if stage == 0 { 140 } else { 8256 };
+            let hop = HopSync {
+                from: Rank(if stage == 0 { 3 } else { stage as u16 - 1 }),
+                count: 8,
+                timed: 8,
+                p50: Nanoseconds(140_000),
+                p95: Nanoseconds(180_000),
+                p99: Nanoseconds(210_000),
+                hop: Nanoseconds(150_000),
+                blocked: Nanoseconds(25_000_000),
+                compute: Nanoseconds(compute),
+                sending: Nanoseconds(12_000),
+                bytes: Bytes(8 * bytes),
+            };
+            let report = running(stage, NodeState::Serving, false);
+            let topology = Some((known.clone(), known.hash(), MemberIndex(stage as u16)));
+            let epoch = report.epoch.next();
+            let report = NodeReport { topology, epoch, hops: vec![hop], shard: Bytes(150 << 20), ..report };
+            story.report(stage, report);
+        }
+    }
+    on_sync(story)
+}
+
+#[test]
+fn a_pipeline_shows_each_hand_over_and_names_its_slow_stage() {
+    let story = pipeline(Some(2));
+    let picture = Picture::take(&story.state);
+    let (place, sentence) = picture.straggler.expect("stage 2 is slow");
+    assert_eq!(picture.ranks[place].1, "pi2");
+    assert!(sentence.starts_with("pi2 is the slow stage: it computes 1.2"), "{sentence}");
+    assert_eq!(Picture::take(&pipeline(None).state).straggler, None);
+    assert!(story.state.network_fraction().is_some_and(|share| (0.01..0.03).contains(&share)));
+    check_all("sync-pipeline", story);
 }
 
 #[test]

@@ -13,7 +13,7 @@ pub mod warning;
 pub use bench::{BenchFound, BenchProgress, KernelBench, LinkBench, LinkTime, NodeBench};
 pub use finding::{Finding, Severity};
 pub use health::Health;
-pub use hop::{HopRecord, HopSync};
+pub use hop::{HopRecord, HopSync, StageTime, slow_stage};
 pub use node::{KvUse, LoadProgress, NodeReport, NodeState};
 pub use request::{RequestReport, RequestStage};
 pub use straggler::{LatenessSums, Named, WINDOW_STEPS, judge, straggler};

@@ -8,7 +8,7 @@ use shared::{
     ids::{LayerIndex, Rank, RequestId},
     latency::Histogram,
     protocol::BUILD,
-    telemetry::{Health, HopRecord, HopSync, Lateness, LayerSync, NodeReport, SyncKind, SyncRecord},
+    telemetry::{Health, HopRecord, HopSync, Lateness, LayerSync, NodeReport, SyncKind, SyncRecord, hop::LATEST},
     units::{Bytes, Nanoseconds},
 };
 
@@ -91,8 +91,9 @@ struct Sums {
     slowest: BTreeMap<Rank, u32>,
 }
 
-/// Hand-overs by who handed over.
+/// The latest hand-overs by who handed over.
 fn hops(records: &[HopRecord]) -> Vec<HopSync> {
+    let records = &records[records.len().saturating_sub(LATEST)..];
     let mut found: BTreeMap<Rank, (Histogram, HopSync)> = BTreeMap::new();
     for record in records {
         let (hops, sum) = found.entry(record.from).or_default();

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Whom `console sync` names in pipelines of one rank a stage while one node has four fifths of its core, and while none is held back: daemons
+on cores of their own, the limit a cpu control group with periods of 1.25 ms.
+
+usage: tests/speed/slow_stage.py [--topologies pp2,pp4] [--runs 20] [--tokens 64] [--shape tinyllama-1.1b] [--format q8_0] [--limit 0.8] [--json]
+
+Wanted: the node is named within 64 tokens in every run in which it is limited, and nobody in any other. Needs root; without a control
+group for processors it says SKIPPED. Exit code 1 where something is missed.
+"""
+import argparse
+import json
+import os
+import sys
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+import bramble
+import groups
+
+PERIOD_US = 1250
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topologies", default="pp2,pp4")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--shape", default="tinyllama-1.1b", help="as make_model takes it")
+    parser.add_argument("--format", default="q8_0")
+    parser.add_argument("--limit", type=float, default=0.8)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    model = bramble.model(arguments.shape, arguments.format, os.path.join(bramble.ROOT, "target", "speed"))
+    rows, missed = [], 0
+    for topology in arguments.topologies.split(","):
+        count = int(topology.removeprefix("pp"))
+        with bramble.Cluster(os.path.dirname(model)) as cluster:
+            held = [groups.Processor(f"pi{index + 1}") for index in range(count)]
+            try:
+                if not all(group.folder for group in held):
+                    print(f"SKIPPED {topology}: {held[0].reason}")
+                    continue
+                cores = sorted(os.sched_getaffinity(0))
+                for index, address in enumerate(bramble.loopback(count)):
+                    enter = [*held[index].enter(), "taskset", "-c", str(cores[index % len(cores)])]
+                    cluster.add(f"pi{index + 1}", address, enter=enter, settings=bramble.QUIET + "threads = 1\n")
+                rows += runs(cluster, held, os.path.basename(model), topology, arguments)
+            finally:
+                for daemon in cluster.daemons:
+                    daemon.stop()
+                for group in held:
+                    group.remove()
+    for row in rows:
+        missed += row["wrong"]
+        print(f"{row['topology']} {row['limited'] or 'nobody'} limited: {row['runs'] - row['wrong']} of {row['runs']} named rightly; factors {row['factors']}")
+    if arguments.json:
+        print(json.dumps(rows))
+    sys.exit(missed > 0)
+
+
+def runs(cluster, held, model, topology, arguments):
+    nodes = ",".join(daemon.address for daemon in cluster.daemons)
+    generate = lambda tokens: bramble.generate(cluster.daemons, model, "abcdefgh", tokens, "--topology", topology, context=512)
+    generate(8)
+    rows = []
+    for limited in [None, *cluster.daemons]:
+        row = {"topology": topology, "limited": limited and limited.name, "runs": arguments.runs, "wrong": 0, "factors": []}
+        for group, daemon in zip(held, cluster.daemons):
+            group.limit(arguments.limit if daemon is limited else None, PERIOD_US)
+        for _ in range(arguments.runs):
+            generate(arguments.tokens)
+            found = bramble.console("sync", "--nodes", nodes)["slow_stage"]
+            row["wrong"] += (found and found["node"]) != row["limited"]
+            row["factors"].append(round(found["factor"], 2) if found else None)
+        rows.append(row)
+    return rows
+
+
+if __name__ == "__main__":
+    bramble.command(main)
