@@ -6,7 +6,7 @@ usage: tests/security/hostile_tenant.py [--attacks S1,S3,S4,S6,S7,S9,S10] [--req
 
 Wanted: no daemon ends; none has more than 1.25 times its idle memory and 128 MB; no request of the client fails, and the p99 of its time to the first
 token is at most twice that next to processes that are busy for as long as the attack kept daemons and attacker busy. --requests are the client's during
-each attack; with --short (for .ci/run, 2 minutes) each attack has a few seconds, and all are judged together and by 5 times. The model is the demo model with its
+each attack; with --short (for .ci/run, 2 minutes) each attack has a few seconds, and all are judged together and by 3 times. The model is the demo model with its
 layers several times over, so many that the first token takes at least 50 ms. Exit code 1 where something is missed.
 
     cargo build --release --locked --workspace
@@ -38,7 +38,7 @@ LIMIT, NODES = 512 << 20, 4
 TTFT_MIN, PROMPT_WORDS, REQUEST_SECONDS = 0.050, 230, 60
 MEMORY_FACTOR, MEMORY_MORE, TTFT_FACTOR = 1.25, 128 << 20, 2.0
 # Of some 20 requests an attack the p99 is nearly the slowest one: the short form only finds a client that is shut out.
-SHORT_TTFT_FACTOR = 5.0
+SHORT_TTFT_FACTOR = 3.0
 # How many times the demo model's layers at most.
 TIMES_MAX = 64
 SHORT_SECONDS, PHASE_SECONDS_MAX = 5, 240

@@ -14,6 +14,8 @@ use crate::{
         handshake::{Between, Purpose},
         message::{Request, RequestBody},
         noise::{key::Key, keyring::Held},
+        seal::SealError,
+        version::WIRE_HIGHEST,
     },
 };
 
@@ -207,13 +209,29 @@ async fn refuses(keyring: &Arc<Keyring>, bytes: &[u8]) -> bool {
 
 /// The reading end of a session whose other end says `bytes` and then nothing.
 async fn reader_of(bytes: &[u8]) -> (MessageReader, TcpStream) {
+    reader_of_version(WIRE_LOWEST, bytes).await
+}
+
+async fn reader_of_version(version: u16, bytes: &[u8]) -> (MessageReader, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
     let mut far = TcpStream::connect(listener.local_addr().expect("an address")).await.expect("it listens");
     let (stream, _) = listener.accept().await.expect("somebody dialled");
     far.write_all(bytes).await.expect("there is room");
     let (seals, data_links) = (Seals::default(), Protection::Plain);
-    let connection = Connection { stream, seals, pass: None, data_links, version: WIRE_LOWEST };
+    let connection = Connection { stream, seals, pass: None, data_links, version };
     (split(connection).0, far)
+}
+
+#[tokio::test]
+async fn a_length_that_nobody_sends_was_damaged_on_the_way() {
+    // The 30th bit of 18, as a link flipped it once.
+    let bytes = (18_u32 | 1 << 30).to_le_bytes();
+    let (mut reader, _far) = reader_of_version(WIRE_HIGHEST, &bytes).await;
+    let refused = reader.receive::<Request>().await;
+    assert_eq!(refused, Err(FaultKind::Seal { error: SealError::Damaged }));
+    let (mut reader, _far) = reader_of(&bytes).await;
+    let refused = reader.receive::<Request>().await;
+    assert!(matches!(refused, Err(FaultKind::Malformed { .. })), "version 4 has no sums: {refused:?}");
 }
 
 #[tokio::test]

@@ -33,6 +33,8 @@ use crate::{
 
 /// Responses of one request that may wait to be taken; a slower taker slows the session down.
 const RESPONSES_MAX: usize = 1024;
+/// The rest of a message that has begun comes within this: a length that was damaged on the way would be waited for without an end.
+const REST: Duration = Duration::from_secs(60);
 /// Requests that may wait for the socket.
 const REQUESTS_MAX: usize = 64;
 
@@ -89,6 +91,7 @@ impl Session {
         let (connection, identity) = dial_with(address, &hello, keyring).await?;
         let (version, role) = (connection.version, connection.role());
         let (reader, writer) = split(connection);
+        let reader = reader.bounded(MESSAGE_BYTES_MAX, REST);
         let routes = Arc::<Mutex<Routes>>::default();
         let (requests, outgoing) = channel(REQUESTS_MAX);
         let reading = tokio::spawn(read(reader, Arc::clone(&routes)));
