@@ -112,7 +112,8 @@ impl Peer {
         let (front, read_at, begun_at, heard) = (None, now, now, None);
         let arrived = is_timed.then(|| Arrived { at: Nanoseconds(0), words: cmsg_space!(TimeSpec) });
         if is_timed {
-            setsockopt(&stream, ReceiveTimestampns, &true)?;
+            // Where the system tells no time, that of the read has to do.
+            let _ = setsockopt(&stream, ReceiveTimestampns, &true);
         }
         Ok(Self { stream, seals, out, sent: 0, input, filled: 0, front, read_at, begun_at, heard, arrived })
     }
