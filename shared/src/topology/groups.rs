@@ -1,4 +1,4 @@
-//! Groups of a topology that differ: replicas that only compute prompts, replicas that only answer, each with its own ranks. Pure.
+//! Replicas of a topology that differ: some only compute prompts and some only answer, or some have lost nodes. Pure.
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use super::{
     spec::{NODES_MAX, SpecError},
 };
 
-/// Most replicas of a topology whose replicas have roles.
+/// Most replicas of a topology whose replicas differ.
 pub const GROUPS_MAX: usize = 8;
 
 /// What a replica does.
@@ -41,7 +41,7 @@ impl fmt::Display for Role {
     }
 }
 
-/// A replica with a role.
+/// A replica with its role and size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Group {
     /// What it does.
@@ -50,7 +50,7 @@ pub struct Group {
     pub ranks: u16,
 }
 
-/// The replicas of a topology whose replicas have roles; none where all are alike and do both.
+/// The replicas of a topology whose replicas differ; none where all are alike and do both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Groups([Group; GROUPS_MAX]);
 
@@ -58,11 +58,11 @@ impl Groups {
     /// These groups in their order.
     ///
     /// # Errors
-    /// Too many, one without nodes, or not at least one of each role.
+    /// Too many, one without nodes, some with and some without a role, or not at least one of each role.
     pub fn new(list: &[Group]) -> Result<Self, SpecError> {
         let mut groups = Self::default();
         if list.len() > GROUPS_MAX {
-            let (what, value, most) = ("the number of groups with roles", list.len() as u64, GROUPS_MAX as u64);
+            let (what, value, most) = ("the number of replicas that differ", list.len() as u64, GROUPS_MAX as u64);
             return Err(SpecError::Bound { what, value, least: 2, most });
         }
         groups.0[..list.len()].copy_from_slice(list);
@@ -84,7 +84,8 @@ impl Groups {
     /// Checks what came from outside.
     ///
     /// # Errors
-    /// A group behind a gap, with too many nodes, without a role, or not at least one of each role.
+    /// A group behind a gap, with too many nodes, without a role beside one that has one, or not at least one of each role. Groups
+    /// that are alike and have no role are none.
     pub fn check(&self) -> Result<(), SpecError> {
         let list = self.list();
         if self.0[list.len()..].iter().any(|group| *group != Group::default()) {
@@ -96,6 +97,10 @@ impl Groups {
         let has = |role: Role| list.iter().any(|group| group.role == role);
         match list {
             [] => Ok(()),
+            [first, ..] if !has(Role::Prefill) && !has(Role::Decode) => match list.iter().all(|group| group == first) {
+                true => Err(SpecError::Roles("the replicas are alike: write them as dpR")),
+                false => Ok(()),
+            },
             _ if has(Role::Both) => Err(SpecError::Roles("some groups have no role")),
             _ if !has(Role::Prefill) => Err(SpecError::Roles("no group has the role prefill")),
             _ if !has(Role::Decode) => Err(SpecError::Roles("no group has the role decode")),
@@ -104,14 +109,22 @@ impl Groups {
     }
 }
 
-/// Reads `prefill:tp2+decode:dp2-tp1`: what stands behind a role is a layout whose replicas all have it.
+/// Reads `prefill:tp2+decode:dp2-tp1`, where what stands behind a role is a layout whose replicas all have it, and `tp2+tp1`: replicas
+/// without roles that have different numbers of ranks.
 pub(super) fn parse(text: &str) -> Result<Layout, SpecError> {
     let grammar = || SpecError::Grammar(text.chars().take(64).collect());
     let (mut list, mut stages) = (Vec::new(), None);
     for part in text.split('+') {
-        let (role, layout) = part.split_once(':').ok_or_else(grammar)?;
-        let role = [Role::Prefill, Role::Decode].into_iter().find(|known| known.to_string() == role);
-        let (Some(role), false) = (role, layout.contains(':')) else { return Err(grammar()) };
+        let (role, layout) = match part.split_once(':') {
+            None => (Role::Both, part),
+            Some((role, layout)) => {
+                let role = [Role::Prefill, Role::Decode].into_iter().find(|known| known.to_string() == role);
+                (role.ok_or_else(grammar)?, layout)
+            }
+        };
+        if layout.contains(':') {
+            return Err(grammar());
+        }
         let layout = Layout::from_str(layout)?;
         if *stages.get_or_insert(layout.stages) != layout.stages {
             return Err(SpecError::Roles("groups have different numbers of stages"));
@@ -119,7 +132,7 @@ pub(super) fn parse(text: &str) -> Result<Layout, SpecError> {
         let group = Group { role, ranks: layout.ranks };
         list.extend(std::iter::repeat_n(group, usize::from(layout.replicas)));
     }
-    let layout = Layout::of_groups(Groups::new(&list)?, stages.unwrap_or(1));
+    let layout = Layout::of_replicas(&list, stages.unwrap_or(1))?;
     if layout.node_count() > NODES_MAX {
         return Err(SpecError::Count { text: text.into(), part: text.into() });
     }
@@ -131,7 +144,10 @@ pub(super) fn write(layout: &Layout) -> String {
     let like = layout.groups.list().chunk_by(|one, two| one == two);
     let part = |groups: &[Group]| {
         let inside = Layout::alike(groups.len() as u16, layout.stages, groups[0].ranks);
-        format!("{}:{inside}", groups[0].role)
+        match groups[0].role {
+            Role::Both => inside.to_string(),
+            role => format!("{role}:{inside}"),
+        }
     };
     like.map(part).collect::<Vec<_>>().join("+")
 }
@@ -183,7 +199,9 @@ mod tests {
         assert!(refused("prefill:tp2+prefill:tp1").contains("no group has the role decode"));
         assert!(refused("decode:tp2").contains("no group has the role prefill"));
         assert!(refused("prefill:pp2-tp1+decode:tp2").contains("stages"));
-        for text in ["prefill:tp2+tp1", "prefil:tp2+decode:tp1", "prefill:tp2+", "prefill:decode:tp1", "prefill"] {
+        assert!(refused("prefill:tp2+tp1").contains("some groups have no role"));
+        assert!(Groups::new(&[Group { role: Role::Both, ranks: 2 }; 2]).is_err(), "they are alike");
+        for text in ["prefil:tp2+decode:tp1", "prefill:tp2+", "prefill:decode:tp1", "prefill"] {
             assert!(matches!(text.parse::<Layout>(), Err(SpecError::Grammar(_))), "{text}");
         }
         assert!(matches!("prefill:tp1+decode:dp8-tp1".parse::<Layout>(), Err(SpecError::Bound { .. })));

@@ -4,7 +4,7 @@ use std::{fmt, ops::Range, str::FromStr};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    groups::{self, Groups, Role},
+    groups::{self, Group, Groups, Role},
     spec::{NODES_MAX, SpecError},
 };
 use crate::ids::{MemberIndex, Rank};
@@ -13,7 +13,7 @@ use crate::ids::{MemberIndex, Rank};
 pub const STEP_TOKENS_MAX: usize = 128;
 
 /// How many replicas, stages and ranks; written `dp2-pp2-tp4`, parts equal to 1 left out except `tp`. Replicas with roles may have
-/// different ranks: `prefill:tp2+decode:tp1+decode:tp3`.
+/// different ranks: `prefill:tp2+decode:tp1+decode:tp3`. So may replicas of which one has lost a node: `tp2+tp1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Layout {
     /// Independent copies of the model.
@@ -22,7 +22,7 @@ pub struct Layout {
     pub stages: u16,
     /// Nodes that share every layer of a stage; of the first replica where they differ ([`Self::ranks_of`]).
     pub ranks: u16,
-    /// The replicas where they have roles.
+    /// The replicas where they differ.
     pub groups: Groups,
 }
 
@@ -36,6 +36,24 @@ impl Layout {
     pub fn of_groups(groups: Groups, stages: u16) -> Self {
         let list = groups.list();
         Self { replicas: list.len() as u16, stages, ranks: list.first().map_or(1, |group| group.ranks), groups }
+    }
+
+    /// These replicas with so many stages each, as [`Self::alike`] where they are alike and have no role.
+    ///
+    /// # Errors
+    /// As [`Groups::new`].
+    pub fn of_replicas(list: &[Group], stages: u16) -> Result<Self, SpecError> {
+        match list {
+            [first, rest @ ..] if first.role == Role::Both && rest.iter().all(|group| group == first) => {
+                Ok(Self::alike(list.len() as u16, stages, first.ranks))
+            }
+            _ => Ok(Self::of_groups(Groups::new(list)?, stages)),
+        }
+    }
+
+    /// Whether some replicas compute prompts for others: they serve together or not at all.
+    pub fn has_roles(self) -> bool {
+        self.role(0) != Role::Both
     }
 
     /// `tpN`.
@@ -112,8 +130,13 @@ impl Layout {
             let ranks = nodes.is_multiple_of(groups).then(|| (nodes / groups) as u16);
             ranks.filter(|ranks| *ranks > 0).map(|ranks| Self::alike(replicas, stages, ranks))
         };
-        let nearest =
-            with(self.replicas, self.stages).or_else(|| with(self.replicas, 1)).or_else(|| with(1, self.stages));
+        // A pipeline of single nodes stays one: where the network is slow, ranks would be slower than fewer stages.
+        let shorter = (self.stages > 1 && self.ranks == 1 && self.replicas == 1 && nodes < usize::from(self.stages))
+            .then(|| Self::alike(1, nodes as u16, 1));
+        let nearest = with(self.replicas, self.stages)
+            .or(shorter)
+            .or_else(|| with(self.replicas, 1))
+            .or_else(|| with(1, self.stages));
         nearest.unwrap_or(Self::tensor_parallel(nodes as u16))
     }
 
@@ -225,7 +248,7 @@ impl FromStr for Layout {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Self, SpecError> {
-        if text.contains(':') {
+        if text.contains([':', '+']) {
             return groups::parse(text);
         }
         let grammar = || SpecError::Grammar(text.chars().take(64).collect());
@@ -261,15 +284,16 @@ mod tests {
 
     #[test]
     fn layouts_are_written_as_they_are_read() {
-        for text in ["tp1", "tp4", "pp2-tp4", "dp2-tp3", "dp2-pp2-tp4"] {
+        for text in ["tp1", "tp4", "pp2-tp4", "dp2-tp3", "dp2-pp2-tp4", "tp2+tp1", "dp2-tp2+tp1", "pp2-tp2+pp2-tp1"] {
             assert_eq!(text.parse::<Layout>().map(|layout| layout.to_string()), Ok(text.to_owned()));
         }
+        assert_eq!("tp2+tp2".parse::<Layout>().map(|layout| layout.to_string()), Ok("dp2-tp2".to_owned()));
         assert_eq!("pp2".parse::<Layout>().map(|layout| layout.to_string()), Ok("pp2-tp1".to_owned()));
     }
 
     #[test]
     fn what_is_no_layout_is_refused() {
-        for text in ["", "tp", "tp-4", "4", "tp4-pp2", "tp4-tp4", "xp2", "tp 4", "tp4-", "tp9999999", "tp+4"] {
+        for text in ["", "tp", "tp-4", "4", "tp4-pp2", "tp4-tp4", "xp2", "tp 4", "tp4-", "tp9999999", "tp+4", "tp2+"] {
             assert!(matches!(text.parse::<Layout>(), Err(SpecError::Grammar(_))), "{text}");
         }
         for text in ["tp0", "tp65", "dp8-pp8-tp8"] {
