@@ -360,6 +360,7 @@ pub(crate) fn idle(node: usize) -> NodeReport {
         state: NodeState::Idle,
         epoch: Epoch(2),
         topology: None,
+        desired: None,
         fault: None,
         load: None,
         shard: Bytes(0),

@@ -112,6 +112,7 @@ fn report(topology: &Topology, node: usize, number: u64) -> NodeReport {
             way: Nanoseconds(700),
         }],
         hops: Vec::new(),
+        desired: None,
         collectives: None,
         exclusions: Exclusions::default(),
         rolling: None,

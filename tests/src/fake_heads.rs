@@ -137,6 +137,7 @@ fn report(name: &str, topology: &Topology, member: MemberIndex) -> NodeReport {
         layers: Vec::new(),
         lateness: Vec::new(),
         hops: Vec::new(),
+        desired: None,
         collectives: None,
         kv: None,
         exclusions: Exclusions::default(),

@@ -5,6 +5,7 @@ pub mod fake_heads;
 pub mod faults;
 pub mod gguf_writer;
 pub mod http;
+pub mod incidents;
 pub mod oracle;
 pub mod programs;
 pub mod proxy;

@@ -5,7 +5,7 @@ use serde_json::json;
 use shared::{
     ids::MemberIndex,
     telemetry::NodeState,
-    topology::{Member, Topology, replan},
+    topology::{Member, Topology, replan, sizes::ModelSizes},
     units::Bytes,
 };
 
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     client::{
-        assign::{Assigned, assign},
+        assign::{Assigned, assign, identify},
         cluster::Cluster,
         event::OperateEvent,
         exclude::{drain, say},
@@ -209,7 +209,7 @@ fn others_serve(cluster: &Cluster, name: &str) -> bool {
     };
     // Groups with roles serve together.
     let others = (0..topology.layout.replicas).filter(|replica| *replica != own);
-    topology.layout.groups.is_empty() && others.into_iter().any(|replica| topology.replica(replica).iter().all(takes))
+    !topology.layout.has_roles() && others.into_iter().any(|replica| topology.replica(replica).iter().all(takes))
 }
 
 async fn cordon(exclude: Exclude, waits: bool) -> Result<u8, Failure> {
@@ -290,11 +290,16 @@ pub(super) async fn ok_to_stop(options: OkToStop) -> Result<u8, Failure> {
         }
     };
     let all: Vec<replan::Now> = topology.members.iter().map(now).collect();
-    let outlook = replan::ok_to_stop(&topology, MemberIndex(place as u16), &all, false);
-    let layout = outlook.layout.map(|layout| layout.to_string());
+    let desired = cluster.desired().unwrap_or(&topology).clone();
+    let sizes = sizes(&cluster, &topology.model).await;
+    let leaving = MemberIndex(place as u16);
+    let outlook = replan::ok_to_stop((&topology, &desired), leaving, &all, false, sizes.as_ref());
+    let layout = outlook.layout().map(|layout| layout.to_string());
+    let then: Option<Vec<&str>> =
+        outlook.topology.as_ref().map(|all| all.members.iter().map(|member| member.name.as_str()).collect());
     if options.json {
         let object = json!({"node": name, "ok": outlook.is_ok(), "member": true, "replicas": outlook.replicas,
-            "majority": outlook.has_majority, "topology": layout, "needed_bytes": outlook.needed.0});
+            "majority": outlook.has_majority, "topology": layout, "nodes": then, "needed_bytes": outlook.needed.0});
         output::line(&object.to_string());
     } else {
         output::line(&format!("{}: {}", output::clean(&name), sentence(&outlook)));
@@ -302,16 +307,35 @@ pub(super) async fn ok_to_stop(options: OkToStop) -> Result<u8, Failure> {
     Ok(u8::from(!outlook.is_ok()))
 }
 
+/// What the model costs, as the first node says that answers.
+async fn sizes(cluster: &Cluster, model: &str) -> Option<ModelSizes> {
+    for node in &cluster.nodes {
+        let Ok(session) = node.session() else { continue };
+        if let Ok(card) = identify(&session, model).await {
+            return Some(card.sizes).filter(ModelSizes::is_sound);
+        }
+    }
+    None
+}
+
+/// What will happen, in the order in which it does.
 fn sentence(outlook: &replan::Outlook) -> String {
     let needed = outlook.needed;
-    match (outlook.replicas, &outlook.layout) {
-        (1.., _) => format!("{} other replicas serve on without a pause", outlook.replicas),
+    let others = match outlook.replicas {
+        1 => "the other replica serves on without a pause".to_owned(),
+        count => format!("{count} other replicas serve on without a pause"),
+    };
+    match (outlook.replicas, outlook.layout()) {
+        (1.., Some(layout)) if outlook.has_majority => {
+            format!("{others}; then {layout} serves, up to {needed} a node, until the node is back")
+        }
+        (1.., _) => format!("{others}; its own waits for the node"),
         (0, None) => format!("nothing would serve: the rest has no room, each node would need {needed}"),
         (0, Some(layout)) if outlook.has_majority => {
-            format!("answers pause, then {layout} serves on the rest, {needed} a node")
+            format!("answers pause, then {layout} serves on the rest, up to {needed} a node, until the node is back")
         }
         (0, Some(layout)) => format!(
-            "nothing would serve by itself: the rest is no majority; {layout} would fit ({needed} a node), by console node remove or topology take-over"
+            "nothing would serve by itself: the rest is no majority; {layout} would fit (up to {needed} a node), by console node remove or topology take-over"
         ),
     }
 }

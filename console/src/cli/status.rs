@@ -56,7 +56,7 @@ pub(super) fn object(address: &str, answer: &Result<NodeReport, Fault>) -> Value
     let load = report.load.map(|load| json!({"done": load.done.0, "total": load.total.0}));
     json!({
         "address": address, "name": report.name, "state": report.state.name(), "epoch": report.epoch.0,
-        "topology": topology, "fault": report.fault.as_ref().map(ToString::to_string), "load": load,
+        "topology": topology, "desired": report.desired.as_ref().map(|desired| desired.layout.to_string()), "fault": report.fault.as_ref().map(ToString::to_string), "load": load,
         "shard_bytes": report.shard.0, "memory_resident": report.memory_resident.0,
         "health": report.health, "warnings": report.health.warnings().iter().map(ToString::to_string).collect::<Vec<_>>(),
         "findings": report.health.findings(),
@@ -114,7 +114,19 @@ fn lines(answers: &[Answer], exclusions: &Exclusions, cordoned: &[&str]) -> Vec<
             }
         }
     }
+    lines.extend(reports().find_map(lacking).map(|line| output::clean(&line)));
     lines
+}
+
+/// What an operator asked for, and which of its nodes are not there, where a smaller topology serves meanwhile.
+fn lacking(report: &NodeReport) -> Option<String> {
+    let (topology, ..) = report.topology.as_ref()?;
+    let desired = report.desired.as_ref()?;
+    let serves = |name: &str| topology.members.iter().any(|member| member.name == name);
+    let names: Vec<&str> =
+        desired.members.iter().map(|member| member.name.as_str()).filter(|name| !serves(name)).collect();
+    let (asked, now, names) = (desired.layout, topology.layout, names.join(", "));
+    Some(format!("{now} serves meanwhile; {asked}, which was asked for, comes back with {names}"))
 }
 
 /// What stands behind name and address.

@@ -91,6 +91,31 @@ pub async fn assign_until(
         tracing::info!(%epoch, "topology {} runs already", topology.layout);
         return Ok(Assigned { epoch, topology, reused: true });
     }
+    make(sessions, &reports, (topology, None), stop, tell).await
+}
+
+/// Makes this topology run on the nodes of the sessions, which are its members in their order; `desired` is what an operator asked
+/// for where this is only the nearest to it. Replicas that run already as they are here go on.
+///
+/// # Errors
+/// As [`assign_until`].
+pub(super) async fn assign_as(
+    sessions: &[Arc<Session>],
+    (topology, desired): (Topology, Option<Box<Topology>>),
+    stop: &CancellationToken,
+    tell: &(dyn Fn(AssignEvent) + Sync),
+) -> Result<Assigned, Fault> {
+    let reports = reports(sessions).await?;
+    make(sessions, &reports, (topology, desired), stop, tell).await
+}
+
+async fn make(
+    sessions: &[Arc<Session>],
+    reports: &[NodeReport],
+    (topology, desired): (Topology, Option<Box<Topology>>),
+    stop: &CancellationToken,
+    tell: &(dyn Fn(AssignEvent) + Sync),
+) -> Result<Assigned, Fault> {
     let epoch = reports.iter().map(|report| report.epoch).max().unwrap_or_default().next();
     let aborted = || Fault::new("console", FaultKind::AssignmentAborted { epoch });
     let content = tokio::select! {
@@ -103,7 +128,7 @@ pub async fn assign_until(
     let prepared = tokio::select! {
         biased;
         () = stop.cancelled() => Err(aborted()),
-        prepared = prepare(sessions, &reports, &topology, epoch, tell) => prepared,
+        prepared = prepare(sessions, reports, (&topology, desired.as_ref()), epoch, tell) => prepared,
     };
     let done = match prepared {
         Ok(()) => {
@@ -233,7 +258,7 @@ fn compose(nodes: &[(&Identity, &str)], wanted: &Wanted, card: &ModelCard) -> Re
 async fn prepare(
     sessions: &[Arc<Session>],
     reports: &[NodeReport],
-    topology: &Topology,
+    (topology, desired): (&Topology, Option<&Box<Topology>>),
     epoch: Epoch,
     tell: &(dyn Fn(AssignEvent) + Sync),
 ) -> Result<(), Fault> {
@@ -242,7 +267,8 @@ async fn prepare(
     for (node, (session, report)) in sessions.iter().zip(reports).enumerate() {
         let (session, progress) = (Arc::clone(session), progress.clone());
         let member = MemberIndex(node as u16);
-        let prepare = Prepare { seen: report.epoch, epoch, topology: topology.clone(), member };
+        let prepare =
+            Prepare { seen: report.epoch, epoch, topology: topology.clone(), member, desired: desired.cloned() };
         loads.spawn(async move {
             let mut reply = session.ask(RequestBody::Prepare(Box::new(prepare))).await?;
             loop {

@@ -162,6 +162,12 @@ impl Cluster {
         Some((topology, reports().filter(holds).collect()))
     }
 
+    /// What an operator asked for, where the topology is only the nearest to it.
+    pub fn desired(&self) -> Option<&Topology> {
+        let (_, reports) = self.topology()?;
+        reports.into_iter().find_map(|report| report.desired.as_deref())
+    }
+
     /// Whether every member of the topology is there and serves it.
     pub fn is_serving(&self) -> bool {
         let serves = |report: &&NodeReport| matches!(report.state, NodeState::Ready | NodeState::Serving);
@@ -202,7 +208,7 @@ impl Cluster {
         };
         let is_whole = |replica: u16| topology.replica(replica).iter().all(serves);
         let mut replicas = 0..topology.layout.replicas;
-        if topology.layout.groups.is_empty() { replicas.any(is_whole) } else { topology.members.iter().all(serves) }
+        if !topology.layout.has_roles() { replicas.any(is_whole) } else { topology.members.iter().all(serves) }
     }
 
     /// Tells every node that answers and knows less what all of them together know. Returns, by address, why some cannot keep it.

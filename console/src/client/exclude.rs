@@ -5,18 +5,21 @@ use shared::{
     ids::MemberIndex,
     protocol::error::{Fault, FaultKind},
     telemetry::NodeReport,
-    topology::Exclusion,
+    topology::{
+        Exclusion, Member,
+        replan::{Stays, replan},
+    },
+    units::Bytes,
 };
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    assign::{Assigned, assign_until, report},
+    assign::{Assigned, assign_as, identify, report},
     cluster::{Cluster, ClusterNode},
     event::{AssignEvent, OperateEvent},
     session::{Session, own_name},
 };
-use crate::wanted::Wanted;
 
 /// Running requests may finish within this before the topology is assigned again.
 pub const GRACE: Duration = Duration::from_secs(20);
@@ -190,7 +193,7 @@ impl Subject {
     }
 }
 
-/// Assigns the running topologies on the nodes that are not excluded; `None` if none has to change.
+/// Assigns what an operator asked for on the nodes of it that are in, with the subject or without it; `None` if nothing has to change.
 async fn assign_rest(
     cluster: &Cluster,
     subject: &Subject,
@@ -198,29 +201,60 @@ async fn assign_rest(
     stop: &CancellationToken,
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) -> Result<Option<Assigned>, Fault> {
-    let name = &subject.name;
     let Some((topology, reports)) = cluster.topology() else { return Ok(None) };
-    let is_member = topology.members.iter().any(|member| member.name == *name || member.address == subject.address);
-    if is_member == joins {
+    let desired = cluster.desired().unwrap_or(topology);
+    let is_subject = |member: &Member| member.name == subject.name || member.address == subject.address;
+    let is_member = topology.members.iter().any(is_subject);
+    if is_member == joins || !desired.members.iter().any(is_subject) {
         return Ok(None);
     }
-    let members: Vec<&str> = topology.members.iter().map(|member| member.name.as_str()).collect();
-    let stays = |other: &str| if other == name { joins } else { members.contains(&other) };
-    let rest = cluster.nodes.iter().filter(|other| stays(cluster.name(other)));
-    let sessions = rest.map(|other| other.session()).collect::<Result<Vec<Arc<Session>>, Fault>>()?;
-    let wanted = Wanted::again(topology, sessions.len());
-    // All replicas are assigned again, so requests on each of them may finish first.
-    let is_head = |report: &&NodeReport| {
-        let place = report.topology.as_ref().map(|(topology, _, member)| topology.place(*member));
-        cluster.is_serving() && place.is_some_and(|place| place.is_head())
+    let stays = |member: &Member| match is_subject(member) {
+        true => joins,
+        false => topology.members.iter().any(|one| one.name == member.name),
     };
-    let heads: Vec<String> = reports.iter().copied().filter(is_head).map(|report| report.name.clone()).collect();
+    let mut stay = Vec::new();
+    for (index, member) in desired.members.iter().enumerate().filter(|(_, member)| stays(member)) {
+        let known = cluster.find(&member.name).or_else(|| cluster.find(&member.address));
+        let not_named = || {
+            let reason = format!("node {} is a member and was not named: name all nodes with --nodes", member.name);
+            Fault::new(&member.name, FaultKind::ParameterInvalid { reason })
+        };
+        let known = &cluster.nodes[known.ok_or_else(not_named)?];
+        // What its shard takes now is free for the next one.
+        let free = known.report().and_then(|report| Some(report.health.memory?.available.0 + report.shard.0));
+        let (member, address) = (MemberIndex(index as u16), known.address.clone());
+        stay.push((Stays { member, address, free: Bytes(free.unwrap_or(0)) }, known.session()?));
+    }
+    let asked = stay.first().ok_or_else(|| refused(subject, "no member would be left".into()))?.1.clone();
+    let sizes = identify(&asked, &desired.model).await?.sizes;
+    if !sizes.is_sound() {
+        return Err(Fault::new(&asked.identity.name, FaultKind::Malformed { reason: "sizes of no model".into() }));
+    }
+    let stays: Vec<Stays> = stay.iter().map(|(one, _)| one.clone()).collect();
+    let next = replan(desired, &stays, &sizes).map_err(|reason| refused(subject, reason))?;
+    let sessions: Vec<Arc<Session>> = next
+        .members
+        .iter()
+        .filter_map(|member| stay.iter().find(|(one, _)| one.address == member.address))
+        .map(|(_, session)| Arc::clone(session))
+        .collect();
+    // Requests of replicas that change may finish first; the others go on.
+    let changes = |report: &&NodeReport| {
+        let Some((held, _, member)) = &report.topology else { return false };
+        cluster.is_serving() && held.place(*member).is_head() && held.kept_in(*member, &next).is_none()
+    };
+    let heads: Vec<String> = reports.iter().copied().filter(changes).map(|report| report.name.clone()).collect();
     let deadline = Instant::now() + GRACE;
     for head in heads.iter().filter_map(|head| cluster.find(head)) {
         wait_for_requests(&*cluster.nodes[head].session()?, deadline, stop, tell).await;
     }
     let told = |event: AssignEvent| tell(OperateEvent::Assign(event));
-    assign_until(&sessions, &wanted, stop, &told).await.map(Some)
+    let wanted = (!next.is_alike(desired)).then(|| Box::new(desired.clone()));
+    assign_as(&sessions, (next, wanted), stop, &told).await.map(Some)
+}
+
+fn refused(subject: &Subject, reason: String) -> Fault {
+    Fault::new(&subject.name, FaultKind::TopologyInvalid { reason })
 }
 
 /// Waits until nothing runs on the replica of a node, at most [`GRACE`]; whether that came about.

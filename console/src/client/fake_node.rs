@@ -102,6 +102,7 @@ pub(crate) fn idle_report(name: &str) -> NodeReport {
         state: NodeState::Idle,
         epoch: Epoch(0),
         topology: None,
+        desired: None,
         fault: None,
         load: None,
         shard: Bytes(0),

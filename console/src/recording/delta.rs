@@ -113,7 +113,7 @@ delta! {
             recovers: bool,
             rolling: Option<Rolling>,
         }
-        later { hops: Vec<HopSync> }
+        later { hops: Vec<HopSync>, desired: Option<Box<Topology>> }
         packed { layers: Rows }
         nested { health: HealthDelta }
     }

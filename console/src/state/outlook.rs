@@ -1,8 +1,11 @@
 //! What would be left without a node, from what the nodes report: the preview before one is taken out. Pure.
 use shared::{
     ids::MemberIndex,
-    telemetry::NodeState,
-    topology::replan::{Now, Outlook, ok_to_stop},
+    telemetry::{NodeReport, NodeState},
+    topology::{
+        Topology,
+        replan::{Now, Outlook, ok_to_stop},
+    },
     units::Bytes,
 };
 
@@ -27,7 +30,20 @@ pub fn outlook(state: &State, place: usize) -> Option<Outlook> {
         }
     };
     let now: Vec<Now> = (0..topology.members.len()).map(now).collect();
-    Some(ok_to_stop(topology, MemberIndex(leaving as u16), &now, false))
+    let desired = self::desired(state).unwrap_or(topology);
+    Some(ok_to_stop((topology, desired), MemberIndex(leaving as u16), &now, false, None))
+}
+
+/// What an operator asked for, where what runs is only the nearest to it.
+pub fn desired(state: &State) -> Option<&Topology> {
+    let (running, _) = state.topology()?;
+    let holds = |report: &&NodeReport| report.topology.as_ref().is_some_and(|(held, ..)| held == running);
+    state
+        .nodes
+        .iter()
+        .filter_map(|node| node.report.as_ref())
+        .filter(holds)
+        .find_map(|report| report.desired.as_deref())
 }
 
 /// Whether other replicas serve on without a pause.
@@ -45,7 +61,7 @@ mod tests {
         let story = Story::ready();
         let outlook = outlook(&story.state, 2).expect("it is a member");
         assert_eq!((outlook.replicas, outlook.has_majority), (0, true));
-        assert_eq!(outlook.layout.map(|layout| layout.node_count()), Some(NODES - 1));
+        assert_eq!(outlook.layout().map(|layout| layout.node_count()), Some(NODES - 1));
         assert!(!serves_without(&outlook) && outlook.is_ok());
         assert_eq!(super::outlook(&Story::begin().state, 2), None);
     }
@@ -60,11 +76,11 @@ mod tests {
             }
             story.report(node, report);
         }
-        assert_eq!(outlook(&story.state, 0).and_then(|outlook| outlook.layout), None, "no room");
+        assert_eq!(outlook(&story.state, 0).and_then(|outlook| outlook.topology), None, "no room");
         // Nobody has said anything for a minute: whether they serve is unknown.
         let mut silent = Story::ready();
         silent.at(60_000);
         let outlook = outlook(&silent.state, 0).expect("it is a member");
-        assert!(!outlook.has_majority && outlook.layout.is_none());
+        assert!(!outlook.has_majority && outlook.topology.is_none());
     }
 }

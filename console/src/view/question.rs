@@ -151,9 +151,13 @@ fn left(state: &State, node: usize, how: How) -> Paragraph {
         return plain(format!("ok to stop: {who} holds no shard of what runs."));
     };
     let rest = |needed: Bytes| format!("{needed} a node");
-    let text = match (outlook.replicas, outlook.layout, how) {
-        (1, ..) => "ok to stop: 1 other replica serves on without a pause.".to_owned(),
-        (2.., ..) => format!("ok to stop: {} other replicas serve on without a pause.", outlook.replicas),
+    let others = match outlook.replicas {
+        1 => "ok to stop: 1 other replica serves on without a pause".to_owned(),
+        count => format!("ok to stop: {count} other replicas serve on without a pause"),
+    };
+    let text = match (outlook.replicas, outlook.layout(), how) {
+        (1.., Some(layout), How::Exclude) => format!("{others}; then {layout} serves, about {}.", rest(outlook.needed)),
+        (1.., ..) => format!("{others}."),
         (0, _, How::Cordon | How::Drain) => "not ok to stop: no other replica takes requests.".to_owned(),
         (0, Some(layout), How::Exclude) => {
             format!("ok to stop: answers pause, then {layout} serves on the rest, about {}.", rest(outlook.needed))

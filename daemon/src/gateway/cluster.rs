@@ -102,7 +102,7 @@ impl Cluster {
     }
 
     /// What this node served before its start comes back by itself: until reports say otherwise requests wait for it.
-    pub(super) fn expect(&mut self, Committed { epoch, topology }: Committed) {
+    pub(super) fn expect(&mut self, Committed { epoch, topology, .. }: Committed) {
         let known = self.known.get_mut().unwrap_or_else(PoisonError::into_inner);
         known.latest = Some((epoch, topology.hash(), Arc::new(topology)));
         known.served = Some(Instant::now());

@@ -1,11 +1,12 @@
 //! Assignments in two phases: prepare (load, persist), commit (switch), and what undoes them.
 use shared::{
-    ids::{Epoch, RequestId, TopologyHash},
+    ids::{Epoch, MemberIndex, RequestId, TopologyHash},
     protocol::{
         error::{Fault, FaultKind, Loss},
         message::{Prepare, ResponseBody},
     },
     telemetry::LoadProgress,
+    topology::Topology,
     units::Bytes,
 };
 
@@ -40,6 +41,7 @@ impl Node {
         }
         let invalid = |reason: String| FaultKind::TopologyInvalid { reason };
         prepare.topology.check().map_err(|error| invalid(error.to_string()))?;
+        prepare.desired.iter().try_for_each(|one| one.check()).map_err(|error| invalid(error.to_string()))?;
         self.check_members(&prepare.topology.members)?;
         let member = prepare.topology.members.get(prepare.member.index());
         match member {
@@ -56,23 +58,40 @@ impl Node {
             effects.extend(self.fail_open(self.fault_here(kind)));
         }
         // A broken topology serves nobody: its memory is free for the next. Groups with roles come up together.
-        if let Some(mut running) = self.running.take_if(|running| running.fault.is_some() || again) {
+        let is_useless =
+            |running: &mut Running| running.fault.is_some() || (again && running.assignment.epoch == prepare.epoch);
+        if let Some(mut running) = self.running.take_if(is_useless) {
             let fault = self.fault_here(FaultKind::NodeLost { how: Loss::Left });
             effects.extend(running.requests.fail_all(&fault));
-            effects.push(Effect::StopEngine(running.assignment.epoch));
+            effects.push(Effect::StopEngine(running.engine));
         }
+        let kept = self.kept_in(&prepare.topology);
+        let shard = self.running.as_ref().filter(|_| kept.is_some()).map(|running| running.assignment.shard);
         let assignment = Assignment {
             epoch: prepare.epoch,
             hash: prepare.topology.hash(),
             topology: prepare.topology.clone(),
             member: prepare.member,
             by,
-            shard: Bytes(0),
+            shard: shard.unwrap_or_default(),
+            desired: prepare.desired.clone(),
         };
+        if kept == Some(prepare.member) {
+            let (phase, epoch, hash) = (Phase::Persisting, assignment.epoch, assignment.hash);
+            self.open = Some(Open { assignment, session, id, phase, again, keeps: true });
+            effects.push(Effect::Persist(epoch, hash));
+            return effects;
+        }
         let phase = Phase::Loading(LoadProgress::default());
-        self.open = Some(Open { assignment, session, id, phase, again });
+        self.open = Some(Open { assignment, session, id, phase, again, keeps: false });
         effects.push(Effect::Load(Box::new(prepare)));
         effects
+    }
+
+    /// The own place in a topology that leaves the replica that runs here as it is.
+    pub(super) fn kept_in(&self, next: &Topology) -> Option<MemberIndex> {
+        let running = self.running.as_ref().filter(|running| running.fault.is_none())?;
+        running.assignment.topology.kept_in(running.assignment.member, next)
     }
 
     /// The open assignment, if it is of this epoch.
@@ -152,10 +171,16 @@ impl Node {
             return self.refuse(session, id, kind);
         }
         let mut effects = self.keep_committed();
+        if let Some(open) = self.open.take_if(|open| open.keeps) {
+            // If the replica broke meanwhile, it is brought up again as a part of what is committed now.
+            self.running.iter_mut().for_each(|running| running.assignment = open.assignment.clone());
+            effects.push(Effect::Respond { session, id, body: ResponseBody::Committed });
+            return effects;
+        }
         if let Some(mut running) = self.running.take() {
             let fault = self.fault_here(FaultKind::Superseded { epoch, by: self.latest_by.clone() });
             effects.extend(running.requests.fail_all(&fault));
-            effects.push(Effect::StopEngine(running.assignment.epoch));
+            effects.push(Effect::StopEngine(running.engine));
         }
         if let Some(open) = &mut self.open {
             open.phase = Phase::Connecting { commit: (session, id) };
@@ -175,7 +200,8 @@ impl Node {
             return Vec::new();
         };
         let requests = Requests::new(self.now, self.requests_begun);
-        self.running = Some(Running { assignment, requests, fault: None, peer_drains: None, kv: None });
+        let engine = assignment.epoch;
+        self.running = Some(Running { assignment, engine, requests, fault: None, peer_drains: None, kv: None });
         vec![Effect::Respond { session, id, body: ResponseBody::Committed }]
     }
 }

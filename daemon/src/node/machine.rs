@@ -45,6 +45,8 @@ pub(super) struct Assignment {
     pub(super) member: MemberIndex,
     pub(super) by: String,
     pub(super) shard: Bytes,
+    /// What an operator asked for, where the topology is only the nearest to it.
+    pub(super) desired: Option<Box<Topology>>,
 }
 
 impl Assignment {
@@ -76,12 +78,17 @@ pub(super) struct Open {
     pub(super) phase: Phase,
     /// It brings back what was committed before: whoever assigns something else goes before it.
     pub(super) again: bool,
+    /// The own replica stays as it is: the engine that runs goes on, nothing is loaded.
+    pub(super) keeps: bool,
 }
 
 /// A committed assignment.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) assignment: Assignment,
+    /// The epoch that the engine was started with, by which it and its links are called. A later assignment that leaves the replica
+    /// as it is keeps the engine.
+    pub(super) engine: Epoch,
     pub(super) requests: Requests,
     pub(super) fault: Option<Fault>,
     /// Another rank wants to leave: it takes no new work.
@@ -178,7 +185,7 @@ impl Node {
         if self.draining.is_some() {
             return NodeState::Draining;
         }
-        if let Some(open) = &self.open {
+        if let Some(open) = self.open.as_ref().filter(|open| !self.serves_beside(open)) {
             return match open.phase {
                 Phase::Loading(_) | Phase::Persisting => NodeState::Loading,
                 Phase::Prepared { .. } => NodeState::Prepared,
@@ -201,12 +208,33 @@ impl Node {
 
     /// The running topology, or the one being assigned, with its hash and this node's place.
     pub fn topology(&self) -> Option<(Topology, TopologyHash, MemberIndex)> {
-        let assignment = match (&self.open, &self.running) {
-            (Some(open), _) => &open.assignment,
-            (None, Some(running)) => &running.assignment,
-            (None, None) => return None,
-        };
+        let assignment = self.shown()?;
         Some((assignment.topology.clone(), assignment.hash, assignment.member))
+    }
+
+    /// What an operator asked for, where that topology is only the nearest to it.
+    pub fn desired(&self) -> Option<&Topology> {
+        self.shown()?.desired.as_deref()
+    }
+
+    fn shown(&self) -> Option<&Assignment> {
+        match (&self.open, &self.running) {
+            (Some(open), _) if !self.serves_beside(open) => Some(&open.assignment),
+            (_, Some(running)) => Some(&running.assignment),
+            _ => None,
+        }
+    }
+
+    /// Whether what runs goes on serving while the next assignment is prepared.
+    fn serves_beside(&self, open: &Open) -> bool {
+        let serves = self.running.as_ref().is_some_and(|running| running.fault.is_none());
+        serves && !matches!(open.phase, Phase::Connecting { .. })
+    }
+
+    /// The epoch that the engine was started with which computes for what this node has committed.
+    pub fn computes(&self) -> Option<Epoch> {
+        let running = self.running.as_ref()?;
+        self.holds(running.assignment.epoch, running.assignment.hash).then_some(running.engine)
     }
 
     /// Why the topology broke.
@@ -402,7 +430,7 @@ impl Node {
     }
 
     fn peer_drains(&mut self, epoch: Epoch, rank: Rank, drain: PeerDrain) -> Vec<Effect> {
-        let Some(running) = self.running.as_mut().filter(|running| running.assignment.epoch == epoch) else {
+        let Some(running) = self.running.as_mut().filter(|running| running.engine == epoch) else {
             return Vec::new();
         };
         if drain.draining && running.assignment.place().is_head() && running.peer_drains.is_none() {

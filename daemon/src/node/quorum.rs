@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 use shared::{
     ids::Epoch,
     protocol::recovery::{Ballot, Committed, Ruling, Vote},
-    topology::Topology,
 };
 
 use super::planted::{Planted, is_planted};
@@ -155,11 +154,11 @@ impl Proposer {
     }
 
     /// What is proposed, once enough promised: what was accepted before, else `wanted` with an epoch that nobody has seen.
-    pub fn propose(&mut self, wanted: impl FnOnce() -> Topology) -> Committed {
+    pub fn propose(&mut self, wanted: impl FnOnce(Epoch) -> Committed) -> Committed {
         let (best, epoch) = (&self.best, self.epoch.next());
         let next = self.next.get_or_insert_with(|| match best {
             Some((_, next)) => next.clone(),
-            None => Committed { epoch, topology: wanted() },
+            None => wanted(epoch),
         });
         next.clone()
     }

@@ -75,7 +75,7 @@ struct World {
 impl World {
     fn new(seed: u64, count: usize) -> Self {
         let all: Vec<usize> = (0..count).collect();
-        let holds = Committed { epoch: Epoch(4), topology: topology(&all) };
+        let holds = Committed::new(Epoch(4), topology(&all));
         let node = |_| Node { holds: holds.clone(), voter: Voter::default(), seen: Epoch(4), round: 0, proposal: None };
         let (chosen, by_epoch) = (BTreeMap::new(), BTreeMap::new());
         Self { random: Random(seed), nodes: (0..count).map(node).collect(), mail: Vec::new(), chosen, by_epoch }
@@ -139,7 +139,7 @@ impl World {
             Step::Propose => {
                 let keep = electorate.iter().copied().filter(|_| self.random.below(3) > 0).collect::<Vec<_>>();
                 let keep = if keep.is_empty() { vec![who] } else { keep };
-                let next = Some(proposer.propose(|| topology(&keep)));
+                let next = Some(proposer.propose(|epoch| Committed::new(epoch, topology(&keep))));
                 let vote = Vote { base: base.clone(), witness: None, ballot: proposer.ballot(), next };
                 self.mail.extend(electorate.into_iter().map(|to| Mail::Ask { from: who, to, vote: vote.clone() }));
             }
@@ -202,13 +202,13 @@ fn no_two_topologies_ever_follow_the_same_one_or_have_the_same_epoch() {
 }
 
 fn vote(round: u32, member: u16, next: Option<Committed>) -> Vote {
-    let base = Committed { epoch: Epoch(4), topology: topology(&[0, 1, 2]) };
+    let base = Committed::new(Epoch(4), topology(&[0, 1, 2]));
     Vote { base, witness: None, ballot: Ballot { round, member }, next }
 }
 
 #[test]
 fn a_voter_keeps_its_word_and_tells_what_it_accepted() {
-    let next = Committed { epoch: Epoch(5), topology: topology(&[1, 2]) };
+    let next = Committed::new(Epoch(5), topology(&[1, 2]));
     let mut voter = Voter::default();
     assert_eq!(voter.rule(&vote(2, 1, None), Epoch(4)), (Ruling::Promised { accepted: None, epoch: Epoch(4) }, true));
     let older = Ballot { round: 2, member: 1 };
@@ -233,7 +233,7 @@ fn a_voter_whose_record_was_lost_abstains_until_a_later_topology() {
 
 #[test]
 fn ballot_is_promised_once_so_a_restarted_proposer_counts_on() {
-    let next = |keep: &[usize]| Some(Committed { epoch: Epoch(5), topology: topology(keep) });
+    let next = |keep: &[usize]| Some(Committed::new(Epoch(5), topology(keep)));
     let (mut own, mut second) = (Voter::default(), Voter::default());
     for voter in [&mut own, &mut second] {
         assert!(matches!(voter.rule(&vote(1, 0, None), Epoch(4)).0, Ruling::Promised { .. }));
@@ -259,7 +259,7 @@ fn new_witness_votes_and_a_damaged_one_abstains_once() {
 
 #[test]
 fn two_nodes_decide_with_the_witness_or_with_an_operator_and_not_alone() {
-    let base = Committed { epoch: Epoch(4), topology: topology(&[0, 1]) };
+    let base = Committed::new(Epoch(4), topology(&[0, 1]));
     let promised = || Ruling::Promised { accepted: None, epoch: Epoch(7) };
     let ballot = Ballot { round: 1, member: 0 };
     assert_eq!(Proposer::new(&base, ballot, (2, 0)).hear(0, promised()), Step::Wait, "alone");
@@ -267,7 +267,7 @@ fn two_nodes_decide_with_the_witness_or_with_an_operator_and_not_alone() {
     assert_eq!((witnessed.hear(0, promised()), witnessed.hear(2, promised())), (Step::Wait, Step::Propose));
     let mut granted = Proposer::new(&base, ballot, (2, 1));
     assert_eq!(granted.hear(0, promised()), Step::Propose);
-    let next = granted.propose(|| topology(&[0]));
+    let next = granted.propose(|epoch| Committed::new(epoch, topology(&[0])));
     assert_eq!(next.epoch, Epoch(8), "an epoch that nobody has seen");
     assert_eq!(granted.hear(0, Ruling::Accepted), Step::Chosen(next));
 }

@@ -14,7 +14,7 @@ use shared::{
 
 use super::{
     event::{Effect, Record, SessionId},
-    machine::{Node, Open, Running},
+    machine::{Assignment, Node, Open, Running},
     planted::{Planted, is_planted},
     quorum::Forgot,
 };
@@ -41,6 +41,12 @@ impl Node {
         votes.is_some_and(|votes| votes.accepted.is_some())
     }
 
+    /// What it has accepted.
+    fn accepted_name(&self) -> Option<(Epoch, TopologyHash)> {
+        let votes = self.voter.votes.as_ref().filter(|votes| Some(&votes.base) == self.committed.as_ref())?;
+        votes.accepted.as_ref().map(|accepted| accepted.next.name())
+    }
+
     /// Refuses an epoch so far ahead that no later one could follow it.
     pub(super) fn check_reach(&self, epoch: Epoch) -> Result<(), FaultKind> {
         if is_in_reach(self.epoch.0, epoch.0) {
@@ -54,6 +60,7 @@ impl Node {
     fn check_told(&self, committed: &Committed) -> Result<(), FaultKind> {
         let invalid = |error: SpecError| FaultKind::TopologyInvalid { reason: error.to_string() };
         committed.topology.check().map_err(invalid)?;
+        committed.desired().check().map_err(invalid)?;
         self.check_reach(committed.epoch)
     }
 
@@ -70,7 +77,7 @@ impl Node {
             _ if prepare.epoch < self.epoch => return Err(FaultKind::Superseded { epoch, by }),
             _ => {}
         }
-        if self.has_accepted() {
+        if self.has_accepted() && self.accepted_name() != Some(name) {
             let reason = "it has accepted another topology, which comes first".into();
             return Err(FaultKind::TopologyInvalid { reason });
         }
@@ -100,7 +107,8 @@ impl Node {
         if self.is_kept(open) {
             return Vec::new();
         }
-        let committed = Committed { epoch: open.assignment.epoch, topology: open.assignment.topology.clone() };
+        let Assignment { epoch, topology, desired, .. } = open.assignment.clone();
+        let committed = Committed { epoch, topology, desired };
         let again = open.again;
         self.committed = Some(committed.clone());
         let mut records = vec![Record::Committed(Some(committed))];
@@ -179,11 +187,17 @@ impl Node {
         }
         let (epoch, hash) = committed.name();
         let mut effects = Vec::new();
-        if let Some(running) = self.running.as_mut().filter(|running| running.assignment.epoch < epoch) {
+        let kept = self.kept_in(&committed.topology);
+        let running = self.running.as_mut().filter(|running| running.assignment.epoch < epoch);
+        if let (Some(running), Some(member)) = (running, kept) {
+            let Committed { topology, desired, .. } = committed.clone();
+            let (by, shard) = ("a vote of its members".to_owned(), running.assignment.shard);
+            running.assignment = Assignment { epoch, hash, topology, member, by, shard, desired };
+        } else if let Some(running) = self.running.as_mut().filter(|running| running.assignment.epoch < epoch) {
             let kind = FaultKind::Superseded { epoch, by: "a vote of its members".into() };
             let fault = Fault::new(&self.name, kind);
             effects = running.requests.fail_all(&fault);
-            effects.push(Effect::StopEngine(running.assignment.epoch));
+            effects.push(Effect::StopEngine(running.engine));
             self.running = None;
         }
         if self.open.as_ref().is_some_and(|open| open.assignment.epoch < epoch) {

@@ -22,7 +22,7 @@ use super::{
 };
 
 fn again(node: &mut Node, session: SessionId, epoch: u64, topology: Topology) -> Vec<Effect> {
-    let prepare = Prepare { seen: Epoch(epoch), epoch: Epoch(epoch), topology, member: MemberIndex(0) };
+    let prepare = Prepare { seen: Epoch(epoch), epoch: Epoch(epoch), topology, member: MemberIndex(0), desired: None };
     ask(node, session, 1, RequestBody::Prepare(Box::new(prepare)))
 }
 
@@ -33,7 +33,7 @@ fn of(name: &str, committed: Option<Committed>) -> Node {
 }
 
 fn base(epoch: u64) -> Committed {
-    Committed { epoch: Epoch(epoch), topology: topology(2) }
+    Committed::new(Epoch(epoch), topology(2))
 }
 
 fn recover(node: &mut Node, question: RecoveryAsk) -> Vec<Effect> {
@@ -123,13 +123,13 @@ fn another_topology_of_the_same_epoch_or_an_older_one_does_not_come_back() {
 #[test]
 fn a_later_topology_ends_the_older_one_and_whoever_is_no_member_lets_go() {
     let mut node = running();
-    let later = Committed { epoch: Epoch(9), topology: Topology { slots: 1, ..topology(2) } };
+    let later = Committed::new(Epoch(9), Topology { slots: 1, ..topology(2) });
     let effects = recover(&mut node, RecoveryAsk::Learn(Box::new(later.clone())));
     assert_eq!(effects[0], Effect::StopEngine(Epoch(4)));
     assert_eq!((node.state(), node.epoch(), node.committed()), (NodeState::Idle, Epoch(9), Some(&later)));
     let older = recover(&mut node, RecoveryAsk::Learn(Box::new(base(5))));
     assert!(matches!(&older[..], [Effect::Write { records, .. }] if records.is_empty()), "{older:?}");
-    let mut without = Committed { epoch: Epoch(10), topology: topology(2) };
+    let mut without = Committed::new(Epoch(10), topology(2));
     without.topology.members[0].name = "pi9".into();
     let effects = recover(&mut node, RecoveryAsk::Learn(Box::new(without)));
     let Some(Effect::Write { records, .. }) = effects.last() else { panic!("{effects:?}") };
@@ -139,7 +139,7 @@ fn a_later_topology_ends_the_older_one_and_whoever_is_no_member_lets_go() {
 #[test]
 fn a_vote_is_kept_before_it_is_told_and_shuts_the_epoch_for_assignments() {
     let mut node = of("pi1", Some(base(4)));
-    let next = Committed { epoch: Epoch(5), topology: Topology { slots: 1, ..topology(2) } };
+    let next = Committed::new(Epoch(5), Topology { slots: 1, ..topology(2) });
     let vote = |next| Vote { base: base(4), witness: None, ballot: Ballot { round: 1, member: 1 }, next };
     let effects = recover(&mut node, RecoveryAsk::Vote(Box::new(vote(Some(next)))));
     let [Effect::Write { records, then: Some((_, _, body)) }] = &effects[..] else { panic!("{effects:?}") };
@@ -156,7 +156,7 @@ fn a_vote_is_kept_before_it_is_told_and_shuts_the_epoch_for_assignments() {
 #[test]
 fn no_message_takes_a_counter_beyond_reach() {
     let last = Epoch(u64::MAX);
-    let far = || Box::new(Committed { epoch: last, topology: Topology { slots: 1, ..topology(2) } });
+    let far = || Box::new(Committed::new(last, Topology { slots: 1, ..topology(2) }));
     let vote = |base, next| {
         let ballot = Ballot { round: 1, member: 1 };
         RecoveryAsk::Vote(Box::new(Vote { base, witness: None, ballot, next }))
@@ -287,7 +287,7 @@ impl Fight {
                 // It may be stopped between reading and preparing, too.
                 for (node, seen) in seen.into_iter().enumerate() {
                     let topology = self.consoles[which].topology.clone();
-                    let prepare = Prepare { seen, epoch, topology, member: MemberIndex(node as u16) };
+                    let prepare = Prepare { seen, epoch, topology, member: MemberIndex(node as u16), desired: None };
                     self.send(which, node, RequestBody::Prepare(Box::new(prepare)));
                 }
             }

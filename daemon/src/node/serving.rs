@@ -107,7 +107,7 @@ impl Node {
     }
 
     pub(super) fn engine(&mut self, epoch: Epoch, progress: Progress) -> Vec<Effect> {
-        let Some(running) = self.running.as_mut().filter(|running| running.assignment.epoch == epoch) else {
+        let Some(running) = self.running.as_mut().filter(|running| running.engine == epoch) else {
             return Vec::new();
         };
         let requests = &mut running.requests;
@@ -149,7 +149,7 @@ impl Node {
 
     /// The head of another group says something, or is gone.
     pub(super) fn across(&mut self, epoch: Epoch, replica: u16, message: Option<Across>) -> Vec<Effect> {
-        let serves = |running: &&Running| running.assignment.epoch == epoch && running.fault.is_none();
+        let serves = |running: &&Running| running.engine == epoch && running.fault.is_none();
         let Some(running) = self.running.as_ref().filter(serves) else { return Vec::new() };
         let takes_asks = self.draining.is_none()
             && running.peer_drains.is_none()
@@ -164,7 +164,7 @@ impl Node {
     }
 
     pub(super) fn peer_lost(&mut self, epoch: Epoch, rank: Rank, how: Loss) -> Vec<Effect> {
-        let Some(running) = self.running.as_ref().filter(|running| running.assignment.epoch == epoch) else {
+        let Some(running) = self.running.as_ref().filter(|running| running.engine == epoch) else {
             return Vec::new();
         };
         let member = running.assignment.topology.peer(running.assignment.member, rank);
@@ -185,7 +185,7 @@ impl Node {
             && let Some(mut running) = self.running.take_if(|running| running.fault.is_none())
         {
             let mut effects = running.requests.fail_all(&fault);
-            effects.push(Effect::StopEngine(running.assignment.epoch));
+            effects.push(Effect::StopEngine(running.engine));
             effects.extend(self.leave_if_drained());
             return effects;
         }
@@ -194,8 +194,8 @@ impl Node {
         let is_lost = |member: &Member| member.name == fault.node;
         let lost = running.assignment.replica().iter().position(is_lost);
         let lost = lost.map_or(running.assignment.place().rank, |rank| Rank(rank as u16));
-        effects.push(Effect::AnnounceFault(running.assignment.epoch, lost));
-        effects.push(Effect::AbortEngine(running.assignment.epoch));
+        effects.push(Effect::AnnounceFault(running.engine, lost));
+        effects.push(Effect::AbortEngine(running.engine));
         running.fault = Some(fault);
         effects.extend(self.leave_if_drained());
         effects

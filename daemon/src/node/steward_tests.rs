@@ -22,7 +22,7 @@ use crate::config::Recovery;
 const RULES: Rules = Rules { exclude_after: Some(Duration::from_secs(60)), witness: None };
 
 pub(super) fn base(count: u16) -> Committed {
-    Committed { epoch: Epoch(4), topology: super::tests::topology(count) }
+    Committed::new(Epoch(4), super::tests::topology(count))
 }
 
 pub(super) fn view(base: &Committed, index: usize, state: NodeState) -> View {

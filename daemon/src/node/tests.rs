@@ -7,7 +7,7 @@ use shared::{
         bench::{BenchLinks, LINK_TOKENS_MAX},
         error::{Fault, FaultKind, Loss},
         message::{FinishReason, Finished, Generate, Prepare, Request, RequestBody, ResponseBody},
-        recovery::Committed,
+        recovery::{Committed, RecoveryAsk},
     },
     sampling::SamplingParameters,
     schedule::{Algorithm, Choice},
@@ -61,8 +61,23 @@ pub(super) fn ask(node: &mut Node, session: SessionId, id: u64, body: RequestBod
 }
 
 pub(super) fn prepare(node: &mut Node, session: SessionId, seen: u64, epoch: u64) -> Vec<Effect> {
-    let prepare = Prepare { seen: Epoch(seen), epoch: Epoch(epoch), topology: topology(2), member: MemberIndex(0) };
+    prepare_of(node, session, (seen, epoch), topology(2))
+}
+
+pub(super) fn prepare_of(
+    node: &mut Node,
+    session: SessionId,
+    (seen, epoch): (u64, u64),
+    topology: Topology,
+) -> Vec<Effect> {
+    let (seen, epoch, member) = (Epoch(seen), Epoch(epoch), MemberIndex(0));
+    let prepare = Prepare { seen, epoch, topology, member, desired: None };
     ask(node, session, 1, RequestBody::Prepare(Box::new(prepare)))
+}
+
+/// Another topology of the same nodes.
+fn other() -> Topology {
+    Topology { slots: 1, ..topology(2) }
 }
 
 pub(super) fn failure(effects: &[Effect]) -> Option<&FaultKind> {
@@ -84,7 +99,7 @@ pub(super) fn running() -> Node {
     assert_eq!((node.state(), node.epoch()), (NodeState::Prepared, Epoch(4)));
     assert!(node.expects_links(Epoch(4), hash) && !node.expects_links(Epoch(5), hash));
     let effects = ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(4), hash });
-    let committed = Committed { epoch: Epoch(4), topology: topology(2) };
+    let committed = Committed::new(Epoch(4), topology(2));
     let records = vec![Record::Committed(Some(committed))];
     assert_eq!(effects, [Effect::Write { records, then: None }, Effect::Connect(Epoch(4))], "kept before it counts");
     node.handle(Event::Connected(Epoch(4), Ok(())));
@@ -190,13 +205,55 @@ fn a_prepare_is_given_up_by_abort_by_its_console_leaving_by_its_lease_and_by_fai
 fn a_running_topology_serves_until_the_next_is_committed() {
     let mut node = running();
     assert!(matches!(generate(&mut node, CONSOLE, 5)[..], [Effect::Command(EngineCommand::Submit(_, _))]));
-    prepare(&mut node, OTHER, 4, 5);
+    prepare_of(&mut node, OTHER, (4, 5), other());
+    assert_eq!(node.state(), NodeState::Serving, "while the next is loaded");
     node.handle(Event::Loaded(Epoch(5), Ok(Bytes(1))));
     node.handle(Event::Persisted(Epoch(5), Ok(())));
-    let hash = topology(2).hash();
+    let hash = other().hash();
     let effects = ask(&mut node, OTHER, 2, RequestBody::Commit { epoch: Epoch(5), hash });
     assert!(matches!(failure(&effects), Some(FaultKind::Superseded { epoch: Epoch(5), .. })), "{effects:?}");
     assert!(effects.contains(&Effect::StopEngine(Epoch(4))) && effects.contains(&Effect::Connect(Epoch(5))));
+}
+
+#[test]
+fn an_assignment_that_leaves_the_replica_as_it_is_keeps_its_engine_and_its_requests() {
+    let mut four = topology(4);
+    four.layout = Layout::alike(2, 1, 2);
+    let mut node = node();
+    prepare_of(&mut node, CONSOLE, (3, 4), four.clone());
+    node.handle(Event::Loaded(Epoch(4), Ok(Bytes(5))));
+    node.handle(Event::Persisted(Epoch(4), Ok(())));
+    ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(4), hash: four.hash() });
+    node.handle(Event::Connected(Epoch(4), Ok(())));
+    generate(&mut node, CONSOLE, 5);
+    // The other replica has lost a rank.
+    let mut three = Topology { members: four.members[..3].to_vec(), ..four.clone() };
+    three.layout = "tp2+tp1".parse().expect("a layout");
+    let hash = three.hash();
+    assert_eq!(
+        prepare_of(&mut node, OTHER, (4, 5), three.clone()),
+        [Effect::Persist(Epoch(5), hash)],
+        "nothing is loaded"
+    );
+    node.handle(Event::Persisted(Epoch(5), Ok(())));
+    let effects = ask(&mut node, OTHER, 2, RequestBody::Commit { epoch: Epoch(5), hash });
+    let kept = Record::Committed(Some(Committed::new(Epoch(5), three)));
+    let committed = |effect: &Effect| matches!(effect, Effect::Respond { body: ResponseBody::Committed, .. });
+    assert_eq!((&effects[0], effects.len()), (&Effect::Write { records: vec![kept], then: None }, 2));
+    assert!(committed(&effects[1]));
+    assert_eq!(
+        (node.state(), node.request_count(), node.topology().map(|one| one.1)),
+        (NodeState::Serving, 1, Some(hash))
+    );
+    // Its engine and its links go on under the epoch that they were made for.
+    let finished = matches!(finished(&mut node, 1)[..], [Effect::Respond { body: ResponseBody::Finished(_), .. }]);
+    assert_eq!((finished, node.computes()), (true, Some(Epoch(4))));
+    let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Silent));
+    assert!(effects.contains(&Effect::AbortEngine(Epoch(4))), "{effects:?}");
+    // What other members vote for while the own replica is broken starts anew.
+    let learned = Committed::new(Epoch(6), four);
+    let effects = ask(&mut node, OTHER, 3, RequestBody::Recovery(Box::new(RecoveryAsk::Learn(Box::new(learned)))));
+    assert!(effects.contains(&Effect::StopEngine(Epoch(4))), "{effects:?}");
 }
 
 #[test]
@@ -376,7 +433,7 @@ fn with_a_member_out_nothing_new_begins_and_no_such_topology_is_prepared() {
     let mut include = out("pi2");
     include.say("pi2", "pi2:9999", None, "me@here");
     keeps(&mut head, include, Ok(()));
-    assert!(matches!(prepare(&mut head, CONSOLE, 4, 5)[..], [Effect::Load(_)]));
+    assert!(matches!(prepare_of(&mut head, CONSOLE, (4, 5), other())[..], [Effect::Load(_)]));
 }
 
 #[test]
@@ -410,8 +467,8 @@ fn anybody_may_end_a_request_by_the_number_that_reports_tell() {
     finished(&mut node, 2);
     assert!(matches!(failure(&cancel(&mut node, 2)), Some(FaultKind::ParameterInvalid { .. })), "it is over");
     // A number that another topology gave names nothing here.
-    assert!(matches!(prepare(&mut node, CONSOLE, 4, 5)[..], [Effect::Load(_)]));
-    let hash = topology(2).hash();
+    assert!(matches!(prepare_of(&mut node, CONSOLE, (4, 5), other())[..], [Effect::Load(_)]));
+    let hash = other().hash();
     node.handle(Event::Loaded(Epoch(5), Ok(Bytes(5))));
     node.handle(Event::Persisted(Epoch(5), Ok(())));
     ask(&mut node, CONSOLE, 12, RequestBody::Commit { epoch: Epoch(5), hash });

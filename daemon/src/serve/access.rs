@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn only_nodes_teach_and_vote() {
         let topology = topology(2);
-        let learn = RecoveryAsk::Learn(Box::new(Committed { epoch: Epoch(9), topology }));
+        let learn = RecoveryAsk::Learn(Box::new(Committed::new(Epoch(9), topology)));
         let learn = RequestBody::Recovery(Box::new(learn));
         for role in [Role::Viewer, Role::Operator, Role::Owner] {
             assert!(check_request(Some(role), &learn).is_err(), "{role}");

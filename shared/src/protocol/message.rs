@@ -140,6 +140,9 @@ pub struct Prepare {
     pub topology: Topology,
     /// The place of the node that gets this.
     pub member: MemberIndex,
+    /// What an operator asked for, where the topology is the nearest to it that can be now.
+    #[serde(default, with = "super::version::since_5")]
+    pub desired: Option<Box<Topology>>,
 }
 
 /// A text to complete.

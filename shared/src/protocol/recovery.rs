@@ -13,15 +13,35 @@ use crate::{
 pub const RESTART_DRAIN_MS_MAX: u32 = 600_000;
 
 /// A topology that was committed: whoever is a member may serve it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Eq, Serialize, Deserialize)]
 pub struct Committed {
     /// Its epoch.
     pub epoch: Epoch,
     /// Who holds what.
     pub topology: Topology,
+    /// What an operator asked for, where members of that are away; the topology is the nearest to it.
+    #[serde(default, with = "crate::protocol::version::since_5")]
+    pub desired: Option<Box<Topology>>,
+}
+
+/// Nodes of release 0.1 know nothing of what is desired: epoch and topology alone say whether two mean the same.
+impl PartialEq for Committed {
+    fn eq(&self, other: &Self) -> bool {
+        (self.epoch, &self.topology) == (other.epoch, &other.topology)
+    }
 }
 
 impl Committed {
+    /// A topology as an operator asked for it.
+    pub fn new(epoch: Epoch, topology: Topology) -> Self {
+        Self { epoch, topology, desired: None }
+    }
+
+    /// What an operator asked for.
+    pub fn desired(&self) -> &Topology {
+        self.desired.as_deref().unwrap_or(&self.topology)
+    }
+
     /// Epoch and hash: what names it.
     pub fn name(&self) -> (Epoch, TopologyHash) {
         (self.epoch, self.topology.hash())

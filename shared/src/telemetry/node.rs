@@ -99,6 +99,9 @@ pub struct NodeReport {
     pub epoch: Epoch,
     /// The running (or prepared) topology, its hash and this node's rank.
     pub topology: Option<(Topology, TopologyHash, MemberIndex)>,
+    /// What an operator asked for, where the topology is the nearest to it that could be served without the members that are away.
+    #[serde(default, with = "crate::protocol::version::since_5")]
+    pub desired: Option<Box<Topology>>,
     /// Why the topology broke.
     pub fault: Option<Fault>,
     /// Progress of a load under way.

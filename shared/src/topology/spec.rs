@@ -319,6 +319,29 @@ impl Topology {
         (self.context_length as usize).div_ceil(KV_BLOCK_LENGTH) + usize::from(self.slots) - 1
     }
 
+    /// The place in `next` of a member whose replica stays as it is there: the same members with the same shares of the same model, so
+    /// that what it has loaded and computed goes on counting. Replicas with roles depend on each other and never stay.
+    pub fn kept_in(&self, member: MemberIndex, next: &Self) -> Option<MemberIndex> {
+        let name = &self.members.get(member.index())?.name;
+        let place = MemberIndex(next.members.iter().position(|one| one.name == *name)? as u16);
+        let settings = |one: &Self| {
+            let identity = (one.model.clone(), one.identity, one.content);
+            (identity, one.kv, one.exchange, one.collective, one.context_length, one.slots, one.layout.stages)
+        };
+        let replica = |one: &Self, member: MemberIndex| one.layout.replica_of(member);
+        let is_kept = !self.layout.has_roles()
+            && !next.layout.has_roles()
+            && settings(self) == settings(next)
+            && self.replica(replica(self, member)) == next.replica(replica(next, place));
+        is_kept.then_some(place)
+    }
+
+    /// Whether both are the same layout of the same nodes with the same shares, wherever these answer.
+    pub fn is_alike(&self, other: &Self) -> bool {
+        let parts = |member: &Member| (member.name.clone(), member.weight, member.layers.clone());
+        self.layout == other.layout && self.members.iter().map(parts).eq(other.members.iter().map(parts))
+    }
+
     /// Checks bounds, names and that each replica holds every layer once.
     ///
     /// # Errors

@@ -93,7 +93,7 @@ impl World {
         let Some(process) = &self.machines[node].process else { return };
         let Some(run) = &process.run else { return };
         let held = process.node.committed().map(Committed::name);
-        if held != Some((run.epoch, run.hash)) {
+        if process.node.computes() != Some(run.epoch) {
             let epoch = run.epoch;
             self.violate(format!("{} computes for epoch {epoch}, but holds {held:?}", name(node)));
         }

@@ -151,7 +151,7 @@ impl History {
     }
 
     fn world(&self, is_told: bool) -> World {
-        let committed = Committed { epoch: Epoch(1), topology: topology(self.scene.0) };
+        let committed = Committed::new(Epoch(1), topology(self.scene.0));
         World::new(self.seed, &committed, self.scene.1, self.exclude_after, Story::new(is_told))
     }
 
@@ -268,7 +268,7 @@ impl World {
 
 /// Lets a vote of so many members happen in which members are killed and go away as a script says.
 pub fn run_vote(members: usize, away: &[usize], turns: &[Turn], seed: u64, is_told: bool) -> Outcome {
-    let committed = Committed { epoch: Epoch(1), topology: topology(&format!("tp{members}")) };
+    let committed = Committed::new(Epoch(1), topology(&format!("tp{members}")));
     let exclude_after = Duration::from_millis(500);
     let mut world = World::new(seed, &committed, false, exclude_after, Story::new(is_told));
     world.run_until(Duration::from_secs(2));

@@ -52,8 +52,8 @@ impl World {
             match ask {
                 Ask::Node { question, address, body, within } => self.ask_node(node, question, &address, body, within),
                 Ask::Content { question, .. } => self.own_later(node, PLAN, Own::SameContent(question)),
-                Ask::Plan { question, before, stay } => {
-                    let planned = replan(&before, &stay, &self.sizes);
+                Ask::Plan { question, desired, stay } => {
+                    let planned = replan(&desired, &stay, &self.sizes);
                     let planned = planned.map_err(|reason| FaultKind::TopologyInvalid { reason });
                     self.own_later(node, PLAN, Own::Planned(question, Box::new(planned)));
                 }

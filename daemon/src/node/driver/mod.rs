@@ -265,10 +265,10 @@ impl Driver {
                 tracing::warn!(%epoch, reason, "the engine cannot go on");
             }
             // Ranks of an earlier assignment end as a matter of course.
-            Event::PeerLost(epoch, rank, how) if *epoch == self.node.epoch() => {
+            Event::PeerLost(epoch, rank, how) if self.node.computes() == Some(*epoch) => {
                 tracing::warn!(%epoch, %rank, "a rank was lost: {how}");
             }
-            Event::PeerFailed(epoch, rank, failed) if *epoch == self.node.epoch() => {
+            Event::PeerFailed(epoch, rank, failed) if self.node.computes() == Some(*epoch) => {
                 tracing::warn!(%epoch, %rank, "a rank says that the topology broke at rank {failed}");
             }
             _ => {}

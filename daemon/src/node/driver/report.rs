@@ -75,6 +75,7 @@ pub(super) fn report(
         kv: node.kv(),
         layers,
         lateness,
+        desired: node.desired().map(|desired| Box::new(desired.clone())),
         hops: ring.map_or_else(Vec::new, |ring| hops(&ring.hops().since(&mut cursors.hops))),
         collectives: ring.and_then(SyncRing::table).cloned(),
         exclusions: node.exclusions().clone(),

@@ -25,6 +25,7 @@ use crate::node::{
 const FILE: &str = "epoch.toml";
 const EXCLUSIONS_FILE: &str = "exclusions.toml";
 const TOPOLOGY_FILE: &str = "topology.toml";
+const DESIRED_FILE: &str = "desired.toml";
 const VOTES_FILE: &str = "votes.toml";
 const ROLLING_FILE: &str = "restart.toml";
 const FORGOT_FILE: &str = "forgot.toml";
@@ -50,6 +51,15 @@ struct SavedExclusions {
 struct SavedTopology {
     epoch: u64,
     hash: String,
+    topology: Topology,
+}
+
+/// What an operator asked for while the topology of this epoch is only the nearest to it. A file of its own: release 0.1 reads the
+/// other one without it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavedDesired {
+    epoch: u64,
     topology: Topology,
 }
 
@@ -111,7 +121,13 @@ impl StateFolder {
             .read(ROLLING_FILE, &mut kept.damaged, |rolling: &Rolling| rolling.check().is_ok())
             .with_context(help)?;
         kept.exclusions = Exclusions(exclusions.map_or_else(Vec::new, |saved| saved.node));
-        kept.committed = topology.map(|saved| Committed { epoch: Epoch(saved.epoch), topology: saved.topology });
+        let is_sound = |saved: &SavedDesired| saved.topology.check().is_ok();
+        let desired: Option<SavedDesired> = state.read(DESIRED_FILE, &mut kept.damaged, is_sound).with_context(help)?;
+        kept.committed = topology.map(|saved| {
+            let desired =
+                desired.filter(|desired| desired.epoch == saved.epoch).map(|desired| Box::new(desired.topology));
+            Committed { epoch: Epoch(saved.epoch), topology: saved.topology, desired }
+        });
         let committed = kept.committed.as_ref().map_or(Epoch(0), |committed| committed.epoch);
         kept.epoch = saved.map_or(Epoch(0), |saved| Epoch(saved.epoch)).max(committed);
         // A node that does not know what it said must not say something else, also not after its next restart.
@@ -166,7 +182,14 @@ impl StateFolder {
                 let saved = Saved { epoch: epoch.0, topology: hash.to_string() };
                 self.replace(FILE, &text(&saved)?)
             }
-            Record::Committed(Some(Committed { epoch, topology })) => {
+            Record::Committed(Some(Committed { epoch, topology, desired })) => {
+                // First: with another epoch than the topology's it does not count.
+                if let Some(desired) = desired {
+                    let saved = SavedDesired { epoch: epoch.0, topology: (**desired).clone() };
+                    self.replace(DESIRED_FILE, &text(&saved)?)?;
+                } else if self.folder.join(DESIRED_FILE).exists() {
+                    self.remove(DESIRED_FILE)?;
+                }
                 let hash = topology.hash().to_string();
                 let saved = SavedTopology { epoch: epoch.0, hash, topology: topology.clone() };
                 self.replace(TOPOLOGY_FILE, &text(&saved)?)
@@ -222,7 +245,7 @@ mod tests {
 
     fn committed(epoch: u64) -> Committed {
         let topology = Topology { slots: 3, ..crate::node::tests::topology(2) };
-        Committed { epoch: Epoch(epoch), topology }
+        Committed::new(Epoch(epoch), topology)
     }
 
     fn folder(name: &str) -> PathBuf {

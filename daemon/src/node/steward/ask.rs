@@ -38,13 +38,13 @@ pub enum Ask {
         /// The topology.
         topology: Box<Topology>,
     },
-    /// Plan this topology on the members that stay, by the sizes in the model's file.
+    /// Plan what is desired on the members that are there, by the sizes in the model's file.
     Plan {
         /// Names the answer.
         question: Question,
-        /// What was served before.
-        before: Topology,
-        /// Who stays.
+        /// What an operator asked for.
+        desired: Topology,
+        /// Who is there.
         stay: Vec<Stays>,
     },
 }

@@ -63,8 +63,8 @@ impl Steward {
                     continue;
                 }
                 Stage::Prepare => {
-                    let topology = bring.base.topology.clone();
-                    (RequestBody::Prepare(Box::new(Prepare { seen: epoch, epoch, topology, member })), PREPARE)
+                    let Committed { topology, desired, .. } = bring.base.clone();
+                    (RequestBody::Prepare(Box::new(Prepare { seen: epoch, epoch, topology, member, desired })), PREPARE)
                 }
                 Stage::Commit => (RequestBody::Commit { epoch, hash }, COMMIT),
                 Stage::Abort => (RequestBody::Abort { epoch, hash }, ANSWER),

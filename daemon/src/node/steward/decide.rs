@@ -9,6 +9,7 @@ use shared::{
     topology::{Exclusions, Role},
 };
 
+use super::shape::AWAY;
 use crate::node::{
     planted::{Planted, is_planted},
     quorum::majority,
@@ -82,7 +83,10 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
     for standing in standings() {
         exclusions.merge(&standing.exclusions);
     }
-    let out = |index: usize| exclusions.of(&base.topology.members[index].name, &base.topology.members[index].address);
+    let out = |index: usize| {
+        let member = &base.topology.members[index];
+        exclusions.of(&member.name, &member.address).filter(|entry| !entry.is_cordon)
+    };
     if !views.get(own.index()).is_some_and(View::is_free) || out(own.index()).is_some() {
         return Decision::Rest;
     }
@@ -97,7 +101,7 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
         }
         let overdue = view.standing.is_none()
             && (taken_over || rules.exclude_after.is_some_and(|patience| view.lost >= patience));
-        overdue.then(|| format!("did not answer for {} s", view.lost.as_secs()))
+        overdue.then(|| format!("{AWAY} {} s", view.lost.as_secs()))
     };
     let missing = |index: &usize| views[*index].standing.is_none() || out(*index).is_some();
     let name = |index: usize| base.topology.members[index].name.as_str();
@@ -120,7 +124,7 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
     if let Some(patient) = (0..views.len()).find(|index| missing(index) && reason(*index).is_none()) {
         return Decision::Wait(format!("waits for {}", name(patient)));
     }
-    // Who was lost is voted out also where other replicas serve: they pause, and the rest of this one is of use again.
+    // Who was lost is voted out also where other replicas serve: they go on, and the rest of this one is of use again.
     let is_lost = |index: &usize| views[*index].standing.is_none() && out(*index).is_none();
     if views.iter().any(View::serves) && !unit.clone().any(|index| is_lost(&index)) {
         return Decision::Wait("its replica is broken, others serve; include or assign when it is repaired".into());

@@ -5,6 +5,7 @@ mod ask;
 mod bring;
 mod decide;
 mod propose;
+mod shape;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -16,7 +17,7 @@ use shared::{
         recovery::{Committed, RecoveryAnswer, RecoveryAsk, Standing},
     },
     telemetry::NodeState,
-    topology::{Member, Role},
+    topology::Member,
 };
 
 pub use self::{
@@ -25,7 +26,7 @@ pub use self::{
 };
 use self::{
     bring::Bring,
-    propose::{Change, Proposal, Propose},
+    propose::{Change, Joins, Proposal, Propose},
 };
 use super::{
     breaker::{Breaker, Turn},
@@ -74,8 +75,10 @@ enum Purpose {
     Speed,
     /// It runs; the own node's record of votes is gone.
     Recall,
-    /// It runs here; a group with another role may not know any more that it belongs to it.
+    /// It runs here; another topology may have been decided, or a group with another role may not know any more that it belongs to this.
     Teach,
+    /// It runs, but is not what was asked for: members of that may be back.
+    Return,
 }
 
 /// What is under way.
@@ -140,6 +143,11 @@ pub struct Steward {
     speed_next: Duration,
     /// No member is taught before.
     teach_next: Duration,
+    /// Who is back, and since when it is the same.
+    back: Option<(Vec<Joins>, Duration)>,
+    /// Nothing is done about those that are back before, and how long that is put off next.
+    return_next: Duration,
+    return_pause: Duration,
 }
 
 impl Steward {
@@ -161,6 +169,9 @@ impl Steward {
             breaker,
             speed_next: Duration::ZERO,
             teach_next: Duration::ZERO,
+            back: None,
+            return_next: Duration::ZERO,
+            return_pause: PAUSE_MAX,
         }
     }
 
@@ -199,6 +210,7 @@ impl Steward {
             () if own.forgets => Some(Purpose::Recall),
             () if self.breaker.is_due(&own, now) => Some(Purpose::Speed),
             () if now >= self.teach_next => Some(Purpose::Teach),
+            () if own.committed.as_ref().is_some_and(|base| base.desired.is_some()) => Some(Purpose::Return),
             () => None,
         };
         let base = own.committed.clone().filter(|_| serves && now >= self.speed_next);
@@ -206,11 +218,9 @@ impl Steward {
         self.speed_next = now + LOOK_SLOW;
         if purpose == Purpose::Teach {
             self.teach_next = now + TEACH;
-            let layout = base.topology.layout;
-            let teaches = layout.role(0) != Role::Both && layout.heads().any(|head| head.index() == place);
-            if !teaches {
-                return Vec::new();
-            }
+        }
+        if purpose == Purpose::Return && place != 0 {
+            return Vec::new();
         }
         self.ask_all(base, place, own, purpose)
     }
@@ -251,6 +261,9 @@ impl Steward {
     /// Asks at all addresses at which a member may be.
     fn ask_all(&mut self, base: Committed, place: usize, own: Standing, purpose: Purpose) -> Vec<Ask> {
         let mut addresses: Vec<String> = base.topology.members.iter().map(|member| member.address.clone()).collect();
+        if purpose == Purpose::Return {
+            addresses.extend(base.desired().members.iter().map(|member| member.address.clone()));
+        }
         addresses.extend(own.heard.iter().map(|(_, address)| address.clone()));
         addresses.extend(self.settings.known.iter().cloned());
         addresses.push(self.settings.own.clone());
@@ -304,7 +317,7 @@ impl Steward {
             self.doing = Doing::Look(look);
             return Vec::new();
         }
-        let views = self.views(&look);
+        let views = self.views(&look, &look.base.topology.members);
         if let Some(ask) = self.recall(&look, &views) {
             return vec![ask];
         }
@@ -312,6 +325,7 @@ impl Steward {
             Purpose::Recover => self.decide(*look, views),
             Purpose::Speed => self.watch_speed(*look, views),
             Purpose::Teach => self.teach(&look, &views),
+            Purpose::Return => self.watch_return(*look, views),
             Purpose::Recall => Vec::new(),
         }
     }
@@ -319,6 +333,18 @@ impl Steward {
     /// A member of another group has lost its record: groups with roles come up together, and only a member that knows the topology and
     /// is free can lead that.
     fn teach(&mut self, look: &Look, views: &[View]) -> Vec<Ask> {
+        // A replica that stays as it is in what was decided does not notice that its node was not told.
+        let held = views.iter().filter_map(|view| view.standing.as_ref()?.committed.as_ref());
+        if let Some(later) = held.filter(|held| held.epoch > look.base.epoch).max_by_key(|held| held.epoch) {
+            let own = self.settings.own.clone();
+            let (question, ask) = self.recover(&own, RecoveryAsk::Learn(Box::new(later.clone())));
+            self.doing = Doing::Learn(question);
+            return vec![ask];
+        }
+        let layout = look.base.topology.layout;
+        if !layout.has_roles() || !layout.heads().any(|head| head.index() == look.place) {
+            return Vec::new();
+        }
         let has_forgotten = |view: &&View| {
             let standing = view.standing.as_ref();
             standing.is_some_and(|one| one.committed.is_none() && one.epoch <= look.base.epoch)
@@ -348,7 +374,7 @@ impl Steward {
     }
 
     /// Sorts the answers by the member that gave them.
-    fn views(&mut self, look: &Look) -> Vec<View> {
+    fn views(&mut self, look: &Look, members: &[Member]) -> Vec<View> {
         let (own, listen, now) = (self.settings.own.clone(), self.settings.listen.is_some(), self.now);
         let mut view = |member: &Member| {
             let mut named = look.answers.iter().filter(|(_, standing)| standing.name == member.name);
@@ -369,7 +395,7 @@ impl Steward {
             };
             View { standing: standing.cloned(), address, lost: now.saturating_sub(since) }
         };
-        look.base.topology.members.iter().map(&mut view).collect()
+        members.iter().map(&mut view).collect()
     }
 
     fn decide(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
@@ -408,7 +434,7 @@ impl Steward {
             Decision::Propose { .. } if !settled => Vec::new(),
             Decision::Propose { stay, lost, granted } => {
                 let change = Change::On { stay, lost };
-                self.propose(Proposal { base, views, own: place, change, granted, is_speed: false })
+                self.propose(Proposal { base, views, own: place, change, granted, serves: false })
             }
         }
     }
@@ -429,7 +455,7 @@ impl Steward {
                 Change::Again { topology: before, joins }
             }
         };
-        self.propose(Proposal { base, views, own: place, change, granted: 0, is_speed: true })
+        self.propose(Proposal { base, views, own: place, change, granted: 0, serves: true })
     }
 
     /// What was under way to bring the topology back has ended.

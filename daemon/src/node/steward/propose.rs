@@ -1,14 +1,14 @@
 //! Holds a vote on the topology that follows, and tells all members that answer what was decided.
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use shared::{
     ids::MemberIndex,
     protocol::{
         error::{Fault, FaultKind},
-        message::{RequestBody, ResponseBody},
+        message::{Prepare, RequestBody, ResponseBody},
         recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
     },
-    topology::{Exclusions, Topology, replan::Stays},
+    topology::{Exclusions, Member, Topology, replan::Stays},
 };
 
 use super::{ANSWER, Ask, Doing, Question, Reply, Steward, View, unexpected};
@@ -20,10 +20,19 @@ use crate::node::{
 /// What another topology is to be.
 #[derive(Debug)]
 pub(super) enum Change {
-    /// The members that stay, at the addresses where they answer, without the others, each with the reason.
+    /// What is desired on those that are there, without the others, each with the reason.
     On { stay: Vec<MemberIndex>, lost: Vec<(MemberIndex, String)> },
+    /// What is desired with members of it that are back: all of it that is there.
+    Return { stay: Vec<Stays>, joins: Vec<Joins> },
     /// This one, with a node that was out.
     Again { topology: Topology, joins: MemberIndex },
+}
+
+/// A member of what is desired that is back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Joins {
+    pub(super) name: String,
+    pub(super) address: String,
 }
 
 /// Another topology to vote for.
@@ -36,8 +45,8 @@ pub(super) struct Proposal {
     pub(super) change: Change,
     /// Votes of members that are away, for which an operator answers.
     pub(super) granted: usize,
-    /// It is about a slow rank: the topology serves.
-    pub(super) is_speed: bool,
+    /// The topology serves: what follows is loaded before anything ends.
+    pub(super) serves: bool,
 }
 
 /// How far it is.
@@ -48,6 +57,8 @@ enum Stage {
     Vote(Box<Proposer>),
     /// The list of nodes that are out is kept, then what follows is learned.
     Tell(Committed, Told),
+    /// While the topology before serves: members of replicas that change load what follows, then change over.
+    Load(Committed, Loading),
     /// A later topology is known: the own node learns it.
     Behind,
 }
@@ -57,6 +68,18 @@ enum Told {
     Out,
     Next,
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loading {
+    Prepare,
+    Commit,
+    Abort,
+}
+
+/// A load must move on within this.
+const PREPARE: Duration = Duration::from_secs(60);
+/// Links must be open within this.
+const COMMIT: Duration = Duration::from_secs(20);
 
 /// A vote under way.
 #[derive(Debug)]
@@ -79,13 +102,15 @@ impl Steward {
         let (wanted, asks) = match &proposal.change {
             Change::Again { topology, .. } => (Some(topology.clone()), Vec::new()),
             Change::On { stay, .. } => {
-                let stays = |member: &MemberIndex| {
-                    let view = &proposal.views[member.index()];
-                    let free = view.standing.as_ref().map_or_else(Default::default, |one| one.free);
-                    Stays { member: *member, address: view.address.clone(), free }
-                };
-                let (before, stay) = (proposal.base.topology.clone(), stay.iter().map(stays).collect());
-                (None, vec![Ask::Plan { question, before, stay }])
+                let views = stay
+                    .iter()
+                    .map(|member| (&proposal.base.topology.members[member.index()], &proposal.views[member.index()]));
+                let stay = stays(proposal.base.desired(), views);
+                (None, vec![Ask::Plan { question, desired: proposal.base.desired().clone(), stay }])
+            }
+            Change::Return { stay, .. } => {
+                let (desired, stay) = (proposal.base.desired().clone(), stay.clone());
+                (None, vec![Ask::Plan { question, desired, stay }])
             }
         };
         let propose = Propose {
@@ -139,6 +164,10 @@ impl Steward {
             return Vec::new();
         };
         match (&mut propose.stage, reply) {
+            (Stage::Plan, Reply::Plan(Ok(wanted))) if wanted.is_alike(&propose.proposal.base.topology) => {
+                let fault = self.no_majority("with those that are back it would be the same");
+                self.end_vote(&propose.proposal, Err(fault))
+            }
             (Stage::Plan, Reply::Plan(Ok(wanted))) => {
                 propose.wanted = Some(wanted);
                 self.begin_vote(propose)
@@ -165,6 +194,7 @@ impl Steward {
                 self.vote_step(propose, step)
             }
             (Stage::Tell(..), reply) => self.told(propose, reply),
+            (Stage::Load(..), reply) => self.loaded(propose, reply),
             (Stage::Behind, reply) => self.end_vote(&propose.proposal, reply.of_node().map(drop)),
         }
     }
@@ -181,8 +211,10 @@ impl Steward {
                 self.end_vote(&propose.proposal, Err(fault))
             }
             Step::Propose => {
-                let wanted = propose.wanted.clone().unwrap_or_else(|| propose.proposal.base.topology.clone());
-                let next = proposer.propose(|| wanted);
+                let base = &propose.proposal.base;
+                let topology = propose.wanted.clone().unwrap_or_else(|| base.topology.clone());
+                let desired = (!topology.is_alike(base.desired())).then(|| Box::new(base.desired().clone()));
+                let next = proposer.propose(|epoch| Committed { epoch, topology, desired });
                 self.ask_voters(propose, Some(next))
             }
             Step::Chosen(next) => self.decided(propose, next),
@@ -206,10 +238,10 @@ impl Steward {
     }
 
     fn end_vote(&mut self, proposal: &Proposal, outcome: Result<(), Fault>) -> Vec<Ask> {
-        if proposal.is_speed {
-            self.speed_ended(outcome)
-        } else {
-            self.ended(outcome)
+        match &proposal.change {
+            Change::Return { .. } => self.return_ended(outcome),
+            _ if proposal.serves => self.speed_ended(outcome),
+            _ => self.ended(outcome),
         }
         Vec::new()
     }
@@ -241,6 +273,15 @@ impl Steward {
                 list.say(&member.name, &member.address, None, &by);
                 told.push(member.address.clone());
             }
+            Change::Return { joins, .. } => {
+                for one in joins {
+                    // What an operator said of it stays.
+                    if list.of(&one.name, &one.address).is_some_and(|entry| !entry.is_cordon) {
+                        list.say(&one.name, &one.address, None, &by);
+                    }
+                    told.push(one.address.clone());
+                }
+            }
         }
         propose.waiting.clear();
         let mut asks = Vec::with_capacity(told.len());
@@ -268,9 +309,16 @@ impl Steward {
             self.doing = Doing::Propose(propose);
             return Vec::new();
         }
-        if told == Told::Next {
-            return self.end_vote(&propose.proposal, propose.result);
+        match told {
+            Told::Next => self.end_vote(&propose.proposal, propose.result),
+            Told::Out if propose.proposal.serves => self.load(propose, next, Loading::Prepare),
+            Told::Out => self.tell_next(propose, next),
         }
+    }
+
+    /// All that answer learn what follows.
+    fn tell_next(&mut self, mut propose: Box<Propose>, next: Committed) -> Vec<Ask> {
+        propose.waiting.clear();
         let mut asks = Vec::with_capacity(propose.voters.len());
         for (place, address) in propose.voters.clone() {
             let (question, ask) = self.recover(&address, RecoveryAsk::Learn(Box::new(next.clone())));
@@ -281,4 +329,73 @@ impl Steward {
         self.doing = Doing::Propose(propose);
         asks
     }
+
+    /// What follows is loaded beside what serves, so that answers pause for the links alone. Replicas that stay as they are need nothing.
+    fn load(&mut self, mut propose: Box<Propose>, next: Committed, stage: Loading) -> Vec<Ask> {
+        let before = &propose.proposal.base.topology;
+        let is_kept = |member: &Member| {
+            let place = before.members.iter().position(|one| one.name == member.name);
+            place.is_some_and(|place| before.kept_in(MemberIndex(place as u16), &next.topology).is_some())
+        };
+        let changes: Vec<usize> =
+            (0..next.topology.members.len()).filter(|index| !is_kept(&next.topology.members[*index])).collect();
+        let (epoch, hash) = next.name();
+        propose.waiting.clear();
+        let mut asks = Vec::with_capacity(changes.len());
+        for index in changes {
+            let (body, within) = match stage {
+                Loading::Prepare => {
+                    let (topology, member) = (next.topology.clone(), MemberIndex(index as u16));
+                    let desired = next.desired.clone();
+                    let prepare = Prepare { seen: epoch, epoch, topology, member, desired };
+                    (RequestBody::Prepare(Box::new(prepare)), PREPARE)
+                }
+                Loading::Commit => (RequestBody::Commit { epoch, hash }, COMMIT),
+                Loading::Abort => (RequestBody::Abort { epoch, hash }, ANSWER),
+            };
+            let (question, ask) = self.ask(&next.topology.members[index].address, body, within);
+            propose.waiting.insert(question, index);
+            asks.push(ask);
+        }
+        if asks.is_empty() {
+            return self.tell_next(propose, next);
+        }
+        propose.stage = Stage::Load(next, stage);
+        self.doing = Doing::Propose(propose);
+        asks
+    }
+
+    /// A member has loaded or changed over, or cannot: then all learn what was decided, and it comes up as after a loss.
+    fn loaded(&mut self, mut propose: Box<Propose>, reply: Reply) -> Vec<Ask> {
+        let Stage::Load(next, stage) = &propose.stage else { return Vec::new() };
+        let (next, stage) = (next.clone(), *stage);
+        let failed = reply.of_node().err().filter(|_| stage != Loading::Abort);
+        if let Some(fault) = failed {
+            tracing::warn!("what follows is loaded only when what serves has ended: {fault}");
+            return self.load(propose, next, Loading::Abort);
+        }
+        if !propose.waiting.is_empty() {
+            self.doing = Doing::Propose(propose);
+            return Vec::new();
+        }
+        match stage {
+            Loading::Prepare => self.load(propose, next, Loading::Commit),
+            Loading::Commit | Loading::Abort => {
+                propose.stage = Stage::Tell(next.clone(), Told::Next);
+                self.tell_next(propose, next)
+            }
+        }
+    }
+}
+
+/// Members at their places in what is desired.
+pub(super) fn stays<'a>(desired: &Topology, there: impl Iterator<Item = (&'a Member, &'a View)>) -> Vec<Stays> {
+    let stays = |(member, view): (&Member, &View)| {
+        let place = desired.members.iter().position(|one| one.name == member.name)?;
+        let free = view.standing.as_ref().map_or_else(Default::default, |one| one.free);
+        Some(Stays { member: MemberIndex(place as u16), address: view.address.clone(), free })
+    };
+    let mut stay: Vec<Stays> = there.filter_map(stays).collect();
+    stay.sort_by_key(|one| one.member);
+    stay
 }

@@ -131,10 +131,10 @@ impl Steward {
                     Answered { question, reply: Reply::Content(result), session: None }
                 });
             }
-            Ask::Plan { question, before, stay } => {
+            Ask::Plan { question, desired, stay } => {
                 let models = self.models.clone();
                 asked.spawn(async move {
-                    let planned = spawn_blocking(move || plan(&models, &before, &stay)).await;
+                    let planned = spawn_blocking(move || plan(&models, &desired, &stay)).await;
                     let internal = |error: tokio::task::JoinError| {
                         Err(FaultKind::Internal { reason: format!("the planner panicked: {error}") })
                     };
@@ -163,9 +163,9 @@ async fn answer(session: &Session, body: RequestBody, within: Duration) -> Resul
     }
 }
 
-/// The topology on those that stay, by what the model's file says.
-fn plan(models: &[PathBuf], before: &Topology, stay: &[Stays]) -> Result<Topology, FaultKind> {
-    let (_, file, shape) = loading::open(models, &before.model)?;
+/// What is desired on those that are there, by what the model's file says.
+fn plan(models: &[PathBuf], desired: &Topology, stay: &[Stays]) -> Result<Topology, FaultKind> {
+    let (_, file, shape) = loading::open(models, &desired.model)?;
     let sizes = ModelSizes::of_file(&file, &shape);
-    replan(before, stay, &sizes).map_err(|reason| FaultKind::TopologyInvalid { reason })
+    replan(desired, stay, &sizes).map_err(|reason| FaultKind::TopologyInvalid { reason })
 }

@@ -1,0 +1,92 @@
+//! Brings the desired topology back: while the nearest one serves, its first member looks for the members that are away, and proposes
+//! what is possible with those that are back.
+use std::time::Duration;
+
+use shared::{
+    ids::Epoch,
+    protocol::{error::Fault, recovery::Standing},
+    telemetry::NodeState,
+    topology::{Exclusions, Member},
+};
+
+use super::{
+    Ask, Look, PAUSE_MAX, SETTLE, Steward, View,
+    propose::{Change, Joins, Proposal, stays},
+};
+use crate::node::breaker::BY_ITSELF;
+
+/// How the reason begins for which nodes take out a member that they do not hear any more. It is lifted when the member is back.
+pub(super) const AWAY: &str = "did not answer for";
+
+/// Longest pause before what could not be brought back is tried again with the same members.
+const RETURN_PAUSE_MAX: Duration = Duration::from_secs(300);
+
+impl Steward {
+    /// While all serves: proposes what is desired, or what is nearer to it, with the members that are back.
+    pub(super) fn watch_return(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
+        let others: Vec<Member> = {
+            let serves = |member: &&Member| look.base.topology.members.iter().any(|one| one.name == member.name);
+            look.base.desired().members.iter().filter(|member| !serves(member)).cloned().collect()
+        };
+        let found = self.views(&look, &others);
+        let is_at_rest = |view: &View| {
+            view.serves()
+                && view.standing.as_ref().is_some_and(|one| {
+                    !one.accepted
+                        && one.committed.as_ref() == Some(&look.base)
+                        && !one.rolling.as_ref().is_some_and(|rolling| rolling.is_running())
+                })
+        };
+        // Everything else goes first.
+        if !views.iter().all(is_at_rest) {
+            self.back = None;
+            return Vec::new();
+        }
+        let list = exclusions(views.iter().chain(&found));
+        let seen = views.iter().filter_map(|view| Some(view.standing.as_ref()?.epoch)).max().unwrap_or_default();
+        let back: Vec<(&Member, &View)> =
+            others.iter().zip(&found).filter(|(member, view)| is_back(member, view, seen, &list)).collect();
+        let joins: Vec<Joins> = back
+            .iter()
+            .map(|(member, view)| Joins { name: member.name.clone(), address: view.address.clone() })
+            .collect();
+        if self.back.as_ref().is_none_or(|(before, _)| *before != joins) {
+            (self.return_next, self.return_pause) = (self.now, PAUSE_MAX);
+            self.back = Some((joins.clone(), self.now));
+        }
+        let is_settled = self.back.as_ref().is_some_and(|(_, since)| self.now >= *since + SETTLE);
+        if joins.is_empty() || !is_settled || self.now < self.return_next {
+            return Vec::new();
+        }
+        let stay = stays(look.base.desired(), look.base.topology.members.iter().zip(&views).chain(back));
+        let change = Change::Return { stay, joins };
+        self.propose(Proposal { base: look.base, views, own: look.place, change, granted: 0, serves: true })
+    }
+
+    /// A vote about members that are back has ended.
+    pub(super) fn return_ended(&mut self, outcome: Result<(), Fault>) {
+        self.return_next = self.now + self.return_pause;
+        if let Err(fault) = outcome {
+            tracing::warn!("what was asked for is not possible yet: {fault}");
+            self.return_pause = (2 * self.return_pause).min(RETURN_PAUSE_MAX);
+        }
+    }
+}
+
+fn exclusions<'a>(views: impl Iterator<Item = &'a View>) -> Exclusions {
+    let mut list = Exclusions::default();
+    views.filter_map(|view| view.standing.as_ref()).for_each(|one| {
+        list.merge(&one.exclusions);
+    });
+    list
+}
+
+/// Whether a member is free to take part again: it has seen no later epoch, no operator has taken it out, and no slowness has.
+fn is_back(member: &Member, view: &View, seen: Epoch, list: &Exclusions) -> bool {
+    let is_free = |one: &Standing| one.state == NodeState::Idle && one.committed.is_none() && one.epoch <= seen;
+    let is_in = list.of(&member.name, &member.address).is_none_or(|entry| {
+        let was_away = entry.reason.as_ref().is_some_and(|reason| reason.starts_with(AWAY));
+        entry.is_cordon || (entry.by.ends_with(BY_ITSELF) && was_away)
+    });
+    view.standing.as_ref().is_some_and(is_free) && is_in
+}

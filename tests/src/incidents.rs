@@ -1,0 +1,284 @@
+//! Incidents on two replicas while clients stream: nodes of one replica are taken out and in, killed and restarted. Streams of the other
+//! replica must not notice, and what the operator asked for must be back soon after the last incident.
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::{
+    http::{beside, get, stream, text_of},
+    programs::{Cluster, DEEP, console, deep_models, wait_until},
+    random::Random,
+};
+
+/// Dead nodes are noticed and taken out soon.
+const SETTINGS: &str = "recover = true\nsilent_ms = 1000\nstall_ms = 20000\nexclude_after_ms = 1500\n";
+const LAYOUT: &str = "dp2-tp2";
+const NODES: usize = 4;
+/// Streams at the same time, and tokens of each.
+const STREAMS: usize = 3;
+const TOKENS: u32 = 60;
+/// A stream of the replica that nothing happens to may pause for so long.
+const GAP: Duration = Duration::from_secs(1);
+/// What was asked for must serve again within this.
+const BACK: Duration = Duration::from_secs(15);
+
+/// What is done to a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Exclude,
+    Include,
+    Kill,
+    /// Killed if it lives, and started.
+    Restart,
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Exclude => "exclude",
+            Self::Include => "include",
+            Self::Kill => "kill",
+            Self::Restart => "restart",
+        })
+    }
+}
+
+/// How one stream went.
+#[derive(Clone, Debug)]
+struct Streamed {
+    /// The head that ended it.
+    head: String,
+    /// How often it went on elsewhere or again.
+    resumed: u64,
+    /// The longest pause between two of its events.
+    gap: Duration,
+}
+
+/// What many sequences found.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// Streams that came to their end with the right text.
+    pub streams: usize,
+    /// Those of them that went on elsewhere.
+    pub resumed: usize,
+    /// The longest pause of a stream that stayed on the replica that nothing happened to, and of any.
+    pub gap_beside: Duration,
+    /// Of any stream.
+    pub gap: Duration,
+    /// From the last action to what was asked for.
+    pub back: Vec<Duration>,
+}
+
+/// Runs so many sequences of 5 to 10 actions on one cluster.
+///
+/// # Panics
+/// A stream failed or had another text, one of the other replica paused for longer than a second, an engine of the other replica was
+/// replaced, or what was asked for did not come back within 15 s.
+pub fn strike(sequences: usize, seed: u64, tell: &mut dyn FnMut(&str)) -> Found {
+    let (mut random, models) = (Random::new(seed), deep_models());
+    let mut cluster = Cluster::with(NODES, models.path(), SETTINGS);
+    let run = ["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--topology", LAYOUT, "--context", "2048"];
+    cluster.generate(NODES, &run).completion();
+    let address = beside(&cluster.addresses[0]);
+    wait_until("both replicas serve", || {
+        get(&address, "/health").json()["replicas"] == json!({"serving": 2, "all": 2})
+    });
+    let expected: Arc<Vec<String>> = Arc::new((0..STREAMS).map(|kind| text(&address, kind).0).collect());
+    let mut found = Found::default();
+    for sequence in 0..sequences {
+        let replica = random.below(2);
+        let untouched = 1 - replica;
+        let before: Vec<usize> = of(untouched).map(|node| changes(&cluster, node)).collect();
+        let clients = Clients::start(&beside(&cluster.addresses[2 * untouched]), &expected);
+        let story = act(&mut cluster, replica, &mut random);
+        let last = Instant::now();
+        wait_until(&format!("{LAYOUT} is back after {story}"), || {
+            assert!(last.elapsed() < 4 * BACK, "{LAYOUT} does not come back after {story}");
+            is_whole(&cluster)
+        });
+        let back = last.elapsed();
+        let streams = clients.stop();
+        assert!(back <= BACK, "{LAYOUT} was back only after {back:?}: {story}");
+        let after: Vec<usize> = of(untouched).map(|node| changes(&cluster, node)).collect();
+        assert_eq!(before, after, "nodes of the other replica were disturbed by {story}");
+        let heads = &cluster.addresses[2 * untouched];
+        for one in &streams {
+            let is_beside = one.resumed == 0 && one.head == *heads;
+            assert!(!is_beside || one.gap <= GAP, "a stream of the other replica paused for {:?}: {story}", one.gap);
+            if is_beside {
+                found.gap_beside = found.gap_beside.max(one.gap);
+            }
+            found.gap = found.gap.max(one.gap);
+            found.resumed += usize::from(one.resumed > 0);
+        }
+        assert!(!streams.is_empty(), "streams came to their end");
+        found.streams += streams.len();
+        found.back.push(back);
+        tell(&format!("{}: {story}; {} streams, back after {:.1} s", sequence + 1, streams.len(), back.as_secs_f64()));
+    }
+    found
+}
+
+fn of(replica: usize) -> std::ops::Range<usize> {
+    2 * replica..2 * replica + 2
+}
+
+/// Does 5 to 10 things to the nodes of a replica, then starts and includes all of them. Returns what was done.
+fn act(cluster: &mut Cluster, replica: usize, random: &mut Random) -> String {
+    let (mut lives, mut is_out) = ([true; NODES], [false; NODES]);
+    let mut story = Vec::new();
+    for _ in 0..5 + random.below(6) {
+        let node = 2 * replica + random.below(2);
+        let possible: Vec<Action> = [Action::Exclude, Action::Include, Action::Kill, Action::Restart]
+            .into_iter()
+            .filter(|action| match action {
+                Action::Exclude => !is_out[node],
+                Action::Include => is_out[node] && lives[node],
+                Action::Kill => lives[node],
+                Action::Restart => true,
+            })
+            .collect();
+        let action = possible[random.below(possible.len())];
+        story.push(format!("{action} pi{}", node + 1));
+        perform(cluster, node, action, lives[node]);
+        match action {
+            Action::Exclude => is_out[node] = true,
+            Action::Include => is_out[node] = false,
+            Action::Kill => lives[node] = false,
+            Action::Restart => lives[node] = true,
+        }
+        thread::sleep(Duration::from_millis(random.below(2500) as u64));
+    }
+    for node in of(replica) {
+        if !lives[node] {
+            perform(cluster, node, Action::Restart, false);
+        }
+        if is_out[node] {
+            perform(cluster, node, Action::Include, true);
+        }
+    }
+    story.join(", ")
+}
+
+fn perform(cluster: &mut Cluster, node: usize, action: Action, lives: bool) {
+    let nodes = cluster.nodes();
+    let name = format!("pi{}", node + 1);
+    match action {
+        Action::Exclude => {
+            change(&["node", "exclude", &name, "--reason", "test", "--nodes", &nodes, "--yes", "--json"])
+        }
+        Action::Include => change(&["node", "include", &name, "--nodes", &nodes, "--yes", "--json"]),
+        Action::Kill | Action::Restart => {
+            if lives {
+                cluster.signal(node, Signal::SIGKILL);
+                cluster.wait(node);
+            }
+            if action == Action::Restart {
+                cluster.start(node);
+            }
+        }
+    }
+}
+
+/// Runs a command of the console until it is done: another assignment may be under way at that moment.
+fn change(arguments: &[&str]) {
+    let begun = Instant::now();
+    loop {
+        let ended = console(arguments);
+        if ended.code == Some(0) {
+            return;
+        }
+        assert!(begun.elapsed() < 2 * BACK, "{arguments:?}: {} {}", ended.out, ended.err);
+        thread::sleep(Duration::from_millis(300));
+    }
+}
+
+fn is_whole(cluster: &Cluster) -> bool {
+    let ended = console(&["status", "--nodes", &cluster.nodes(), "--json"]);
+    let Ok(status) = serde_json::from_str::<Value>(&ended.out) else { return false };
+    let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
+    nodes.len() == NODES
+        && nodes.iter().all(|node| {
+            matches!(node["state"].as_str(), Some("ready" | "serving")) && node["topology"]["layout"] == LAYOUT
+        })
+}
+
+/// How often a node has changed its state, apart from the beginnings and ends of requests.
+fn changes(cluster: &Cluster, node: usize) -> usize {
+    let is_change = |line: &&str| {
+        [" -> idle", " -> faulted", " -> loading", " -> connecting"].iter().any(|change| line.contains(change))
+    };
+    cluster.log(node).lines().filter(is_change).count()
+}
+
+/// Streams an answer: its text, and how it went.
+fn text(address: &str, kind: usize) -> (String, Streamed) {
+    let prompt: String = "ab".chars().cycle().take(2 + 5 * kind).collect();
+    let body = json!({"prompt": prompt, "max_tokens": TOKENS, "temperature": 0.8, "seed": kind, "stream": true});
+    let mut answer = stream(address, "/v1/completions", &body);
+    if answer.status != 200 {
+        panic!("{}: {}", answer.status, answer.rest().body);
+    }
+    let (mut events, mut gap, mut latest) = (Vec::<Value>::new(), Duration::ZERO, None::<Instant>);
+    while let Some(data) = answer.event() {
+        if data == "[DONE]" {
+            let trace = events.last().map_or(Value::Null, |event| event["timings"]["trace"].clone());
+            let head = trace["head"].as_str().unwrap_or_default().to_owned();
+            let resumed = trace["resumed"].as_u64().unwrap_or_default();
+            return (text_of(&events, 0), Streamed { head, resumed, gap });
+        }
+        gap = gap.max(latest.map_or(Duration::ZERO, |latest| latest.elapsed()));
+        latest = Some(Instant::now());
+        events.push(serde_json::from_str(&data).expect("an event is JSON"));
+    }
+    panic!("a stream ended without [DONE] after {:?}", events.last());
+}
+
+/// Clients that stream one answer after another.
+struct Clients {
+    end: Arc<AtomicBool>,
+    threads: Vec<thread::JoinHandle<()>>,
+    done: Arc<Mutex<Vec<Streamed>>>,
+}
+
+impl Clients {
+    fn start(address: &str, expected: &Arc<Vec<String>>) -> Self {
+        let (end, done) = (Arc::new(AtomicBool::new(false)), Arc::<Mutex<Vec<Streamed>>>::default());
+        let client = |kind: usize| {
+            let (end, done) = (Arc::clone(&end), Arc::clone(&done));
+            let (address, expected) = (address.to_owned(), Arc::clone(expected));
+            thread::spawn(move || {
+                while !end.load(Ordering::Acquire) {
+                    let (text, streamed) = text(&address, kind);
+                    assert_eq!(text, expected[kind], "{streamed:?}");
+                    done.lock().unwrap_or_else(PoisonError::into_inner).push(streamed);
+                }
+            })
+        };
+        let threads = (0..STREAMS).map(client).collect();
+        Self { end, threads, done }
+    }
+
+    /// Waits for the streams that run.
+    ///
+    /// # Panics
+    /// One failed.
+    fn stop(self) -> Vec<Streamed> {
+        self.end.store(true, Ordering::Release);
+        for thread in self.threads {
+            if let Err(panic) = thread.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+        self.done.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
