@@ -123,6 +123,7 @@ struct File {
     recover: Option<bool>,
     exclude_after_ms: Option<u64>,
     exclude_slow_ms: Option<u64>,
+    rebalance_after_ms: Option<u64>,
     retry_slow_ms: Option<u64>,
     witness: Option<String>,
     key_file: Option<PathBuf>,
@@ -152,7 +153,7 @@ pub struct Liveness {
 }
 
 /// How a topology comes back by itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// Whether it does.
     pub enabled: bool,
@@ -160,6 +161,8 @@ pub struct Recovery {
     pub exclude_after: Option<Duration>,
     /// A rank that holds the others up for so long, by more than its work is worth, is taken out; `None`: never.
     pub exclude_slow: Option<Duration>,
+    /// Ranks of a stage that compute for unlike times for so long get other shares; `None`: never.
+    pub rebalance_after: Option<Duration>,
     /// After so long it is tried again, if nothing slows its machine down; `None`: never.
     pub retry_slow: Option<Duration>,
     /// A third daemon that votes where a topology has two members; both must name the same.
@@ -181,6 +184,7 @@ impl Recovery {
             enabled: file.recover.unwrap_or(true),
             exclude_after: unless_zero("exclude_after_ms", file.exclude_after_ms, 60_000)?,
             exclude_slow: unless_zero("exclude_slow_ms", file.exclude_slow_ms, 60_000)?,
+            rebalance_after: unless_zero("rebalance_after_ms", file.rebalance_after_ms, 15_000)?,
             retry_slow: unless_zero("retry_slow_ms", file.retry_slow_ms, 600_000)?,
             witness: file.witness.clone(),
         })

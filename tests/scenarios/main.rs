@@ -38,6 +38,8 @@ mod gguf_round_trip;
 mod gguf_splits;
 // Answers that must have a form.
 mod grammar;
+// Nodes of one of two replicas taken out and in, killed and restarted; layouts that change while clients stream.
+mod incidents;
 // What machines say of themselves.
 mod health;
 // Alerts and dashboards for metrics.

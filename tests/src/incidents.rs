@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -99,8 +99,7 @@ pub fn strike(sequences: usize, seed: u64, tell: &mut dyn FnMut(&str)) -> Found 
         let untouched = 1 - replica;
         let before: Vec<usize> = of(untouched).map(|node| changes(&cluster, node)).collect();
         let clients = Clients::start(&beside(&cluster.addresses[2 * untouched]), &expected);
-        let story = act(&mut cluster, replica, &mut random);
-        let last = Instant::now();
+        let (story, last) = act(&mut cluster, replica, &mut random);
         wait_until(&format!("{LAYOUT} is back after {story}"), || {
             assert!(last.elapsed() < 4 * BACK, "{LAYOUT} does not come back after {story}");
             is_whole(&cluster)
@@ -132,8 +131,8 @@ fn of(replica: usize) -> std::ops::Range<usize> {
     2 * replica..2 * replica + 2
 }
 
-/// Does 5 to 10 things to the nodes of a replica, then starts and includes all of them. Returns what was done.
-fn act(cluster: &mut Cluster, replica: usize, random: &mut Random) -> String {
+/// Does 5 to 10 things to the nodes of a replica, then starts and includes all of them. Returns what was done, and when that began.
+fn act(cluster: &mut Cluster, replica: usize, random: &mut Random) -> (String, Instant) {
     let (mut lives, mut is_out) = ([true; NODES], [false; NODES]);
     let mut story = Vec::new();
     for _ in 0..5 + random.below(6) {
@@ -158,6 +157,7 @@ fn act(cluster: &mut Cluster, replica: usize, random: &mut Random) -> String {
         }
         thread::sleep(Duration::from_millis(random.below(2500) as u64));
     }
+    let last = Instant::now();
     for node in of(replica) {
         if !lives[node] {
             perform(cluster, node, Action::Restart, false);
@@ -166,7 +166,7 @@ fn act(cluster: &mut Cluster, replica: usize, random: &mut Random) -> String {
             perform(cluster, node, Action::Include, true);
         }
     }
-    story.join(", ")
+    (story.join(", "), last)
 }
 
 fn perform(cluster: &mut Cluster, node: usize, action: Action, lives: bool) {
@@ -174,9 +174,9 @@ fn perform(cluster: &mut Cluster, node: usize, action: Action, lives: bool) {
     let name = format!("pi{}", node + 1);
     match action {
         Action::Exclude => {
-            change(&["node", "exclude", &name, "--reason", "test", "--nodes", &nodes, "--yes", "--json"])
+            change(&["node", "exclude", &name, "--reason", "test", "--nodes", &nodes, "--yes", "--json"], &nodes)
         }
-        Action::Include => change(&["node", "include", &name, "--nodes", &nodes, "--yes", "--json"]),
+        Action::Include => change(&["node", "include", &name, "--nodes", &nodes, "--yes", "--json"], &nodes),
         Action::Kill | Action::Restart => {
             if lives {
                 cluster.signal(node, Signal::SIGKILL);
@@ -190,14 +190,15 @@ fn perform(cluster: &mut Cluster, node: usize, action: Action, lives: bool) {
 }
 
 /// Runs a command of the console until it is done: another assignment may be under way at that moment.
-fn change(arguments: &[&str]) {
+fn change(arguments: &[&str], nodes: &str) {
     let begun = Instant::now();
     loop {
         let ended = console(arguments);
         if ended.code == Some(0) {
             return;
         }
-        assert!(begun.elapsed() < 2 * BACK, "{arguments:?}: {} {}", ended.out, ended.err);
+        let is_late = begun.elapsed() > 2 * BACK;
+        assert!(!is_late, "{arguments:?}: {} {}\n{}", ended.out, ended.err, console(&["status", "--nodes", nodes]).out);
         thread::sleep(Duration::from_millis(300));
     }
 }
@@ -222,11 +223,17 @@ fn changes(cluster: &Cluster, node: usize) -> usize {
 
 /// Streams an answer: its text, and how it went.
 fn text(address: &str, kind: usize) -> (String, Streamed) {
+    text_with(address, kind, &|_| {})
+}
+
+/// As [`text`]; each pause between two events is told.
+fn text_with(address: &str, kind: usize, tell: &dyn Fn(Duration)) -> (String, Streamed) {
     let prompt: String = "ab".chars().cycle().take(2 + 5 * kind).collect();
     let body = json!({"prompt": prompt, "max_tokens": TOKENS, "temperature": 0.8, "seed": kind, "stream": true});
     let mut answer = stream(address, "/v1/completions", &body);
     if answer.status != 200 {
-        panic!("{}: {}", answer.status, answer.rest().body);
+        let status = answer.status;
+        panic!("{status}: {}", answer.rest().body);
     }
     let (mut events, mut gap, mut latest) = (Vec::<Value>::new(), Duration::ZERO, None::<Instant>);
     while let Some(data) = answer.event() {
@@ -236,16 +243,62 @@ fn text(address: &str, kind: usize) -> (String, Streamed) {
             let resumed = trace["resumed"].as_u64().unwrap_or_default();
             return (text_of(&events, 0), Streamed { head, resumed, gap });
         }
-        gap = gap.max(latest.map_or(Duration::ZERO, |latest| latest.elapsed()));
+        let pause = latest.map_or(Duration::ZERO, |latest| latest.elapsed());
+        tell(pause);
+        gap = gap.max(pause);
         latest = Some(Instant::now());
         events.push(serde_json::from_str(&data).expect("an event is JSON"));
     }
     panic!("a stream ended without [DONE] after {:?}", events.last());
 }
 
+/// Changes the layout of one replica of three nodes so often while clients stream: a node is taken out and in again, or killed and
+/// started when the others have gone on without it. Returns the longest pause of any stream at each change; a loss is none.
+///
+/// # Panics
+/// A stream failed or had another text, or a layout did not come.
+pub fn change_layout(count: usize, tell: &mut dyn FnMut(&str)) -> Vec<Duration> {
+    let models = deep_models();
+    let mut cluster = Cluster::with(3, models.path(), SETTINGS);
+    let run = ["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--topology", "tp3", "--context", "2048"];
+    cluster.generate(3, &run).completion();
+    let address = beside(&cluster.addresses[0]);
+    wait_until("it serves", || get(&address, "/health").status == 200);
+    let expected: Arc<Vec<String>> = Arc::new((0..STREAMS).map(|kind| text(&address, kind).0).collect());
+    let clients = Clients::start(&address, &expected);
+    let mut pauses = Vec::new();
+    while pauses.len() < count {
+        for action in [Action::Exclude, Action::Include, Action::Kill, Action::Restart] {
+            let (lives, layout) = match action {
+                Action::Exclude | Action::Kill => (true, "tp2"),
+                Action::Include | Action::Restart => (action == Action::Include, "tp3"),
+            };
+            clients.longest.store(0, Ordering::Release);
+            perform(&mut cluster, 2, action, lives);
+            wait_until(&format!("{layout} serves after {action}"), || serves(&cluster, 0, layout));
+            clients.move_on();
+            let pause = Duration::from_millis(clients.longest.load(Ordering::Acquire));
+            if action != Action::Kill {
+                pauses.push(pause);
+            }
+            tell(&format!("{}: {action}, {layout}: {} ms", pauses.len(), pause.as_millis()));
+        }
+    }
+    clients.stop();
+    pauses
+}
+
+fn serves(cluster: &Cluster, node: usize, layout: &str) -> bool {
+    let status = cluster.status(node);
+    matches!(status["state"].as_str(), Some("ready" | "serving")) && status["topology"]["layout"] == layout
+}
+
 /// Clients that stream one answer after another.
 struct Clients {
     end: Arc<AtomicBool>,
+    /// The longest pause between two events since it was set to 0, in milliseconds, and how many events came.
+    longest: Arc<AtomicU64>,
+    events: Arc<AtomicU64>,
     threads: Vec<thread::JoinHandle<()>>,
     done: Arc<Mutex<Vec<Streamed>>>,
 }
@@ -253,19 +306,30 @@ struct Clients {
 impl Clients {
     fn start(address: &str, expected: &Arc<Vec<String>>) -> Self {
         let (end, done) = (Arc::new(AtomicBool::new(false)), Arc::<Mutex<Vec<Streamed>>>::default());
+        let (longest, events) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
         let client = |kind: usize| {
             let (end, done) = (Arc::clone(&end), Arc::clone(&done));
+            let (longest, events) = (Arc::clone(&longest), Arc::clone(&events));
             let (address, expected) = (address.to_owned(), Arc::clone(expected));
             thread::spawn(move || {
                 while !end.load(Ordering::Acquire) {
-                    let (text, streamed) = text(&address, kind);
+                    let (text, streamed) = text_with(&address, kind, &|gap| {
+                        longest.fetch_max(gap.as_millis() as u64, Ordering::AcqRel);
+                        events.fetch_add(1, Ordering::AcqRel);
+                    });
                     assert_eq!(text, expected[kind], "{streamed:?}");
                     done.lock().unwrap_or_else(PoisonError::into_inner).push(streamed);
                 }
             })
         };
         let threads = (0..STREAMS).map(client).collect();
-        Self { end, threads, done }
+        Self { end, longest, events, threads, done }
+    }
+
+    /// Waits until every stream has gone on.
+    fn move_on(&self) {
+        let before = self.events.load(Ordering::Acquire);
+        wait_until("streams go on", || self.events.load(Ordering::Acquire) > before + 20 * STREAMS as u64);
     }
 
     /// Waits for the streams that run.

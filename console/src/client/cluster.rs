@@ -151,14 +151,14 @@ impl Cluster {
         known.or(entry.map(|entry| entry.node.as_str())).unwrap_or(&node.address)
     }
 
-    /// The topology of the highest epoch that nodes report, and the reports of its members that answer.
+    /// The topology of the highest epoch that nodes serve, else of the highest that they hold, and the reports of its members that answer.
     pub fn topology(&self) -> Option<(&Topology, Vec<&NodeReport>)> {
         let reports = || self.nodes.iter().filter_map(ClusterNode::report);
-        let held = reports().filter_map(|report| report.topology.as_ref().map(|held| (report.epoch, held)));
-        let (epoch, (topology, hash, _)) = held.max_by_key(|(epoch, _)| *epoch)?;
-        let holds = |report: &&NodeReport| {
-            report.epoch == epoch && report.topology.as_ref().is_some_and(|(_, other, _)| other == hash)
-        };
+        let serves = |report: &NodeReport| matches!(report.state, NodeState::Ready | NodeState::Serving);
+        let held = reports().filter_map(|report| Some(((serves(report), report.epoch), report.topology.as_ref()?)));
+        let (_, (topology, hash, _)) = held.max_by_key(|(key, _)| *key)?;
+        // By what they hold, not by their epochs: an assignment that failed may have raised that of some.
+        let holds = |report: &&NodeReport| report.topology.as_ref().is_some_and(|(_, other, _)| other == hash);
         Some((topology, reports().filter(holds).collect()))
     }
 

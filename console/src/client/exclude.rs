@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 use shared::{
     ids::MemberIndex,
     protocol::error::{Fault, FaultKind},
-    telemetry::NodeReport,
+    telemetry::{NodeReport, RequestReport},
     topology::{
         Exclusion, Member,
         replan::{Stays, replan},
@@ -23,6 +23,8 @@ use super::{
 
 /// Running requests may finish within this before the topology is assigned again.
 pub const GRACE: Duration = Duration::from_secs(20);
+/// A gateway's request with no more tokens than this is not waited for.
+const REPLAY_TOKENS: u32 = 512;
 /// Between two looks at the head.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -212,6 +214,9 @@ async fn assign_rest(
         true => joins,
         false => topology.members.iter().any(|one| one.name == member.name),
     };
+    let answers = |member: &&Member| reports.iter().any(|report| report.name == member.name);
+    let has_majority = 2 * topology.members.iter().filter(answers).count() > topology.members.len();
+    let goes_on = has_majority || cluster.serves();
     let mut stay = Vec::new();
     for (index, member) in desired.members.iter().enumerate().filter(|(_, member)| stays(member)) {
         let known = cluster.find(&member.name).or_else(|| cluster.find(&member.address));
@@ -220,6 +225,10 @@ async fn assign_rest(
             Fault::new(&member.name, FaultKind::ParameterInvalid { reason })
         };
         let known = &cluster.nodes[known.ok_or_else(not_named)?];
+        // One that is lost as well is left out as nodes do it by a vote, and takes part again when it is back.
+        if goes_on && known.session().is_err() {
+            continue;
+        }
         // What its shard takes now is free for the next one.
         let free = known.report().and_then(|report| Some(report.health.memory?.available.0 + report.shard.0));
         let (member, address) = (MemberIndex(index as u16), known.address.clone());
@@ -244,9 +253,10 @@ async fn assign_rest(
         cluster.is_serving() && held.place(*member).is_head() && held.kept_in(*member, &next).is_none()
     };
     let heads: Vec<String> = reports.iter().copied().filter(changes).map(|report| report.name.clone()).collect();
+    let names: Vec<&str> = cluster.nodes.iter().map(|node| cluster.name(node)).collect();
     let deadline = Instant::now() + GRACE;
     for head in heads.iter().filter_map(|head| cluster.find(head)) {
-        wait_for_requests(&*cluster.nodes[head].session()?, deadline, stop, tell).await;
+        wait_for_sessions(&*cluster.nodes[head].session()?, deadline, stop, &names, tell).await;
     }
     let told = |event: AssignEvent| tell(OperateEvent::Assign(event));
     let wanted = (!next.is_alike(desired)).then(|| Box::new(desired.clone()));
@@ -295,16 +305,44 @@ async fn wait_for_requests(
     stop: &CancellationToken,
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) {
+    wait_while(head, deadline, stop, &|report| report.requests, tell).await;
+}
+
+/// As [`wait_for_requests`], for those alone that would fail or pause for long: gateways, which are nodes, have theirs go on
+/// elsewhere or again, for which all of their tokens are computed anew.
+async fn wait_for_sessions(
+    head: &Session,
+    deadline: Instant,
+    stop: &CancellationToken,
+    nodes: &[&str],
+    tell: &(dyn Fn(OperateEvent) + Sync),
+) {
+    let is_gateway = |by: &str| by.split_once(" (").is_some_and(|(name, _)| nodes.contains(&name));
+    let goes_on = |one: &&RequestReport| {
+        !one.stage.is_over() && is_gateway(&one.by) && one.prompt_tokens + one.tokens <= REPLAY_TOKENS
+    };
+    let count =
+        |report: &NodeReport| report.requests.saturating_sub(report.traces.iter().filter(goes_on).count() as u32);
+    wait_while(head, deadline, stop, &count, tell).await;
+}
+
+async fn wait_while(
+    head: &Session,
+    deadline: Instant,
+    stop: &CancellationToken,
+    count: &(dyn Fn(&NodeReport) -> u32 + Sync),
+    tell: &(dyn Fn(OperateEvent) + Sync),
+) {
     let mut said = 0;
     while Instant::now() < deadline && !stop.is_cancelled() {
-        match report(head).await {
-            Ok(report) if report.requests > 0 => {
-                if report.requests != said {
-                    said = report.requests;
-                    tell(OperateEvent::WaitsForRequests { count: said });
-                }
+        let Ok(report) = report(head).await else { return };
+        match count(&report) {
+            0 => return,
+            count if count != said => {
+                said = count;
+                tell(OperateEvent::WaitsForRequests { count });
             }
-            Ok(_) | Err(_) => return,
+            _ => {}
         }
         sleep(LOOK).await;
     }

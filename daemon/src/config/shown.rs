@@ -43,6 +43,7 @@ impl Config {
             ("recover", Some(Value::Boolean(self.recovery.enabled))),
             ("exclude_after_ms", Some(self.recovery.exclude_after.map_or(Value::Integer(0), milliseconds))),
             ("exclude_slow_ms", Some(self.recovery.exclude_slow.map_or(Value::Integer(0), milliseconds))),
+            ("rebalance_after_ms", Some(self.recovery.rebalance_after.map_or(Value::Integer(0), milliseconds))),
             ("retry_slow_ms", Some(self.recovery.retry_slow.map_or(Value::Integer(0), milliseconds))),
             ("witness", self.recovery.witness.clone().map(Value::String)),
             ("key_file", Some(path(&self.key_file))),

@@ -15,6 +15,8 @@ const OUT_MAX: Duration = Duration::from_secs(60);
 /// Slow is a replica that takes so many times as long for a token as the median of the others, and more than the floor.
 const SLOW: f64 = 3.0;
 const SLOW_MS_MIN: f64 = 5.0;
+/// A replica that takes no more than so many times as long as the fastest is as fast: answers differ by what runs beside them.
+const CLEARLY: f64 = 1.2;
 /// Answers that are looked at before a replica is called slow.
 const SAMPLES_MIN: u32 = 5;
 /// Share of the latest answer in the mean.
@@ -108,7 +110,10 @@ impl Router {
             good = serving;
         }
         let load = |replica: &Replica| self.load(replica);
-        let Some(least) = good.iter().copied().min_by_key(|replica| load(replica)) else { return Way::Nowhere };
+        // A replica that takes longer for a token gets less.
+        let weighed = |replica: &Replica| f64::from(load(replica) + 1) * self.slowness(&replica.head, &good);
+        let least = good.iter().copied().min_by(|one, two| weighed(one).total_cmp(&weighed(two)));
+        let Some(least) = least else { return Way::Nowhere };
         let known = self.prefixes.get(&prefix);
         let near = good.iter().copied().find(|replica| Some(&replica.head) == known);
         let margin = (least.slots / 4).max(1);
@@ -214,6 +219,14 @@ impl Router {
         self.heads.get(&replica.head).map_or(0, |standing| standing.running + others(standing))
     }
 
+    /// How many times as long as the fastest of these a replica takes for a token; 1 where that is not clear.
+    fn slowness(&self, head: &str, among: &[&Replica]) -> f64 {
+        let known = |head: &str| self.heads.get(head).filter(|one| one.samples >= SAMPLES_MIN).map(|one| one.token_ms);
+        let fastest = among.iter().filter_map(|replica| known(&replica.head)).min_by(f64::total_cmp);
+        let times = known(head).zip(fastest).map_or(1.0, |(own, fastest)| own / fastest.max(f64::MIN_POSITIVE));
+        if times > CLEARLY { times } else { 1.0 }
+    }
+
     fn is_slow(&self, head: &str) -> bool {
         let Some(own) = self.heads.get(head).filter(|own| own.samples >= SAMPLES_MIN) else { return false };
         let others = self.heads.iter().filter(|(other, standing)| *other != head && standing.samples >= SAMPLES_MIN);
@@ -292,6 +305,21 @@ mod tests {
         assert_eq!(to(router.choose(&replicas, 1, now)), "a");
         let away = Replica { is_serving: false, ..replica("a", 0, now) };
         assert_eq!(router.choose(&[away], 1, now), Way::Nowhere);
+    }
+
+    #[test]
+    fn a_replica_with_a_slow_node_gets_less() {
+        let now = Instant::now();
+        let replicas = [replica("a", 0, now), replica("b", 0, now)];
+        let mut router = after(&replicas);
+        for (head, token_ms) in [("a", 10.0), ("b", 20.0)] {
+            for _ in 0..SAMPLES_MIN {
+                router.heads.entry(head.into()).or_default().running += 1;
+                router.ended(head, Outcome::Done(Some(token_ms)), now);
+            }
+        }
+        let heads: Vec<String> = (2..8).map(|prefix| to(router.choose(&replicas, prefix, now))).collect();
+        assert_eq!(heads.iter().filter(|head| *head == "a").count(), 4, "{heads:?}");
     }
 
     #[test]

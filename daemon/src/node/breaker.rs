@@ -136,8 +136,7 @@ pub const BY_ITSELF: &str = "(by itself)";
 /// that is late because it waits for another one only hands the lateness on: the one is meant that waits for nobody.
 fn slow(own: MemberIndex, base: &Committed, views: &[View]) -> Option<(MemberIndex, String)> {
     let (layout, place) = (base.topology.layout, base.topology.layout.place(own));
-    // Of several replicas the gateways avoid a slow one.
-    if layout.replicas != 1 || !layout.groups.is_empty() {
+    if layout.has_roles() {
         return None;
     }
     let first = own.index().checked_sub(place.rank.index())?;

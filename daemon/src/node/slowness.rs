@@ -17,6 +17,8 @@ const WORTH: f64 = 0.8;
 pub struct Part {
     /// Nanoseconds of this node's all-reduces, computing included.
     time: u64,
+    /// Nanoseconds of them in which this node computed.
+    compute: u64,
     /// Nanoseconds of them in which only this rank's part was missing.
     late: BTreeMap<Rank, u64>,
 }
@@ -25,6 +27,7 @@ impl Part {
     /// Adds an all-reduce of this node.
     pub fn add(&mut self, record: &SyncRecord) {
         self.time += record.compute.0 + record.wait.0 + record.wire.0;
+        self.compute += record.compute.0;
         if record.late.0 > 0 {
             *self.late.entry(record.last).or_default() += record.late.0;
         }
@@ -74,6 +77,16 @@ impl Slowness {
             self.parts.pop_front();
         }
         self.parts.back_mut().map(|part| (&mut self.cursor, part))
+    }
+
+    /// Thousandths of its time that this node computes, over a whole window of which at least half the parts saw work.
+    pub fn busy(&self) -> Option<u16> {
+        if self.parts.len() <= PARTS {
+            return None;
+        }
+        let active = || self.parts.iter().take(PARTS).filter(|part| part.time > 0);
+        let [time, compute] = active().fold([0; 2], |[time, compute], part| [time + part.time, compute + part.compute]);
+        (2 * active().count() >= PARTS).then(|| (1000.0 * ratio(compute as f64, time as f64)) as u16)
     }
 
     /// The rank that is worth being left out: throughout a whole window the latest in nearly every part with work, and so late that
@@ -153,6 +166,13 @@ mod tests {
         assert_eq!(filled(21, |number| (number % 4 == 0).then(|| record(2, 80))).slow(4), None, "too little was done");
         assert!(filled(21, |number| (number % 4 != 0).then(|| record(2, 80))).slow(4).is_some());
         assert_eq!(filled(21, |_| None).slow(4), None);
+    }
+
+    #[test]
+    fn how_much_of_its_time_a_node_computes_is_known_after_a_window_with_work() {
+        assert_eq!(filled(21, |_| Some(record(2, 60))).busy(), Some(400));
+        assert_eq!(filled(20, |_| Some(record(2, 60))).busy(), None);
+        assert_eq!(filled(21, |number| (number % 4 == 0).then(|| record(2, 60))).busy(), None);
     }
 
     #[test]

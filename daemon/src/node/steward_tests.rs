@@ -6,7 +6,7 @@ use shared::{
     protocol::{
         error::{Fault, FaultKind},
         message::{RequestBody, ResponseBody},
-        recovery::{Committed, RecoveryAnswer, RecoveryAsk, Standing},
+        recovery::{Committed, RecoveryAnswer, RecoveryAsk, Ruling, Standing},
     },
     telemetry::NodeState,
     topology::{Exclusions, Layout},
@@ -43,6 +43,7 @@ pub(super) fn view(base: &Committed, index: usize, state: NodeState) -> View {
         rolling: None,
         heard: Vec::new(),
         slow: None,
+        busy: None,
         trouble: None,
     };
     View { standing: Some(standing), address: member.address.clone(), lost: Duration::ZERO }
@@ -215,7 +216,7 @@ fn group_with_a_role_is_led_by_a_member_that_does_not_serve() {
 
 fn steward(base: &Committed, own: usize) -> Steward {
     let member = &base.topology.members[own];
-    let recovery = Recovery { enabled: true, exclude_after: None, exclude_slow: None, retry_slow: None, witness: None };
+    let recovery = Recovery { enabled: true, ..Recovery::default() };
     let (name, own) = (member.name.clone(), member.address.clone());
     Steward::new(Settings { name, listen: Some(own.clone()), own, recovery, known: Vec::new() })
 }
@@ -295,4 +296,104 @@ fn wiped_node_recalls_what_a_majority_of_the_others_holds() {
     let last = later + Duration::from_secs(2);
     let asks = wiped.look(last, own);
     assert!(tell(&mut wiped, last, &asks, &all).is_empty());
+}
+
+/// A steward of a replica that has lost a rank, what it holds, and all views of what was asked for: the last member is back.
+fn degraded() -> (Steward, Committed, Vec<View>) {
+    let mut asked = base(4);
+    asked.topology.layout = Layout::alike(2, 1, 2);
+    let mut held = Committed { epoch: Epoch(5), ..asked.clone() };
+    held.topology.members.pop();
+    held.topology.layout = "tp2+tp1".parse().expect("a layout");
+    held.desired = Some(Box::new(asked.topology.clone()));
+    let mut all: Vec<View> = (0..3).map(|index| view(&held, index, NodeState::Serving)).collect();
+    let mut back = view(&asked, 3, NodeState::Idle);
+    let standing = back.standing.as_mut().expect("it answers");
+    (standing.committed, standing.epoch) = (None, Epoch(4));
+    all.push(back);
+    (steward(&held, 0), held, all)
+}
+
+/// Looks every second for so long; what is asked in the end that is no question about what a node holds.
+fn watched(steward: &mut Steward, seconds: u64, all: &[View]) -> Vec<Ask> {
+    let own = all[0].standing.clone().expect("it answers");
+    for second in 1..=seconds {
+        let now = Duration::from_secs(second);
+        let asks = steward.look(now, own.clone());
+        let next = tell(steward, now, &asks, all);
+        if !next.is_empty() {
+            return next;
+        }
+    }
+    Vec::new()
+}
+
+#[test]
+fn what_was_asked_for_is_planned_again_when_a_member_is_back_and_settled() {
+    let (mut first, held, mut all) = degraded();
+    let asks = watched(&mut first, 12, &all);
+    let [Ask::Plan { question, desired, stay }] = &asks[..] else { panic!("{asks:?}") };
+    assert_eq!((desired, stay.len()), (held.desired(), 4));
+    // All are asked to vote for it: those that serve, not the one that is back.
+    let now = Duration::from_secs(13);
+    let votes = first.hear(now, *question, Reply::Plan(Ok(held.desired().clone())));
+    assert_eq!(bodies(&votes).len(), 3, "{votes:?}");
+    let (mut first, _, _) = degraded();
+    let mut list = Exclusions::default();
+    let (name, address) = (held.desired().members[3].name.clone(), all[3].address.clone());
+    list.say(&name, &address, Some("fan stuck"), "me@desk");
+    all[0].standing.as_mut().expect("it answers").exclusions = list.clone();
+    assert!(watched(&mut first, 12, &all).is_empty(), "an operator has taken it out");
+    let (mut first, _, _) = degraded();
+    list.say(&name, &address, Some("did not answer for 60 s"), "pi1 (by itself)");
+    all[0].standing.as_mut().expect("it answers").exclusions = list;
+    assert!(matches!(watched(&mut first, 12, &all)[..], [Ask::Plan { .. }]), "it was away and is back");
+    let (mut first, _, _) = degraded();
+    all[1].standing.as_mut().expect("it answers").state = NodeState::Faulted;
+    assert!(watched(&mut first, 12, &all).is_empty(), "everything else goes first");
+}
+
+#[test]
+fn what_follows_is_loaded_beside_what_serves_and_only_where_a_replica_changes() {
+    let (mut first, held, all) = degraded();
+    let asks = watched(&mut first, 12, &all);
+    let [Ask::Plan { question, .. }] = &asks[..] else { panic!("{asks:?}") };
+    let now = Duration::from_secs(13);
+    let mut asks = first.hear(now, *question, Reply::Plan(Ok(held.desired().clone())));
+    let mut seen: Vec<Vec<&str>> = Vec::new();
+    while !asks.is_empty() && seen.len() < 12 {
+        let kind = |body: &&RequestBody| match body {
+            RequestBody::Recovery(ask) => match &**ask {
+                RecoveryAsk::Vote(_) => "vote",
+                RecoveryAsk::Learn(_) => "learn",
+                _ => "?",
+            },
+            RequestBody::Exclude(_) => "exclude",
+            RequestBody::Prepare(_) => "prepare",
+            RequestBody::Commit { .. } => "commit",
+            _ => "?",
+        };
+        seen.push(bodies(&asks).iter().map(kind).collect());
+        let mut next = Vec::new();
+        for ask in &asks {
+            let Ask::Node { question, body, .. } = ask else { panic!("{ask:?}") };
+            let answer = match body {
+                RequestBody::Recovery(ask) => ResponseBody::Recovery(match &**ask {
+                    RecoveryAsk::Vote(vote) if vote.next.is_none() => {
+                        RecoveryAnswer::Ruling(Ruling::Promised { accepted: None, epoch: held.epoch })
+                    }
+                    RecoveryAsk::Vote(_) => RecoveryAnswer::Ruling(Ruling::Accepted),
+                    _ => RecoveryAnswer::Learned,
+                }),
+                RequestBody::Exclude(_) => ResponseBody::Excluded,
+                RequestBody::Prepare(_) => ResponseBody::Prepared,
+                _ => ResponseBody::Committed,
+            };
+            next.extend(first.hear(now, *question, Reply::Node(Ok(answer))));
+        }
+        asks = next;
+    }
+    let kinds: Vec<&str> = seen.iter().map(|stage| stage[0]).collect();
+    assert_eq!(kinds, ["vote", "vote", "exclude", "prepare", "commit", "learn"], "{seen:?}");
+    assert_eq!((seen[3].len(), seen[5].len()), (2, 4), "the whole replica loads nothing, and all learn it: {seen:?}");
 }

@@ -171,4 +171,7 @@ pub struct Standing {
     /// Its record of votes is gone: it votes again once it knows what a majority holds.
     #[serde(default, with = "crate::protocol::version::since_5")]
     pub forgets: bool,
+    /// Thousandths of the time of its stage's all-reduces that it computes, over the last moments of work; unknown after few.
+    #[serde(default, with = "crate::protocol::version::since_5")]
+    pub busy: Option<u16>,
 }

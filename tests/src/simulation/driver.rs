@@ -218,6 +218,7 @@ impl World {
             rolling: None,
             heard: process.map_or_else(Vec::new, |process| process.heard.clone().into_iter().collect()),
             slow: None,
+            busy: None,
             trouble: None,
             forgets: of(&|process| process.node.forgets()),
         }

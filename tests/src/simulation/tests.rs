@@ -99,7 +99,7 @@ fn planted_patient_abort_is_found() {
 fn planted_second_use_of_a_ballot_is_found() {
     let _back = Back::put(Planted::BallotTwice);
     let (away, scripts) = vote_scripts(3, 2);
-    let runs = (0..4).flat_map(|seed| scripts.iter().map(move |turns| (seed, turns)));
+    let runs = (0..40).flat_map(|seed| scripts.iter().map(move |turns| (seed, turns)));
     let found = runs.into_iter().find_map(|(seed, turns)| {
         let outcome = run_vote(3, &away, turns, seed, false);
         outcome.violation.filter(|what| what.contains("two topologies")).map(|_| (seed, turns))

@@ -362,6 +362,7 @@ impl World {
             exclude_after: Some(self.exclude_after),
             exclude_slow: None,
             retry_slow: None,
+            rebalance_after: None,
             witness: witness.clone(),
         };
         let settings =

@@ -133,6 +133,8 @@ pub struct Driver {
     /// Where other nodes said that they listen.
     heard: BTreeMap<String, String>,
     slowness: Slowness,
+    /// The same over a shorter window: whether its stage is balanced.
+    balance: Slowness,
     draining: bool,
     exit: Option<i32>,
 }
@@ -175,6 +177,7 @@ impl Driver {
             pacemaker: Pacemaker(heartbeats),
         };
         let slowness = Slowness::new(config.recovery.exclude_slow);
+        let balance = Slowness::new(config.recovery.rebalance_after);
         let driver = Self {
             node: Node::new(beginning, patience(&config)),
             around,
@@ -195,6 +198,7 @@ impl Driver {
             attempts: 0,
             heard: BTreeMap::new(),
             slowness,
+            balance,
             draining: false,
             exit: None,
         };

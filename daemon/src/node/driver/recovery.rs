@@ -43,7 +43,7 @@ impl Driver {
                 self.heard.insert(name, address);
             }
         }
-        let slow = self.slow();
+        let (slow, busy) = (self.slow(), self.busy());
         let (node, free) = (&self.node, memory::available());
         let free = self.config.memory_max.map_or(free.0 + node.shard().0, |most| most.min(free.0 + node.shard().0));
         let standing = Standing {
@@ -62,10 +62,19 @@ impl Driver {
             rolling: node.rolling().cloned(),
             heard: self.heard.iter().map(|(name, address)| (name.clone(), address.clone())).collect(),
             slow,
+            busy,
             trouble: self.watching.health.cause().map(|warning| warning.to_string()),
         };
         let body = ResponseBody::Recovery(RecoveryAnswer::Standing(Box::new(standing)));
         self.respond(session, id, body).await;
+    }
+
+    /// How much of its time this node computes, by its all-reduces up to now.
+    fn busy(&mut self) -> Option<u16> {
+        let Some(running) = &self.running else { return None };
+        let (cursor, part) = self.balance.part(running.run, self.started.elapsed())?;
+        running.ring.read_since(cursor, |record| part.add(record));
+        self.balance.busy()
     }
 
     /// The rank that this node would be faster without, by its all-reduces up to now.

@@ -27,6 +27,7 @@ pub use self::{
 use self::{
     bring::Bring,
     propose::{Change, Joins, Proposal, Propose},
+    shape::BALANCE_PAUSE,
 };
 use super::{
     breaker::{Breaker, Turn},
@@ -148,6 +149,9 @@ pub struct Steward {
     /// Nothing is done about those that are back before, and how long that is put off next.
     return_next: Duration,
     return_pause: Duration,
+    /// Shares are left as they are before, and how long after the next change.
+    balance_next: Duration,
+    balance_pause: Duration,
 }
 
 impl Steward {
@@ -172,6 +176,8 @@ impl Steward {
             back: None,
             return_next: Duration::ZERO,
             return_pause: PAUSE_MAX,
+            balance_next: Duration::ZERO,
+            balance_pause: BALANCE_PAUSE,
         }
     }
 
@@ -324,7 +330,7 @@ impl Steward {
         match look.purpose {
             Purpose::Recover => self.decide(*look, views),
             Purpose::Speed => self.watch_speed(*look, views),
-            Purpose::Teach => self.teach(&look, &views),
+            Purpose::Teach => self.teach(*look, views),
             Purpose::Return => self.watch_return(*look, views),
             Purpose::Recall => Vec::new(),
         }
@@ -332,7 +338,7 @@ impl Steward {
 
     /// A member of another group has lost its record: groups with roles come up together, and only a member that knows the topology and
     /// is free can lead that.
-    fn teach(&mut self, look: &Look, views: &[View]) -> Vec<Ask> {
+    fn teach(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
         // A replica that stays as it is in what was decided does not notice that its node was not told.
         let held = views.iter().filter_map(|view| view.standing.as_ref()?.committed.as_ref());
         if let Some(later) = held.filter(|held| held.epoch > look.base.epoch).max_by_key(|held| held.epoch) {
@@ -342,7 +348,10 @@ impl Steward {
             return vec![ask];
         }
         let layout = look.base.topology.layout;
-        if !layout.has_roles() || !layout.heads().any(|head| head.index() == look.place) {
+        if !layout.has_roles() {
+            return self.watch_balance(look, views);
+        }
+        if !layout.heads().any(|head| head.index() == look.place) {
             return Vec::new();
         }
         let has_forgotten = |view: &&View| {

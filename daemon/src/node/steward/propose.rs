@@ -22,6 +22,8 @@ use crate::node::{
 pub(super) enum Change {
     /// What is desired on those that are there, without the others, each with the reason.
     On { stay: Vec<MemberIndex>, lost: Vec<(MemberIndex, String)> },
+    /// The same members with other shares, which are desired from then on.
+    Shares(Topology),
     /// What is desired with members of it that are back: all of it that is there.
     Return { stay: Vec<Stays>, joins: Vec<Joins> },
     /// This one, with a node that was out.
@@ -47,6 +49,13 @@ pub(super) struct Proposal {
     pub(super) granted: usize,
     /// The topology serves: what follows is loaded before anything ends.
     pub(super) serves: bool,
+}
+
+impl Proposal {
+    /// Those that are back are of no use: without them the same is served.
+    fn would_change_nothing(&self, wanted: &Topology) -> bool {
+        matches!(self.change, Change::Return { .. }) && wanted.is_alike(&self.base.topology)
+    }
 }
 
 /// How far it is.
@@ -100,7 +109,7 @@ impl Steward {
     pub(super) fn propose(&mut self, proposal: Proposal) -> Vec<Ask> {
         let question = self.question();
         let (wanted, asks) = match &proposal.change {
-            Change::Again { topology, .. } => (Some(topology.clone()), Vec::new()),
+            Change::Again { topology, .. } | Change::Shares(topology) => (Some(topology.clone()), Vec::new()),
             Change::On { stay, .. } => {
                 let views = stay
                     .iter()
@@ -164,7 +173,7 @@ impl Steward {
             return Vec::new();
         };
         match (&mut propose.stage, reply) {
-            (Stage::Plan, Reply::Plan(Ok(wanted))) if wanted.is_alike(&propose.proposal.base.topology) => {
+            (Stage::Plan, Reply::Plan(Ok(wanted))) if propose.proposal.would_change_nothing(&wanted) => {
                 let fault = self.no_majority("with those that are back it would be the same");
                 self.end_vote(&propose.proposal, Err(fault))
             }
@@ -213,7 +222,11 @@ impl Steward {
             Step::Propose => {
                 let base = &propose.proposal.base;
                 let topology = propose.wanted.clone().unwrap_or_else(|| base.topology.clone());
-                let desired = (!topology.is_alike(base.desired())).then(|| Box::new(base.desired().clone()));
+                let wanted = match &propose.proposal.change {
+                    Change::Shares(topology) => with_shares(base.desired(), topology),
+                    _ => base.desired().clone(),
+                };
+                let desired = (!topology.is_alike(&wanted)).then(|| Box::new(wanted));
                 let next = proposer.propose(|epoch| Committed { epoch, topology, desired });
                 self.ask_voters(propose, Some(next))
             }
@@ -240,6 +253,7 @@ impl Steward {
     fn end_vote(&mut self, proposal: &Proposal, outcome: Result<(), Fault>) -> Vec<Ask> {
         match &proposal.change {
             Change::Return { .. } => self.return_ended(outcome),
+            Change::Shares(_) => self.balance_ended(outcome),
             _ if proposal.serves => self.speed_ended(outcome),
             _ => self.ended(outcome),
         }
@@ -273,6 +287,7 @@ impl Steward {
                 list.say(&member.name, &member.address, None, &by);
                 told.push(member.address.clone());
             }
+            Change::Shares(_) => {}
             Change::Return { joins, .. } => {
                 for one in joins {
                     // What an operator said of it stays.
@@ -386,6 +401,16 @@ impl Steward {
             }
         }
     }
+}
+
+/// What is desired with the shares that its members have now.
+fn with_shares(desired: &Topology, now: &Topology) -> Topology {
+    let mut wanted = desired.clone();
+    for member in &mut wanted.members {
+        let held = now.members.iter().find(|one| one.name == member.name);
+        member.weight = held.map_or(member.weight, |one| one.weight);
+    }
+    wanted
 }
 
 /// Members at their places in what is desired.

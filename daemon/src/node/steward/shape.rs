@@ -1,10 +1,13 @@
-//! Brings the desired topology back: while the nearest one serves, its first member looks for the members that are away, and proposes
-//! what is possible with those that are back.
+//! Changes what serves while it does: its first member looks for members of the desired topology that are away, and proposes what is
+//! possible with those that are back; and it proposes other shares where ranks compute for unlike times.
 use std::time::Duration;
 
 use shared::{
     ids::Epoch,
-    protocol::{error::Fault, recovery::Standing},
+    protocol::{
+        error::Fault,
+        recovery::{Committed, Standing},
+    },
     telemetry::NodeState,
     topology::{Exclusions, Member},
 };
@@ -13,11 +16,14 @@ use super::{
     Ask, Look, PAUSE_MAX, SETTLE, Steward, View,
     propose::{Change, Joins, Proposal, stays},
 };
-use crate::node::breaker::BY_ITSELF;
+use crate::node::{balance::rebalanced, breaker::BY_ITSELF};
 
 /// How the reason begins for which nodes take out a member that they do not hear any more. It is lifted when the member is back.
 pub(super) const AWAY: &str = "did not answer for";
 
+/// Time after a change of shares before the next; doubles up to the most where changes follow one another.
+pub(super) const BALANCE_PAUSE: Duration = Duration::from_secs(60);
+const BALANCE_PAUSE_MAX: Duration = Duration::from_secs(3600);
 /// Longest pause before what could not be brought back is tried again with the same members.
 const RETURN_PAUSE_MAX: Duration = Duration::from_secs(300);
 
@@ -29,16 +35,8 @@ impl Steward {
             look.base.desired().members.iter().filter(|member| !serves(member)).cloned().collect()
         };
         let found = self.views(&look, &others);
-        let is_at_rest = |view: &View| {
-            view.serves()
-                && view.standing.as_ref().is_some_and(|one| {
-                    !one.accepted
-                        && one.committed.as_ref() == Some(&look.base)
-                        && !one.rolling.as_ref().is_some_and(|rolling| rolling.is_running())
-                })
-        };
         // Everything else goes first.
-        if !views.iter().all(is_at_rest) {
+        if !views.iter().all(|view| is_at_rest(view, &look.base)) {
             self.back = None;
             return Vec::new();
         }
@@ -63,6 +61,31 @@ impl Steward {
         self.propose(Proposal { base: look.base, views, own: look.place, change, granted: 0, serves: true })
     }
 
+    /// While all serves: proposes other shares for ranks that compute for unlike times.
+    pub(super) fn watch_balance(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
+        let waits = look.place != 0 || self.now < self.balance_next || self.settings.recovery.rebalance_after.is_none();
+        if waits || !views.iter().all(|view| is_at_rest(view, &look.base)) {
+            return Vec::new();
+        }
+        let Some(topology) = rebalanced(&look.base.topology, &views) else { return Vec::new() };
+        let shares: Vec<String> =
+            topology.members.iter().map(|member| format!("{} {}", member.name, member.weight)).collect();
+        tracing::warn!("ranks compute for unlike times; they get other shares: {}", shares.join(", "));
+        let change = Change::Shares(topology);
+        self.propose(Proposal { base: look.base, views, own: look.place, change, granted: 0, serves: true })
+    }
+
+    /// A vote about shares has ended. Where one change follows another, speeds vary faster than shares should.
+    pub(super) fn balance_ended(&mut self, outcome: Result<(), Fault>) {
+        if let Err(fault) = outcome {
+            tracing::warn!("shares stay as they are: {fault}");
+        }
+        let is_soon = self.now < self.balance_next + 2 * self.balance_pause;
+        let longer = (2 * self.balance_pause).min(BALANCE_PAUSE_MAX);
+        self.balance_pause = if is_soon && self.balance_next > Duration::ZERO { longer } else { BALANCE_PAUSE };
+        self.balance_next = self.now + self.balance_pause;
+    }
+
     /// A vote about members that are back has ended.
     pub(super) fn return_ended(&mut self, outcome: Result<(), Fault>) {
         self.return_next = self.now + self.return_pause;
@@ -71,6 +94,15 @@ impl Steward {
             self.return_pause = (2 * self.return_pause).min(RETURN_PAUSE_MAX);
         }
     }
+}
+
+/// Whether a member serves this and nothing is under way there.
+fn is_at_rest(view: &View, base: &Committed) -> bool {
+    let is_at_rest = |one: &Standing| {
+        let restarts = one.rolling.as_ref().is_some_and(|rolling| rolling.is_running());
+        !one.accepted && !restarts && one.committed.as_ref() == Some(base)
+    };
+    view.serves() && view.standing.as_ref().is_some_and(is_at_rest)
 }
 
 fn exclusions<'a>(views: impl Iterator<Item = &'a View>) -> Exclusions {

@@ -1,0 +1,18 @@
+//! Incidents on one replica while clients stream from the other, and changes of the only one; the long run is the command `incidents`.
+use std::time::Duration;
+
+use harness::incidents::{change_layout, strike};
+
+#[test]
+fn what_happens_to_one_replica_is_not_noticed_on_the_other_and_the_layout_that_was_asked_for_comes_back() {
+    let found = strike(2, 8, &mut |line| println!("{line}"));
+    assert!(found.streams > 10, "{found:?}");
+}
+
+#[test]
+fn streams_pause_for_a_moment_while_the_layout_changes() {
+    let mut pauses = change_layout(3, &mut |line| println!("{line}"));
+    pauses.sort_unstable();
+    // The median: other tests have the cores now and then.
+    assert!(pauses[1] < Duration::from_secs(1), "{pauses:?}");
+}
