@@ -11,8 +11,8 @@ fn what_happens_to_one_replica_is_not_noticed_on_the_other_and_the_layout_that_w
 
 #[test]
 fn streams_pause_for_a_moment_while_the_layout_changes() {
-    let mut pauses = change_layout(3, &mut |line| println!("{line}"));
+    let mut pauses = change_layout(4, &mut |line| println!("{line}"));
     pauses.sort_unstable();
     // The median: other tests have the cores now and then.
-    assert!(pauses[1] < Duration::from_secs(1), "{pauses:?}");
+    assert!(pauses[2] < Duration::from_secs(1), "{pauses:?}");
 }

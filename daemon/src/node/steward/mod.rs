@@ -80,6 +80,8 @@ enum Purpose {
     Teach,
     /// It runs, but is not what was asked for: members of that may be back.
     Return,
+    /// It runs on one replica, of which a member is about to be restarted.
+    Leave,
 }
 
 /// What is under way.
@@ -149,6 +151,8 @@ pub struct Steward {
     /// Nothing is done about those that are back before, and how long that is put off next.
     return_next: Duration,
     return_pause: Duration,
+    /// Who is about to be restarted.
+    leaving: String,
     /// Shares are left as they are before, and how long after the next change.
     balance_next: Duration,
     balance_pause: Duration,
@@ -176,6 +180,7 @@ impl Steward {
             back: None,
             return_next: Duration::ZERO,
             return_pause: PAUSE_MAX,
+            leaving: String::new(),
             balance_next: Duration::ZERO,
             balance_pause: BALANCE_PAUSE,
         }
@@ -229,6 +234,20 @@ impl Steward {
             return Vec::new();
         }
         self.ask_all(base, place, own, purpose)
+    }
+
+    /// Begins to go on without a member that is about to be restarted, where nothing else would serve meanwhile: what follows is loaded
+    /// beside what serves, and what serves stays where memory does not hold both. Back, the member takes part again by itself.
+    pub fn leave(&mut self, now: Duration, own: Standing, name: &str) -> Vec<Ask> {
+        (self.now, self.doing) = (now, Doing::Nothing);
+        let Some(base) = own.committed.clone() else { return Vec::new() };
+        let place = |name: &str| base.topology.members.iter().position(|member| member.name == name);
+        let (Some(place), Some(_)) = (place(&own.name), place(name)) else { return Vec::new() };
+        if base.topology.layout.replicas != 1 || base.topology.members.len() < 2 || base.desired.is_some() {
+            return Vec::new();
+        }
+        self.leaving = name.into();
+        self.ask_all(base, place, own, Purpose::Leave)
     }
 
     /// Takes an answer in.
@@ -332,6 +351,7 @@ impl Steward {
             Purpose::Speed => self.watch_speed(*look, views),
             Purpose::Teach => self.teach(*look, views),
             Purpose::Return => self.watch_return(*look, views),
+            Purpose::Leave => self.watch_leave(*look, views),
             Purpose::Recall => Vec::new(),
         }
     }

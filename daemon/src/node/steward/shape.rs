@@ -10,6 +10,7 @@ use shared::{
     },
     telemetry::NodeState,
     topology::{Exclusions, Member},
+    units::Bytes,
 };
 
 use super::{
@@ -61,10 +62,30 @@ impl Steward {
         self.propose(Proposal { base: look.base, views, own: look.place, change, granted: 0, serves: true })
     }
 
+    /// While all serves: proposes to go on without the member that is about to be restarted.
+    pub(super) fn watch_leave(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
+        if !views.iter().all(|view| is_at_rest(view, &look.base)) {
+            return Vec::new();
+        }
+        let members = look.base.topology.members.iter().zip(&views);
+        let mut stay = stays(look.base.desired(), members.filter(|(member, _)| member.name != self.leaving));
+        for one in &mut stay {
+            // What serves stays meanwhile: only what is free beside it counts.
+            let standing = views[one.member.index()].standing.as_ref();
+            let shard = standing.map_or(Bytes(0), |standing| standing.shard);
+            one.free = Bytes(one.free.0.saturating_sub(shard.0));
+        }
+        let change = Change::Return { stay, joins: Vec::new() };
+        self.propose(Proposal { base: look.base, views, own: look.place, change, granted: 0, serves: true })
+    }
+
     /// While all serves: proposes other shares for ranks that compute for unlike times.
     pub(super) fn watch_balance(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
         let waits = look.place != 0 || self.now < self.balance_next || self.settings.recovery.rebalance_after.is_none();
-        if waits || !views.iter().all(|view| is_at_rest(view, &look.base)) {
+        let restarts = |view: &View| {
+            view.standing.as_ref().and_then(|one| one.rolling.as_ref()).is_some_and(|rolling| rolling.is_running())
+        };
+        if waits || views.iter().any(restarts) || !views.iter().all(|view| is_at_rest(view, &look.base)) {
             return Vec::new();
         }
         let Some(topology) = rebalanced(&look.base.topology, &views) else { return Vec::new() };
@@ -98,10 +119,7 @@ impl Steward {
 
 /// Whether a member serves this and nothing is under way there.
 fn is_at_rest(view: &View, base: &Committed) -> bool {
-    let is_at_rest = |one: &Standing| {
-        let restarts = one.rolling.as_ref().is_some_and(|rolling| rolling.is_running());
-        !one.accepted && !restarts && one.committed.as_ref() == Some(base)
-    };
+    let is_at_rest = |one: &Standing| !one.accepted && one.committed.as_ref() == Some(base);
     view.serves() && view.standing.as_ref().is_some_and(is_at_rest)
 }
 

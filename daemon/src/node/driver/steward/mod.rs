@@ -15,7 +15,6 @@ use shared::{
         error::{Fault, FaultKind},
         handshake::Identity,
         message::{RequestBody, ResponseBody},
-        recovery::Standing,
         session::Session,
     },
     topology::{
@@ -74,17 +73,21 @@ impl Steward {
         loop {
             sleep(machine.wait()).await;
             let Ok(own) = peers.standing(&self.settings.own).await else { continue };
-            rolling::look(&self, &mut peers, &own, &mut restarting).await;
+            let leaves = rolling::look(&self, &mut peers, &own, &mut restarting).await;
             if self.settings.recovery.enabled {
-                self.look(&mut machine, &mut peers, own, started).await;
+                let now = started.elapsed();
+                let asks = match leaves {
+                    Some(name) => machine.leave(now, own, &name),
+                    None => machine.look(now, own),
+                };
+                self.follow(&mut machine, &mut peers, asks, started).await;
             }
         }
     }
 
     /// Passes questions and answers on until the machine is at rest. Questions that are left then end with the set.
-    async fn look(&self, machine: &mut steward::Steward, peers: &mut Peers, own: Standing, started: Instant) {
+    async fn follow(&self, machine: &mut steward::Steward, peers: &mut Peers, mut asks: Vec<Ask>, started: Instant) {
         let mut asked = JoinSet::new();
-        let mut asks = machine.look(started.elapsed(), own);
         loop {
             for ask in asks {
                 self.begin(ask, peers, &mut asked);

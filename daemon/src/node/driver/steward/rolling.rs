@@ -14,8 +14,8 @@ use shared::{
 
 use super::{Steward, peers::Peers};
 
-/// A node must be back, and all must serve, within this after its drain.
-const STEP: Duration = Duration::from_secs(90);
+/// A node must be back, and all must serve, within this after its drain: shards of gigabytes come from SD cards.
+const STEP: Duration = Duration::from_secs(300);
 
 /// What the driver of a restart remembers.
 #[derive(Debug, Default)]
@@ -24,13 +24,20 @@ pub(super) struct Restarting {
     step: Option<(u64, Instant)>,
     /// When the node was told last.
     told: Option<Instant>,
+    /// Whether the others were to go on without the node before it is told.
+    has_left: bool,
 }
 
-/// Does the next thing, if there is one and it is this node's to do.
-pub(super) async fn look(steward: &Steward, peers: &mut Peers, own: &Standing, memory: &mut Restarting) {
+/// Does the next thing, if there is one and it is this node's to do. Returns the node that the others should first go on without.
+pub(super) async fn look(
+    steward: &Steward,
+    peers: &mut Peers,
+    own: &Standing,
+    memory: &mut Restarting,
+) -> Option<String> {
     let Some(rolling) = own.rolling.as_ref().filter(|rolling| rolling.is_running()) else {
         *memory = Restarting::default();
-        return;
+        return None;
     };
     let members = own.committed.iter().flat_map(|committed| &committed.topology.members);
     let mut candidates = rolling.targets.clone();
@@ -39,18 +46,18 @@ pub(super) async fn look(steward: &Steward, peers: &mut Peers, own: &Standing, m
     let known = answers.values().filter_map(|standing| standing.rolling.as_ref());
     if let Some(later) = known.max_by_key(|known| known.revision).filter(|later| later.revision > rolling.revision) {
         let _ = peers.tell(&steward.settings.own, RecoveryAsk::Rolling(later.clone())).await;
-        return;
+        return None;
     }
-    let Some((target, address)) = rolling.target() else { return };
+    let (target, address) = rolling.target()?;
     let drives = |(name, address): &&(String, String)| {
         name != target && answers.get(address).is_some_and(|standing| standing.name == *name)
     };
     if candidates.iter().find(drives).map_or(target, |(name, _)| name) != own.name.as_str() {
         memory.step = None;
-        return;
+        return None;
     }
     if memory.step.is_none_or(|(revision, _)| revision != rolling.revision) {
-        (memory.step, memory.told) = (Some((rolling.revision, Instant::now())), None);
+        *memory = Restarting { step: Some((rolling.revision, Instant::now())), ..Restarting::default() };
     }
     let since = memory.step.map_or(Duration::ZERO, |(_, since)| since.elapsed());
     let view = answers.get(address).filter(|standing| standing.name == *target);
@@ -65,6 +72,9 @@ pub(super) async fn look(steward: &Steward, peers: &mut Peers, own: &Standing, m
             Some(rolling.advanced())
         }
         (Some(before), Some(standing)) if standing.instance == before && standing.state != NodeState::Draining => {
+            if !std::mem::replace(&mut memory.has_left, true) && well.is_ok() {
+                return Some(target.to_owned());
+            }
             if memory.told.is_none_or(|told| told.elapsed() > Duration::from_secs(2)) {
                 memory.told = Some(Instant::now());
                 tracing::info!("rolling restart: {target} is told to restart");
@@ -88,6 +98,7 @@ pub(super) async fn look(steward: &Steward, peers: &mut Peers, own: &Standing, m
         }
         spread(steward, peers, &next, answers.keys()).await;
     }
+    None
 }
 
 /// Tells all who answer, this node first: what is not kept here is not done.
@@ -107,6 +118,9 @@ fn is_well(own: &Standing, answers: &BTreeMap<String, Standing>) -> Result<(), S
     // Whoever drives need not be a member itself.
     let all = answers.values().chain([own]).filter_map(|standing| standing.committed.as_ref());
     let Some(committed) = all.max_by_key(|committed| committed.epoch) else { return Ok(()) };
+    if let Some(desired) = &committed.desired {
+        return Err(format!("{} serves, and {} is not back", committed.topology.layout, desired.layout));
+    }
     for member in &committed.topology.members {
         let mut named = answers.values().filter(|standing| standing.name == member.name);
         match named.next().map(|standing| standing.state) {
