@@ -128,7 +128,7 @@ async fn make(
     let prepared = tokio::select! {
         biased;
         () = stop.cancelled() => Err(aborted()),
-        prepared = prepare(sessions, reports, (&topology, desired.as_ref()), epoch, tell) => prepared,
+        prepared = prepare(sessions, reports, (&topology, desired.as_deref()), epoch, tell) => prepared,
     };
     let done = match prepared {
         Ok(()) => {
@@ -258,7 +258,7 @@ fn compose(nodes: &[(&Identity, &str)], wanted: &Wanted, card: &ModelCard) -> Re
 async fn prepare(
     sessions: &[Arc<Session>],
     reports: &[NodeReport],
-    (topology, desired): (&Topology, Option<&Box<Topology>>),
+    (topology, desired): (&Topology, Option<&Topology>),
     epoch: Epoch,
     tell: &(dyn Fn(AssignEvent) + Sync),
 ) -> Result<(), Fault> {
@@ -267,8 +267,13 @@ async fn prepare(
     for (node, (session, report)) in sessions.iter().zip(reports).enumerate() {
         let (session, progress) = (Arc::clone(session), progress.clone());
         let member = MemberIndex(node as u16);
-        let prepare =
-            Prepare { seen: report.epoch, epoch, topology: topology.clone(), member, desired: desired.cloned() };
+        let prepare = Prepare {
+            seen: report.epoch,
+            epoch,
+            topology: topology.clone(),
+            member,
+            desired: desired.cloned().map(Box::new),
+        };
         loads.spawn(async move {
             let mut reply = session.ask(RequestBody::Prepare(Box::new(prepare))).await?;
             loop {

@@ -305,6 +305,7 @@ impl State {
                 exclusions: report.exclusions.clone(),
                 rolling: report.rolling.clone(),
                 heard: Vec::new(),
+                busy: None,
                 slow: None,
                 trouble: None,
             })),
