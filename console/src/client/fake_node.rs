@@ -223,6 +223,7 @@ impl State {
                     let mut report = lock(&self.report);
                     report.state = NodeState::Ready;
                     report.topology = Some((prepare.topology.clone(), prepare.topology.hash(), prepare.member));
+                    report.desired = prepare.desired.clone();
                     vec![ResponseBody::Committed]
                 }
             },
