@@ -24,6 +24,15 @@ pub struct RequestTimes {
     pub accepted_tokens: u32,
     /// What another group did of it; zeros where none did.
     pub transfer: TransferTimes,
+    /// The prompt was through the layers of the last stage, before a token was drawn; 0: not told.
+    #[serde(default, with = "crate::protocol::version::since_5")]
+    pub prefilled: Nanoseconds,
+    /// The first token had been handed to the socket of the session that asked; 0: not told.
+    #[serde(default, with = "crate::protocol::version::since_5")]
+    pub sent: Nanoseconds,
+    /// When the request was received, by the head's own clock: what `sent` is counted from. 0: not told.
+    #[serde(default, with = "crate::protocol::version::since_5")]
+    pub received: Nanoseconds,
 }
 
 /// A prompt that a prefill group computed, as the head of the decode group saw it.
@@ -45,6 +54,25 @@ impl RequestTimes {
     /// Time to first token: request received until the first token, queueing included. Milliseconds.
     pub fn ttft_ms(&self) -> f64 {
         self.first_token.milliseconds()
+    }
+
+    /// The end of the prompt's computing; from a peer that does not tell it, the first token.
+    pub fn prefill_done(&self) -> Nanoseconds {
+        if self.prefilled.0 == 0 {
+            self.first_token
+        } else {
+            self.prefilled.clamp(self.dispatched.min(self.first_token), self.first_token)
+        }
+    }
+
+    /// From the end of the prompt's computing to the first token: sampling.
+    pub fn sampling(&self) -> Nanoseconds {
+        Nanoseconds(self.first_token.0.saturating_sub(self.prefill_done().0))
+    }
+
+    /// From the first token until it was handed to the session's socket; 0 where that is not told.
+    pub fn flush(&self) -> Nanoseconds {
+        Nanoseconds(self.sent.0.saturating_sub(self.first_token.0))
     }
 
     /// Time per output token after the first, in milliseconds; 0 if there was only one.
@@ -157,5 +185,16 @@ mod tests {
         assert_eq!(times.prefill_tokens_per_second(), 500.0);
         assert_eq!(times.decode_tokens_per_second(), 20.0);
         assert_eq!(RequestTimes::default().decode_tokens_per_second(), 0.0);
+    }
+
+    #[test]
+    fn stages_of_the_first_token_follow_each_other() {
+        let ms = |ms: u64| Nanoseconds(ms * 1_000_000);
+        let told = RequestTimes { dispatched: ms(10), first_token: ms(100), ..RequestTimes::default() };
+        assert_eq!((told.prefill_done(), told.sampling(), told.flush()), (ms(100), ms(0), ms(0)), "an older peer");
+        let told = RequestTimes { prefilled: ms(97), sent: ms(104), ..told };
+        assert_eq!((told.prefill_done(), told.sampling(), told.flush()), (ms(97), ms(3), ms(4)));
+        let odd = RequestTimes { prefilled: ms(300), sent: ms(1), ..told };
+        assert_eq!((odd.prefill_done(), odd.sampling(), odd.flush()), (ms(100), ms(0), ms(0)));
     }
 }

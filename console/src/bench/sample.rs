@@ -52,13 +52,19 @@ pub struct Stages {
     pub wire: f64,
     /// Waiting for another stage of the pipeline.
     pub bubble: f64,
+    /// From the end of the prompt's computing to its first token.
+    #[serde(default)]
+    pub sampling: f64,
+    /// From the first token until the first byte of the answer was handed to the socket.
+    #[serde(default)]
+    pub flush: f64,
     /// Everything else: between this program and the head, and what the head does between steps.
     pub rest: f64,
 }
 
 impl Stages {
     /// Names and times, in the order in which they are shown.
-    pub fn named(&self) -> [(&'static str, f64); 7] {
+    pub fn named(&self) -> [(&'static str, f64); 9] {
         [
             ("queue", self.queue),
             ("compute", self.compute),
@@ -66,13 +72,15 @@ impl Stages {
             ("wait", self.wait),
             ("wire", self.wire),
             ("bubble", self.bubble),
+            ("sampling", self.sampling),
+            ("flush", self.flush),
             ("rest", self.rest),
         ]
     }
 
     /// The same with `rest` so that all make up a TTFT.
     pub fn filled(self, ttft_ms: f64) -> Self {
-        let known: f64 = self.named()[..6].iter().map(|(_, time)| time).sum();
+        let known: f64 = self.named()[..8].iter().map(|(_, time)| time).sum();
         Self { rest: (ttft_ms - known).max(0.0), ..self }
     }
 
@@ -86,6 +94,8 @@ impl Stages {
             wait: of(|it| it.wait)?,
             wire: of(|it| it.wire)?,
             bubble: of(|it| it.bubble)?,
+            sampling: of(|it| it.sampling)?,
+            flush: of(|it| it.flush)?,
             rest: of(|it| it.rest)?,
         })
     }
@@ -278,7 +288,7 @@ pub(super) mod tests {
 
     #[test]
     fn stages_make_up_the_time_to_first_token() {
-        let stages = Stages { queue: 1.0, compute: 5.0, ..Stages::default() };
+        let stages = Stages { queue: 1.0, compute: 3.0, sampling: 0.5, flush: 1.5, ..Stages::default() };
         assert_eq!(stages.filled(10.0).rest, 4.0);
         assert_eq!(stages.filled(3.0).rest, 0.0);
         let both = [stages.filled(10.0), stages.filled(20.0)];

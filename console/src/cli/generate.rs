@@ -316,7 +316,22 @@ fn timings(times: &RequestTimes, totals: &PhaseTotals) -> Value {
     object["prefill_tokens_per_second"] = json!(times.prefill_tokens_per_second());
     object["decode_tokens_per_second"] = json!(times.decode_tokens_per_second());
     object["transfer"] = transfer(&times.transfer);
+    object["trace"] = trace(times);
     object
+}
+
+/// The stages of an answer, in milliseconds since the head received the request: the names of the gateway's trace.
+pub(super) fn trace(times: &RequestTimes) -> Value {
+    let sent = (times.sent.0 > 0).then(|| times.sent.milliseconds());
+    json!({
+        "t_prefill_start": times.dispatched.milliseconds(),
+        "t_prefill_done": times.prefill_done().milliseconds(),
+        "t_first_token": times.first_token.milliseconds(),
+        "t_first_byte_sent": sent,
+        "t_last_token": times.last_token.milliseconds(),
+        "sampling_ms": times.sampling().milliseconds(),
+        "flush_ms": sent.map(|_| times.flush().milliseconds()),
+    })
 }
 
 /// What a prefill group did of it; nothing where none did.

@@ -8,11 +8,12 @@ use shared::{
     telemetry::BenchFound,
     topology::{
         Layout,
-        cost::{Demand, PlanNode, PlanStage},
+        cost::{Demand, PlanNode, PlanRank, PlanStage},
         memory::PANEL_ROWS,
         planner::{self, Candidate, Goal},
         sizes::ModelSizes,
         spec::NODES_MAX,
+        working::RankMemory,
     },
     units::Bytes,
 };
@@ -23,6 +24,7 @@ use super::{
     hypothetical::{self, Hypothetical},
     interrupts::Interrupts,
     output, sizing,
+    topology::memory_object,
 };
 use crate::client::{
     assign::{SLOTS_DEFAULT, report},
@@ -193,6 +195,17 @@ fn arguments(candidate: &Candidate, nodes: &[PlanNode]) -> String {
     text
 }
 
+/// A row for each node of a candidate: its memory in parts.
+fn division(candidate: &Candidate, nodes: &[PlanNode]) -> Vec<String> {
+    let ranks = candidate.replicas.iter().flatten().flat_map(|stage| &stage.ranks);
+    let row = |(rank, memory): (&PlanRank, &RankMemory)| {
+        let parts = [memory.weights, memory.kv, memory.state, memory.working, memory.total()];
+        let parts = parts.map(|part| format!(" {:>8.1}", part.0 as f64 / (1_u64 << 20) as f64)).concat();
+        format!("  {:<26} {parts}", nodes[rank.node].name)
+    };
+    ranks.zip(candidate.memory.iter().flatten()).map(row).collect()
+}
+
 fn print(options: &Plan, sizes: &ModelSizes, nodes: &[PlanNode], plan: &planner::Plan) {
     output::line(&format!("{}, context {}", options.hypothetical.line(sizes), options.context));
     output::line("topology     nodes  tok/s  all tok/s  TTFT       GiB/node  network");
@@ -212,6 +225,8 @@ fn print(options: &Plan, sizes: &ModelSizes, nodes: &[PlanNode], plan: &planner:
     }
     if let Some(best) = plan.ranked.first() {
         output::line(&output::clean(&format!("best for {}: {}", options.goal, arguments(best, nodes))));
+        output::line("memory of each node, MiB:      weights       KV    state  working    total");
+        division(best, nodes).iter().for_each(|row| output::line(&output::clean(row)));
     }
     for dropped in plan.dropped.iter().filter(|_| options.all) {
         output::line(&output::clean(&format!("{:<11}  {}", dropped.layout, dropped.reason)));
@@ -220,16 +235,19 @@ fn print(options: &Plan, sizes: &ModelSizes, nodes: &[PlanNode], plan: &planner:
 }
 
 fn object(options: &Plan, sizes: &ModelSizes, nodes: &[PlanNode], plan: &planner::Plan) -> Value {
-    let stage = |stage: &PlanStage, memory: &[u64]| {
+    let stage = |stage: &PlanStage, memory: &[RankMemory]| {
         let ranks: Vec<Value> = stage
             .ranks
             .iter()
             .zip(memory)
-            .map(|(rank, bytes)| json!({"node": nodes[rank.node].name, "weight": rank.weight, "bytes": bytes}))
+            .map(|(rank, memory)| {
+                json!({"node": nodes[rank.node].name, "weight": rank.weight, "bytes": memory.total().0,
+                    "memory": memory_object(memory)})
+            })
             .collect();
         json!({"layers": [stage.layers.start, stage.layers.end], "ranks": ranks})
     };
-    let replica = |(stages, memory): (&Vec<PlanStage>, &Vec<u64>)| -> Vec<Value> {
+    let replica = |(stages, memory): (&Vec<PlanStage>, &Vec<RankMemory>)| -> Vec<Value> {
         let parts = memory.chunks(stages.first().map_or(1, |stage| stage.ranks.len().max(1)));
         stages.iter().zip(parts).map(|(each, memory)| stage(each, memory)).collect()
     };

@@ -10,7 +10,11 @@ use shared::{
         error::{Fault, FaultKind},
         message::ModelCard,
     },
-    topology::Topology,
+    topology::{
+        Topology, cut_stages,
+        memory::{Holding, PANEL_ROWS},
+        working::{RankMemory, Seat},
+    },
     units::Bytes,
 };
 
@@ -108,14 +112,14 @@ async fn check(options: &options::TopologyFile) -> Result<u8, Failure> {
     } else {
         output::line(&format!("{} of {}: nothing is loaded", topology.layout, output::clean(&topology.model)));
         output::line(&format!(
-            "{:<12} {:>7} {:>5} {:>9} {:>6} {:>10} {:>10}",
-            "node", "replica", "stage", "layers", "share", "weights", "free"
+            "{:<12} {:>7} {:>5} {:>9} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
+            "node", "replica", "stage", "layers", "share", "weights", "KV", "state", "working", "total", "free"
         ));
         rows.iter().for_each(|row| output::line(&row.line()));
     }
     let short = rows.iter().find(|row| row.is_short());
     short.map_or(Ok(0), |row| {
-        let kind = FaultKind::MemoryShort { needed: row.weights, available: row.free };
+        let kind = FaultKind::MemoryShort { needed: row.memory.total(), available: row.free };
         Err(Fault::new(&row.node, kind).into())
     })
 }
@@ -128,8 +132,8 @@ struct Row {
     stage: u16,
     layers: std::ops::Range<u32>,
     share: f64,
-    /// Bytes of its weights, by its share of the bytes of its layers and of the output.
-    weights: Bytes,
+    /// What it would take.
+    memory: RankMemory,
     /// What the machine has free beside the shard that it holds now; 0 if unknown.
     free: Bytes,
 }
@@ -138,12 +142,13 @@ impl Row {
     async fn of(topology: &Topology, card: &ModelCard, index: usize, session: &Arc<Session>) -> Result<Self, Failure> {
         let member = &topology.members[index];
         let place = topology.place(MemberIndex(index as u16));
-        let stage = &topology.replica(place.replica)[usize::from(place.group.start)..usize::from(place.group.end)];
-        let sum: u64 = stage.iter().map(|member| u64::from(member.weight)).sum();
-        let share = f64::from(member.weight) / sum as f64;
-        let layers = member.layers.start as usize..member.layers.end as usize;
-        let bytes: u64 = card.layer_bytes.get(layers).unwrap_or_default().iter().map(|bytes| bytes.0).sum();
-        let output = if place.is_last_stage() { card.output_bytes.0 } else { 0 };
+        let stages = topology.stages(place.replica);
+        let weights = &stages[usize::from(place.stage)].1;
+        let share = f64::from(member.weight) / weights.iter().map(|weight| f64::from(*weight)).sum::<f64>();
+        let plans = cut_stages(&card.sizes.shape, &stages).map_err(anyhow::Error::from)?;
+        let plan = plans.get(place.rank.index()).context("a member without a part of the model")?;
+        let holding = Holding { sizes: &card.sizes, plan };
+        let kv = (topology.kv, topology.kv_block_count());
         let report = report(session).await?;
         let free = report.health.memory.map_or(0, |memory| memory.available.0 + report.shard.0);
         Ok(Self {
@@ -152,32 +157,41 @@ impl Row {
             stage: place.stage,
             layers: member.layers.clone(),
             share,
-            weights: Bytes(((bytes + output) as f64 * share) as u64),
+            memory: holding.memory(PANEL_ROWS, kv, &Seat::of(topology, &place)),
             free: Bytes(free),
         })
     }
 
     fn is_short(&self) -> bool {
-        self.free.0 > 0 && self.weights > self.free
+        self.free.0 > 0 && self.memory.total() > self.free
     }
 
     fn line(&self) -> String {
         let layers = format!("{}-{}", self.layers.start, self.layers.end - 1);
         let free = if self.free.0 > 0 { self.free.to_string() } else { "unknown".into() };
+        let RankMemory { weights, kv, state, working } = self.memory;
+        let parts = [weights, kv, state, working, self.memory.total()].map(|part| format!(" {:>10}", part.to_string()));
+        let parts = parts.concat();
         format!(
-            "{:<12} {:>7} {:>5} {layers:>9} {:>5.0}% {:>10} {free:>10}",
+            "{:<12} {:>7} {:>5} {layers:>9} {:>5.0}%{parts} {free:>10}",
             self.node,
             self.replica,
             self.stage,
-            100.0 * self.share,
-            self.weights.to_string()
+            100.0 * self.share
         )
     }
 
     fn object(&self) -> Value {
         json!({"node": self.node, "replica": self.replica, "stage": self.stage, "layers": [self.layers.start, self.layers.end],
-            "share": self.share, "weight_bytes": self.weights.0, "free_bytes": self.free.0})
+            "share": self.share, "weight_bytes": self.memory.weights.0, "memory": memory_object(&self.memory),
+            "free_bytes": self.free.0})
     }
+}
+
+/// The parts of a rank's memory in bytes.
+pub(super) fn memory_object(memory: &RankMemory) -> Value {
+    json!({"weights": memory.weights.0, "kv": memory.kv.0, "state": memory.state.0, "working": memory.working.0,
+        "total": memory.total().0})
 }
 
 async fn assign(options: &AssignFile) -> Result<u8, Failure> {

@@ -236,7 +236,8 @@ fn stages_of(trace: &Value, max_tokens: u32) -> Option<Stages> {
     let time = |name: &str| trace[name].as_f64().filter(|time| time.is_finite()).map(|time| time.max(0.0));
     let (queue, prefill) = (time("queueing_ms")?, time("prefill_ms")?);
     let wire = time("synchronisation_ms").filter(|_| max_tokens == 1).unwrap_or(0.0).min(prefill);
-    Some(Stages { queue, compute: prefill - wire, wire, ..Stages::default() })
+    let (sampling, flush) = (time("sampling_ms").unwrap_or(0.0), time("flush_ms").unwrap_or(0.0));
+    Some(Stages { queue, compute: prefill - wire, wire, sampling, flush, ..Stages::default() })
 }
 
 /// A request to the head with the fewest under way.
@@ -314,6 +315,8 @@ fn of_head(finished: &Finished) -> Stages {
         wait: prefill.wait.milliseconds(),
         wire: prefill.wire.milliseconds(),
         bubble: prefill.bubble.milliseconds(),
+        sampling: finished.times.sampling().milliseconds(),
+        flush: finished.times.flush().milliseconds(),
         rest: 0.0,
     }
 }

@@ -2,15 +2,15 @@
 use std::ops::Range;
 
 use shared::{
+    ids::MemberIndex,
     latency::ratio,
     protocol::error::Fault,
     topology::{
         Topology, cut_stages,
-        memory::{Holding, PANEL_ROWS, kv_bytes},
+        memory::{Holding, PANEL_ROWS},
         planner::Candidate,
-        spec::KV_BLOCK_LENGTH,
+        working::{RankMemory, Seat},
     },
-    units::Bytes,
 };
 
 use crate::{
@@ -169,22 +169,20 @@ pub fn span(layers: &Range<usize>) -> String {
     if layers.len() < 2 { layers.start.to_string() } else { format!("{}–{}", layers.start, layers.end - 1) }
 }
 
-/// Bytes of weights and of KV cache of each member of what runs, where the model's sizes are known.
-pub fn division(state: &State) -> Option<Vec<(Bytes, Bytes)>> {
+/// What each member of what runs takes, where the model's sizes are known.
+pub fn division(state: &State) -> Option<Vec<RankMemory>> {
     let Planning::Done(planned) = &state.planning else { return None };
     let (topology, _) = state.topology()?;
     if topology.model != planned.ask.model {
         return None;
     }
+    let kv = (topology.kv, topology.kv_block_count());
     let mut all = Vec::with_capacity(topology.members.len());
     for replica in 0..topology.layout.replicas {
-        for plan in cut_stages(&planned.sizes.shape, &topology.stages(replica)).ok()? {
-            let blocks =
-                (topology.context_length as usize).div_ceil(KV_BLOCK_LENGTH) + usize::from(topology.slots.max(1)) - 1;
-            let (heads, length) = (plan.heads_kv.len(), planned.sizes.shape.head_length);
-            let kv = kv_bytes(topology.kv, plan.layers.len(), blocks, heads, length);
-            let weights = Holding { sizes: &planned.sizes, plan: &plan }.shard_bytes(PANEL_ROWS);
-            all.push((Bytes(weights), Bytes(kv)));
+        let plans = cut_stages(&planned.sizes.shape, &topology.stages(replica)).ok()?;
+        for (plan, member) in plans.iter().zip(topology.layout.members(replica)) {
+            let seat = Seat::of(topology, &topology.place(MemberIndex(member as u16)));
+            all.push(Holding { sizes: &planned.sizes, plan }.memory(PANEL_ROWS, kv, &seat));
         }
     }
     (all.len() == topology.members.len()).then_some(all)

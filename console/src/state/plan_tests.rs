@@ -60,10 +60,10 @@ fn candidates_are_ranked_what_runs_is_marked_and_memory_is_divided() {
     let division = division(&story.state).expect("the sizes are known");
     assert_eq!(division.len(), NODES);
     // 6 layers, 8 heads on 4 ranks, 64 elements, 512 positions, f16, keys and values.
-    assert!(
-        division.iter().all(|(weights, kv)| kv.0 == 6 * 2 * 64 * 512 * 2 * 2 && weights.0 > 1 << 20),
-        "{division:?}"
-    );
+    assert!(division.iter().all(|one| one.kv.0 == 6 * 2 * 64 * 512 * 2 * 2 && one.weights.0 > 1 << 20), "{division:?}");
+    // The head has the tokenizer, too.
+    assert!(division[0].working > division[1].working && division[1].working == division[3].working, "{division:?}");
+    assert!(division.iter().all(|one| one.total().0 == one.weights.0 + one.kv.0 + one.working.0));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use ratatui::{
 };
 use shared::{
     telemetry::NodeState,
-    topology::{Role, Topology},
+    topology::{Role, Topology, working::RankMemory},
     units::Bytes,
 };
 
@@ -21,7 +21,7 @@ use crate::{
         plan::{Planning, division, span},
     },
     view::{
-        format::{fit, fit_right, shorten},
+        format::{fit, shorten},
         tables,
         theme::Theme,
         widgets::panel::{lines, panel},
@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Cells of a rank with its name, layers and memory.
-const RANK_CELLS: usize = 76;
+const RANK_CELLS: usize = 96;
 
 /// Draws the page: candidates, and what runs.
 pub(super) fn draw_page(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
@@ -102,12 +102,26 @@ fn ranks(state: &State, theme: &Theme, topology: &Topology, width: usize) -> Vec
     picture
 }
 
+/// The parts of a rank's memory, in whole MiB.
+fn parts(memory: &RankMemory) -> String {
+    let mib = |bytes: Bytes| (bytes.0 as f64 / (1_u64 << 20) as f64).round();
+    let RankMemory { weights, kv, state, working } = *memory;
+    format!(
+        "{:>5} weights +{:>4} KV +{} state +{:>4} working ={:>6} MiB",
+        mib(weights),
+        mib(kv),
+        mib(state),
+        mib(working),
+        mib(memory.total())
+    )
+}
+
 fn rank(
     state: &State,
     theme: &Theme,
     topology: &Topology,
     (member, first): (usize, usize),
-    division: Option<&[(Bytes, Bytes)]>,
+    division: Option<&[RankMemory]>,
 ) -> Vec<Span<'static>> {
     let (sign, style) = sign(state, theme, member);
     let Some(known) = topology.members.get(member) else { return Vec::new() };
@@ -115,9 +129,7 @@ fn rank(
     let is_live = node.is_some_and(|node| matches!(node.standing(state.now), Standing::Reports(_)));
     let report = node.and_then(|node| node.report.as_ref());
     let memory = match division.and_then(|all| all.get(member)) {
-        Some((weights, kv)) => {
-            format!("weights {}  KV {}", fit_right(&weights.to_string(), 9), fit_right(&kv.to_string(), 9))
-        }
+        Some(memory) => parts(memory),
         None => report.map_or_else(|| "–".to_owned(), |report| format!("weights and KV {}", report.shard)),
     };
     let blocks = report

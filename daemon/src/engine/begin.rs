@@ -7,6 +7,7 @@ use shared::{
         message::{FinishReason, Finished, Generate, Grammar},
     },
     telemetry::RankTotals,
+    units::Nanoseconds,
 };
 
 use super::{
@@ -18,7 +19,7 @@ use super::{
     port::Prepared,
     schedule::Admitted,
 };
-use crate::node::Progress;
+use crate::{collective::clocks, node::Progress};
 
 /// Why tokens cannot be run within limits.
 fn refusal(limits: &Limits, prompt: &[u32], resumed: &[u32]) -> Option<FaultKind> {
@@ -48,7 +49,12 @@ impl Head<'_> {
         }
         let (context, prompt_length) = (self.limits.context_length, prompt.len());
         let max_tokens = (generate.max_tokens as usize).min(context);
-        let times = RequestTimes { prompt_tokens: prompt_length as u32, ..RequestTimes::default() };
+        let by_clock = clocks::now().0.saturating_sub(received.elapsed().as_nanos() as u64).max(1);
+        let times = RequestTimes {
+            prompt_tokens: prompt_length as u32,
+            received: Nanoseconds(by_clock),
+            ..RequestTimes::default()
+        };
         let (output, over) = self.replay(&generate, prompt_length, max_tokens);
         let request = Request {
             output,

@@ -361,6 +361,7 @@ impl<'a> Head<'a> {
     /// The tokens of a step are there.
     fn landed(&mut self, flight: &Flight) {
         self.add_totals(flight);
+        let sampling = self.sampler.drawn.sampling;
         let mut tokens = std::mem::take(&mut self.sampler.drawn.tokens);
         for (run, (slot, key, rows)) in tokens.chunk_by(|a, b| a.0 == b.0).zip(&flight.wanted) {
             if let Some(request) = self.requests.get_mut(key) {
@@ -370,7 +371,7 @@ impl<'a> Head<'a> {
             for (_, chosen) in run {
                 // The slot may hold another request by now, or none: this one was cancelled, or ends with a draft.
                 if self.scheduler.key(*slot) == Some(*key) {
-                    self.sampled(*slot, chosen);
+                    self.sampled(*slot, chosen, sampling);
                 }
             }
         }
@@ -390,7 +391,8 @@ impl<'a> Head<'a> {
     }
 
     /// A token was drawn for a slot: text, events, and the end of the request if this is it.
-    fn sampled(&mut self, slot: Slot, chosen: &Chosen) {
+    /// It took `sampling` since the layers were through.
+    fn sampled(&mut self, slot: Slot, chosen: &Chosen, sampling: Nanoseconds) {
         let Some(key) = self.scheduler.key(slot) else { return };
         if self.is_for_others(key) {
             return;
@@ -402,6 +404,7 @@ impl<'a> Head<'a> {
         request.sampling_rounds += chosen.rounds;
         if request.times.sampled_tokens == 1 {
             request.times.first_token = now;
+            request.times.prefilled = Nanoseconds(now.0.saturating_sub(sampling.0).max(1));
         }
         if (self.tokenizer.is_end(chosen.id) && !request.ignores_end) || chosen.id == Chosen::NONE {
             return self.finish(key, FinishReason::Stop);

@@ -1,6 +1,6 @@
 //! Draws the tokens of a step: on the first rank of the last stage, from the summaries of all ranks of that stage. Keeps its
 //! buffers: a token allocates nothing.
-use shared::{ids::Slot, protocol::frame::FrameKind, telemetry::RankTotals};
+use shared::{ids::Slot, protocol::frame::FrameKind, telemetry::RankTotals, units::Nanoseconds};
 
 use super::{
     costs::ROWS_MAX,
@@ -19,6 +19,8 @@ pub struct Drawn {
     pub tokens: Vec<(Slot, Chosen)>,
     /// By rank.
     pub totals: Vec<RankTotals>,
+    /// From the end of computing until all were drawn.
+    pub sampling: Nanoseconds,
 }
 
 /// Who draws.
@@ -62,6 +64,7 @@ impl Sampler {
             let chosen = self.choose(stepper, (place, count), entry)?;
             self.drawn.tokens.push((entry.slot, chosen));
         }
+        self.drawn.sampling = stepper.since_computed();
         Ok(true)
     }
 
@@ -136,6 +139,7 @@ impl Sampler {
 impl Drawn {
     /// Appends the payload of the frame that goes to the head.
     pub fn encode(&self, payload: &mut Vec<u8>) {
+        payload.extend(self.sampling.0.to_le_bytes());
         payload.extend((self.tokens.len() as u16).to_le_bytes());
         for (slot, chosen) in &self.tokens {
             payload.extend(slot.0.to_le_bytes());
@@ -153,7 +157,9 @@ impl Drawn {
         let broken = || EngineError::Message(FrameKind::Drawn);
         self.tokens.clear();
         self.totals.clear();
-        let (count, mut rest) = payload.split_first_chunk().ok_or_else(broken)?;
+        let (sampling, rest) = payload.split_first_chunk().ok_or_else(broken)?;
+        self.sampling = Nanoseconds(u64::from_le_bytes(*sampling));
+        let (count, mut rest) = rest.split_first_chunk().ok_or_else(broken)?;
         for _ in 0..u16::from_le_bytes(*count) {
             let (slot, behind) = rest.split_first_chunk().ok_or_else(broken)?;
             let (chosen, behind) = Chosen::decode(behind)?;
@@ -188,10 +194,11 @@ mod tests {
         let drawn = Drawn {
             tokens: vec![(Slot(1), chosen.clone()), (Slot(300), Chosen { top_logprobs: Default::default(), ..chosen })],
             totals: vec![totals; 3],
+            sampling: Nanoseconds(70_000),
         };
         let mut payload = Vec::new();
         drawn.encode(&mut payload);
-        let mut found = Drawn { tokens: Vec::new(), totals: vec![totals; 9] };
+        let mut found = Drawn { tokens: Vec::new(), totals: vec![totals; 9], ..Drawn::default() };
         found.decode(&payload, 3).expect("it is whole");
         assert_eq!(found, drawn);
         assert!(found.decode(&payload, 2).is_err() && found.decode(&payload, 4).is_err());

@@ -1,6 +1,8 @@
 //! One step on one rank, head or not: apply the plan, take hidden states over, run the layers, hand them over or summarise the
 //! logits of the own vocabulary slice.
-use shared::{ids::Rank, protocol::frame::FrameKind, telemetry::RankTotals, topology::Place};
+use std::time::Instant;
+
+use shared::{ids::Rank, protocol::frame::FrameKind, telemetry::RankTotals, topology::Place, units::Nanoseconds};
 
 use super::{
     costs::ROWS_MAX,
@@ -64,6 +66,8 @@ pub struct Stepper {
     /// Where the time went of the ranks that handed over to this one, stage by stage, and last its own.
     totals: Vec<RankTotals>,
     payload: Vec<u8>,
+    /// When the layers and the output of the latest step were computed.
+    computed: Instant,
 }
 
 impl Stepper {
@@ -75,7 +79,8 @@ impl Stepper {
         // Memory that is not touched before it is used.
         let slices = (0..ROWS_MAX).map(|_| Slice::with_room(vocabulary.start as u32, vocabulary.len())).collect();
         let (grammars, transfers, payload) = (Grammars::default(), None, Vec::new());
-        Self { place, model, group, sequences, grammars, transfers, slices, totals, payload }
+        let computed = Instant::now();
+        Self { place, model, group, sequences, grammars, transfers, slices, totals, payload, computed }
     }
 
     /// Applies a plan and runs the layers. Leaves in `summaries` one of each token that wants logits, in the plan's order; on all
@@ -112,6 +117,7 @@ impl Stepper {
                 transfers.end(&mut self.model, blocks);
             }
         }
+        self.computed = Instant::now();
         let logits = self.model.logits();
         if let Some(next) = self.place.next() {
             let wants_logits = tokens.iter().any(|token| token.wants_logits);
@@ -147,6 +153,11 @@ impl Stepper {
             *own = self.group.accounting.take_totals();
         }
         &self.totals
+    }
+
+    /// Since the layers and the output of the latest step were computed.
+    pub fn since_computed(&self) -> Nanoseconds {
+        Nanoseconds(self.computed.elapsed().as_nanos() as u64)
     }
 
     /// This rank's slice for a place of the latest step.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use shared::latency::ratio;
+use shared::{latency::ratio, units::Nanoseconds};
 
 use super::answer::Ended;
 
@@ -62,13 +62,17 @@ pub(super) fn timings(ended: &Ended, first_byte: Option<Duration>, done: Duratio
 pub(super) fn trace(ended: &Ended, first_byte: Option<Duration>, done: Duration) -> Value {
     let times = &ended.finished.times;
     let dispatched = milliseconds(ended.dispatched);
-    let first_token = ended.first_token.map_or(dispatched, milliseconds);
+    let received = ended.first_token.map_or(dispatched, milliseconds);
     // An answer that went on elsewhere has the times of its last head: its own prefill lies before.
-    let (start, prefilled) = match ended.resumed {
-        0 => (dispatched + times.dispatched.milliseconds(), dispatched + times.first_token.milliseconds()),
-        _ => (dispatched, first_token),
+    let (start, prefilled, first_token) = match ended.resumed {
+        0 => {
+            let of_head = |time: Nanoseconds| dispatched + time.milliseconds();
+            (of_head(times.dispatched), of_head(times.prefill_done()), of_head(times.first_token))
+        }
+        _ => (dispatched, received, received),
     };
-    let prefilled = prefilled.min(first_token.max(start));
+    let first_token = first_token.min(received.max(start));
+    let prefilled = prefilled.min(first_token);
     let done = milliseconds(done);
     let first_byte = first_byte.map_or(done, milliseconds);
     let head = ended.finished.ranks.first();
@@ -86,6 +90,7 @@ pub(super) fn trace(ended: &Ended, first_byte: Option<Duration>, done: Duration)
         "t_done": done,
         "queueing_ms": start,
         "prefill_ms": (prefilled - start).max(0.0),
+        "sampling_ms": (first_token - prefilled).max(0.0),
         "decode_ms": (milliseconds(ended.last_token) - first_token).max(0.0),
         "synchronisation_ms": synchronisation as f64 / 1e6,
         "flush_ms": (first_byte - first_token).max(0.0),
@@ -120,6 +125,7 @@ mod tests {
         ended.finished.times = RequestTimes {
             dispatched: ms(5),
             first_token: ms(25),
+            prefilled: ms(23),
             last_token: ms(125),
             prompt_tokens: 40,
             cached_tokens: 30,
@@ -143,8 +149,10 @@ mod tests {
             "t_done",
         ];
         let times: Vec<f64> = stages.iter().map(|stage| timings["trace"][stage].as_f64().expect("a time")).collect();
-        assert_eq!(times, [0.0, 2.0, 7.0, 27.0, 28.0, 29.0, 131.0]);
+        assert_eq!(times, [0.0, 2.0, 7.0, 25.0, 27.0, 29.0, 131.0]);
         assert!(times.is_sorted());
+        let stage = |name: &str| timings["trace"][name].as_f64();
+        assert_eq!((stage("prefill_ms"), stage("sampling_ms"), stage("flush_ms")), (Some(18.0), Some(2.0), Some(2.0)));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! One connection: the handshake within its deadline, then a console's requests and responses. The last place that
 //! distrusts what comes in.
 use std::{
+    collections::HashMap,
     net::SocketAddr,
     sync::{
         Arc,
@@ -9,15 +10,19 @@ use std::{
     time::Duration,
 };
 
-use shared::protocol::{
-    connection::{Arrived, Connection, Door, MessageWriter, lets_in, receive_hello, send_welcome, split, tune},
-    error::{Fault, FaultKind},
-    handshake::{Hello, Purpose, Welcome},
-    message::{MESSAGE_BYTES_MAX, Request, RequestBody, Response, ResponseBody},
-    noise::{
-        key::Role,
-        keyring::{self, Pass},
+use shared::{
+    ids::RequestId,
+    protocol::{
+        connection::{Arrived, Connection, Door, MessageWriter, lets_in, receive_hello, send_welcome, split, tune},
+        error::{Fault, FaultKind},
+        handshake::{Hello, Purpose, Welcome},
+        message::{Finished, MESSAGE_BYTES_MAX, Request, RequestBody, Response, ResponseBody},
+        noise::{
+            key::Role,
+            keyring::{self, Pass},
+        },
     },
+    units::Nanoseconds,
 };
 use tokio::{
     net::TcpStream,
@@ -31,11 +36,16 @@ use super::{
     audit::Audit,
     limits::Ticket,
 };
-use crate::node::{
-    Event, SessionId,
-    driver::{Guest, Input, Outbox, Queued},
+use crate::{
+    collective::clocks,
+    node::{
+        Event, SessionId,
+        driver::{Guest, Input, Outbox, Queued},
+    },
 };
 
+/// Answers of a session whose first token is timed at once.
+const FIRST_TOKENS_MAX: usize = 256;
 /// A handshake must be done within this.
 const HANDSHAKE_SECONDS: u64 = 5;
 /// The last word of a handshake must be written within this.
@@ -210,8 +220,38 @@ fn over(pass: Option<&Pass>, idle: Duration, may_idle_out: bool) -> Option<&'sta
     (may_idle_out && idle > IDLE).then_some("it asked for nothing for long")
 }
 
+/// When the first token of each answer was handed to the socket, until the answer's end tells it.
+#[derive(Debug, Default)]
+struct FirstTokens(HashMap<RequestId, Nanoseconds>);
+
+impl FirstTokens {
+    /// A response was written at `now`, by the node's clock.
+    fn written(&mut self, response: &Response, now: Nanoseconds) {
+        match &response.body {
+            // As many answers as a session can have at the same time; one beyond is not timed.
+            ResponseBody::Token(_) if self.0.len() < FIRST_TOKENS_MAX => {
+                self.0.entry(response.id).or_insert(now);
+            }
+            ResponseBody::Failed(_) => drop(self.0.remove(&response.id)),
+            _ => {}
+        }
+    }
+
+    /// Writes into the end of an answer when its first token was sent.
+    fn complete(&mut self, response: &mut Response) {
+        if let ResponseBody::Finished(Finished { times, .. }) = &mut response.body
+            && let Some(at) = self.0.remove(&response.id)
+            && times.received.0 > 0
+        {
+            times.sent = Nanoseconds(at.0.saturating_sub(times.received.0));
+        }
+    }
+}
+
 async fn write(mut writer: MessageWriter, mut outgoing: Receiver<Queued>, audit: Arc<Audit>, name: String) {
-    while let Some(queued) = outgoing.recv().await {
+    let mut first = FirstTokens::default();
+    while let Some(mut queued) = outgoing.recv().await {
+        first.complete(&mut queued.response);
         let response = &queued.response;
         audit.end(response);
         let sent = timeout(Duration::from_secs(WRITE_SECONDS), async {
@@ -225,7 +265,7 @@ async fn write(mut writer: MessageWriter, mut outgoing: Receiver<Queued>, audit:
             }
         });
         match sent.await {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => first.written(&queued.response, clocks::now()),
             Ok(Err(_)) | Err(_) => return,
         }
     }

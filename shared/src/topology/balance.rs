@@ -5,11 +5,11 @@ use super::{
     ShardPlan,
     cost::{self, Demand, PlanNode, PlanRank, PlanStage},
     cut,
-    memory::{Holding, PANEL_ROWS, WORKING_BYTES, kv_bytes},
+    memory::{Holding, PANEL_ROWS, kv_bytes},
     shard::cut_stage,
     sizes::ModelSizes,
-    spec::KV_BLOCK_LENGTH,
     split_layers_where,
+    working::{RankMemory, working_bytes},
 };
 use crate::units::Bytes;
 
@@ -72,13 +72,13 @@ pub fn stages(
     order: &[usize],
     demand: &Demand,
     (stages, ranks): (usize, usize),
-) -> Result<(Vec<PlanStage>, Vec<u64>), NoFit> {
+) -> Result<(Vec<PlanStage>, Vec<RankMemory>), NoFit> {
     let groups: Vec<&[usize]> = order.chunks(ranks).collect();
     let layers = divide(sizes, nodes, &groups, demand, stages)?;
     let mut plan = Vec::new();
     let mut memory = Vec::new();
-    for (group, layers) in groups.iter().zip(layers) {
-        let (ranks, needed) = shares(sizes, nodes, group, &layers, demand)?;
+    for (stage, (group, layers)) in groups.iter().zip(layers).enumerate() {
+        let (ranks, needed) = shares(sizes, nodes, group, &layers, (demand, stage, stages))?;
         plan.push(PlanStage { layers, ranks });
         memory.extend(needed);
     }
@@ -102,15 +102,13 @@ fn divide(
         let plan = ShardPlan { layers, ..whole[0].clone() };
         Holding { sizes, plan: &plan }.shard_bytes(PANEL_ROWS)
     };
-    let blocks = (demand.context as usize).div_ceil(KV_BLOCK_LENGTH) + usize::from(demand.slots.max(1)) - 1;
-    let kv = kv_bytes(demand.kv, 1, blocks, sizes.shape.head_count_kv, sizes.shape.head_length);
+    let kv = kv_bytes(demand.kv, 1, demand.kv_block_count(), sizes.shape.head_count_kv, sizes.shape.head_length);
     let all = Holding { sizes, plan: &whole[0] };
     let reads: Vec<u64> =
         (0..count).map(|layer| all.attention(layer).bytes + all.feed_forward(layer, 1).bytes).collect();
     let holds: Vec<u64> = (0..count).map(|layer| held(layer..layer + 1) + kv).collect();
-    let free =
-        |group: &&[usize]| group.iter().map(|node| nodes[*node].memory.saturating_sub(WORKING_BYTES)).sum::<u64>();
-    let frees: Vec<u64> = groups.iter().map(free).collect();
+    let frees = groups.iter().enumerate().map(|(stage, group)| free(sizes, nodes, group, (demand, stage, stages)));
+    let frees = frees.collect::<Result<Vec<u64>, NoFit>>()?;
     let speeds: Vec<u64> =
         groups.iter().map(|group| group.iter().map(|node| speed(&nodes[*node])).sum::<f64>() as u64).collect();
     let fits = |stage: usize, layers: Range<usize>| holds[layers].iter().sum::<u64>() <= frees[stage];
@@ -120,14 +118,30 @@ fn divide(
     Ok(split.into_iter().map(|layers| layers.start as usize..layers.end as usize).collect())
 }
 
+/// Bytes that the nodes of a stage have for weights and KV cache.
+fn free(
+    sizes: &ModelSizes,
+    nodes: &[PlanNode],
+    group: &[usize],
+    (demand, stage, stages): (&Demand, usize, usize),
+) -> Result<u64, NoFit> {
+    // Buffers do not depend on how many layers there are: one layer of the stage tells what they take.
+    let layer = if stage + 1 == stages { sizes.shape.block_count - 1 } else { stage };
+    let plans = cut_stage(&sizes.shape, &(layer..layer + 1), &vec![1; group.len()])
+        .map_err(|error| NoFit::Cut(error.to_string()))?;
+    let seats = (0..group.len()).map(|rank| demand.seat((stages, group.len()), (stage, rank)));
+    let working = plans.iter().zip(seats).map(|(plan, seat)| working_bytes(&Holding { sizes, plan }, &seat));
+    Ok(group.iter().zip(working).map(|(node, working)| nodes[*node].memory.saturating_sub(working)).sum())
+}
+
 /// Shares by speed; a node that would be too full gets less, the others more.
 fn shares(
     sizes: &ModelSizes,
     nodes: &[PlanNode],
     group: &[usize],
     layers: &Range<usize>,
-    demand: &Demand,
-) -> Result<(Vec<PlanRank>, Vec<u64>), NoFit> {
+    (demand, stage, stages): (&Demand, usize, usize),
+) -> Result<(Vec<PlanRank>, Vec<RankMemory>), NoFit> {
     let slowest = group.iter().map(|node| speed(&nodes[*node])).fold(f64::INFINITY, f64::min);
     let mut weights: Vec<f64> = group.iter().map(|node| speed(&nodes[*node]) / slowest).collect();
     let mut moves = 0;
@@ -136,24 +150,26 @@ fn shares(
         let is_equal = whole.iter().all(|weight| *weight == whole[0]);
         let whole = if is_equal { vec![1; whole.len()] } else { whole };
         let plans = cut_stage(&sizes.shape, layers, &whole).map_err(|error| NoFit::Cut(error.to_string()))?;
-        let need = |(plan, node): (&ShardPlan, &usize)| {
-            cost::needed(&Holding { sizes, plan }, nodes[*node].panel_rows, demand)
+        let need = |(rank, (plan, node)): (usize, (&ShardPlan, &usize))| {
+            let seat = demand.seat((stages, group.len()), (stage, rank));
+            cost::needed(&Holding { sizes, plan }, nodes[*node].panel_rows, demand, &seat)
         };
-        let needed: Vec<u64> = plans.iter().zip(group).map(need).collect();
-        let over = |rank: &usize| needed[*rank] as f64 / nodes[group[*rank]].memory.max(1) as f64;
+        let needed: Vec<RankMemory> = plans.iter().zip(group).enumerate().map(need).collect();
+        let over = |rank: &usize| needed[*rank].total().0 as f64 / nodes[group[*rank]].memory.max(1) as f64;
         let fullest = (0..group.len()).max_by(|one, two| over(one).total_cmp(&over(two)));
-        let Some(fullest) = fullest.filter(|rank| needed[*rank] > nodes[group[*rank]].memory) else {
+        let Some(fullest) = fullest.filter(|rank| needed[*rank].total().0 > nodes[group[*rank]].memory) else {
             let ranks = group.iter().zip(whole).map(|(node, weight)| PlanRank { node: *node, weight }).collect();
             return Ok((ranks, needed));
         };
         moves += 1;
         if moves > MOVES || group.len() == 1 {
             let node = &nodes[group[fullest]];
-            let (needed, available) = (Bytes(needed[fullest]), Bytes(node.memory));
+            let (needed, available) = (needed[fullest].total(), Bytes(node.memory));
             return Err(NoFit::Memory { node: node.name.clone(), needed, available });
         }
-        let fixed = WORKING_BYTES.min(nodes[group[fullest]].memory) as f64;
-        let fits = (nodes[group[fullest]].memory as f64 - fixed) / (needed[fullest] as f64 - fixed).max(1.0);
+        let memory = nodes[group[fullest]].memory;
+        let fixed = needed[fullest].working.0.min(memory) as f64;
+        let fits = (memory as f64 - fixed) / (needed[fullest].total().0 as f64 - fixed).max(1.0);
         weights[fullest] *= (fits * 0.98).clamp(0.02, 0.98);
     }
 }

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use super::{
     Exchange, KvFormat,
-    memory::{Holding, WORKING_BYTES, kv_bytes},
+    memory::Holding,
     sizes::ModelSizes,
     spec::KV_BLOCK_LENGTH,
+    working::{RankMemory, Seat},
 };
 use crate::{
     schedule::Choice,
@@ -44,6 +45,19 @@ pub struct Demand {
     pub link: Link,
     /// Tokens of the prompt that times are predicted for.
     pub prompt: u32,
+}
+
+impl Demand {
+    /// Blocks of each rank's KV cache.
+    pub fn kv_block_count(&self) -> usize {
+        (self.context as usize).div_ceil(KV_BLOCK_LENGTH) + usize::from(self.slots.max(1)) - 1
+    }
+
+    /// The seat of a rank of a replica with so many stages and ranks.
+    pub fn seat(&self, (stages, ranks): (usize, usize), (stage, rank): (usize, usize)) -> Seat {
+        let slots = usize::from(self.slots.max(1));
+        Seat { stages, ranks, is_head: stage == 0 && rank == 0, slots, exchange: self.exchange }
+    }
 }
 
 /// A node's place in a plan.
@@ -89,30 +103,9 @@ fn setup(stages: &[PlanStage], nodes: &[PlanNode], demand: &Demand) -> Setup {
     }
 }
 
-/// Bytes that each rank of a replica needs, in the order of its stages and ranks.
-///
-/// # Errors
-/// The model cannot be cut so.
-pub fn memory(
-    sizes: &ModelSizes,
-    stages: &[PlanStage],
-    nodes: &[PlanNode],
-    demand: &Demand,
-) -> Result<Vec<u64>, SimulateError> {
-    let setup = setup(stages, nodes, demand);
-    let replica = Replica::new(sizes, &setup)?;
-    let ranks = stages.iter().flat_map(|stage| &stage.ranks);
-    let needed = |(holding, rank): (Holding<'_>, &PlanRank)| needed(&holding, nodes[rank.node].panel_rows, demand);
-    Ok(replica.holdings().zip(ranks).map(needed).collect())
-}
-
-/// Bytes of a rank's shard, its KV cache and what computing takes: what the daemon's preflight asks for.
-pub fn needed(holding: &Holding<'_>, panel_rows: usize, demand: &Demand) -> u64 {
-    let blocks = (demand.context as usize).div_ceil(KV_BLOCK_LENGTH) + usize::from(demand.slots.max(1)) - 1;
-    let (heads_kv, head_length) = (holding.plan.heads_kv.len(), holding.sizes.shape.head_length);
-    holding.shard_bytes(panel_rows)
-        + kv_bytes(demand.kv, holding.plan.layers.len(), blocks, heads_kv, head_length)
-        + WORKING_BYTES
+/// What a rank takes: what the daemon's preflight asks for.
+pub fn needed(holding: &Holding<'_>, panel_rows: usize, demand: &Demand, seat: &Seat) -> RankMemory {
+    holding.memory(panel_rows, (demand.kv, demand.kv_block_count()), seat)
 }
 
 /// What a replica would do with one prompt, and with as many answers at the same time as it has slots.

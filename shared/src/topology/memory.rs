@@ -6,11 +6,10 @@ use super::{
     shard::ShardPlan,
     sizes::{LayerFormats, ModelSizes},
     spec::{KV_BLOCK_LENGTH, KvFormat},
+    working::{RankMemory, Seat, working_bytes},
 };
-use crate::gguf::BlockFormat;
+use crate::{gguf::BlockFormat, units::Bytes};
 
-/// What computing takes beyond weights and KV cache: buffers of a step, links, threads.
-pub const WORKING_BYTES: u64 = 32 << 20;
 /// Rows of a panel where the machine is not known: those of NEON and AVX2.
 pub const PANEL_ROWS: usize = 8;
 /// Slices of tensors begin at multiples of this.
@@ -155,6 +154,17 @@ impl Holding<'_> {
         parts.extend(shape.has_rope_factors.then(|| Part::vector(shape.rope_dimension_count / 2)));
         let end = |bytes: u64, part: &Part| bytes.next_multiple_of(ALIGNMENT) + part.packed(panel_rows.max(1));
         parts.iter().fold(0, end)
+    }
+
+    /// All that the rank takes, with panels of so many rows and `blocks` KV blocks.
+    pub fn memory(&self, panel_rows: usize, (kv, blocks): (KvFormat, usize), seat: &Seat) -> RankMemory {
+        let (heads_kv, head_length) = (self.plan.heads_kv.len(), self.sizes.shape.head_length);
+        RankMemory {
+            weights: Bytes(self.shard_bytes(panel_rows)),
+            kv: Bytes(kv_bytes(kv, self.plan.layers.len(), blocks, heads_kv, head_length)),
+            state: Bytes(0),
+            working: Bytes(working_bytes(self, seat)),
+        }
     }
 
     /// What a token reads and multiplies in the attention's matrices of a layer.

@@ -16,6 +16,7 @@ pub mod shard;
 pub mod sizes;
 pub mod spec;
 pub mod stages;
+pub mod working;
 
 pub use exclusion::{Exclusion, ExclusionError, Exclusions};
 pub use groups::{Group, Groups, Role};

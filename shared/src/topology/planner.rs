@@ -8,6 +8,7 @@ use super::{
     cost::{self, Demand, PlanNode, PlanStage, Prediction},
     sizes::ModelSizes,
     spec::NODES_MAX,
+    working::RankMemory,
 };
 use crate::{latency::ratio, units::Bytes};
 
@@ -59,8 +60,8 @@ pub struct Candidate {
     pub layout: Layout,
     /// Stages of each replica.
     pub replicas: Vec<Vec<PlanStage>>,
-    /// Bytes that each rank needs, by replica.
-    pub memory: Vec<Vec<u64>>,
+    /// What each rank takes, by replica.
+    pub memory: Vec<Vec<RankMemory>>,
     /// Of the slowest replica; the throughput is that of all.
     pub prediction: Prediction,
 }
@@ -68,7 +69,7 @@ pub struct Candidate {
 impl Candidate {
     /// The most that a node needs.
     pub fn memory_max(&self) -> Bytes {
-        Bytes(self.memory.iter().flatten().copied().max().unwrap_or(0))
+        self.memory.iter().flatten().map(RankMemory::total).max().unwrap_or_default()
     }
 }
 

@@ -5,16 +5,19 @@ use std::ops::Range;
 use super::{
     groups::{Group, Role},
     layout::Layout,
-    memory::{self, Holding, PANEL_ROWS, WORKING_BYTES},
+    memory::{Holding, PANEL_ROWS},
     shard::{cut, cut_stages},
     sizes::ModelSizes,
     spec::{Member, Topology},
     split_layers,
+    working::Seat,
 };
 use crate::{ids::MemberIndex, units::Bytes};
 
 /// What a rank needs beyond its even part of a replica: uneven cuts, norms on every rank.
 const UNEVEN: f64 = 1.1;
+/// Working memory of a rank where the model's shape is not at hand: that of an 8B model on four ranks.
+const WORKING_ASSUMED: u64 = 64 << 20;
 
 /// A member that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -185,10 +188,10 @@ impl Needs for OfFile<'_> {
     fn fits(&self, topology: &Topology, free: &[Bytes]) -> Result<(), String> {
         let sizes = self.sizes;
         let plans = cut_stages(&sizes.shape, &topology.stages(0)).map_err(|error| error.to_string())?;
-        for ((plan, member), free) in plans.iter().zip(&topology.members).zip(free) {
-            let (heads, length) = (plan.heads_kv.len(), sizes.shape.head_length);
-            let kv = memory::kv_bytes(topology.kv, plan.layers.len(), topology.kv_block_count(), heads, length);
-            let needed = Bytes(Holding { sizes, plan }.shard_bytes(PANEL_ROWS) + kv + WORKING_BYTES);
+        for (index, ((plan, member), free)) in plans.iter().zip(&topology.members).zip(free).enumerate() {
+            let seat = Seat::of(topology, &topology.place(MemberIndex(index as u16)));
+            let kv = (topology.kv, topology.kv_block_count());
+            let needed = Holding { sizes, plan }.memory(PANEL_ROWS, kv, &seat).total();
             if free.0 > 0 && needed > *free {
                 let (layout, name) = (topology.layout, &member.name);
                 return Err(format!("its shard of {layout} needs {needed}, node {name} has {free} free"));
@@ -206,7 +209,7 @@ struct Estimated {
 
 impl Estimated {
     fn needed(&self, ranks: usize) -> Bytes {
-        Bytes((self.whole as f64 * UNEVEN / ranks.max(1) as f64) as u64 + WORKING_BYTES)
+        Bytes((self.whole as f64 * UNEVEN / ranks.max(1) as f64) as u64 + WORKING_ASSUMED)
     }
 }
 

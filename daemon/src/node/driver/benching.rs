@@ -14,7 +14,13 @@ use shared::{
         error::{Fault, FaultKind},
     },
     telemetry::BenchFound,
-    topology::{cut, spec::KV_BLOCK_LENGTH},
+    topology::{
+        Exchange, cut,
+        memory::Holding,
+        sizes::ModelSizes,
+        spec::KV_BLOCK_LENGTH,
+        working::{BASE_BYTES, Seat, working_bytes},
+    },
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, BufReader},
@@ -197,10 +203,12 @@ fn check(config: &Config, kernels: &'static Kernels, bench: &Bench) -> Result<Op
     let opened = bench.model().map(|model| loading::open(&config.models, model)).transpose()?;
     let needed = match (bench, &opened) {
         (Bench::Node(node), Some((_, file, shape))) => node_bytes(node, (file, shape), kernels)?,
-        (Bench::Node(_), None) => 0,
-        (Bench::Kernels(products), opened) => kernel_bytes(products, opened.as_ref().map(|(_, file, _)| &**file)),
+        (Bench::Node(_), None) => BASE_BYTES,
+        (Bench::Kernels(products), opened) => {
+            BASE_BYTES + kernel_bytes(products, opened.as_ref().map(|(_, file, _)| &**file))
+        }
     };
-    preflight(needed + loading::WORKING_BYTES, config.memory_max)?;
+    preflight(needed, config.memory_max)?;
     Ok(opened.map(|(path, ..)| path))
 }
 
@@ -219,7 +227,10 @@ fn node_bytes(
     let cache = KvCache::bytes(node.kv, shape.block_count, blocks, shape.head_count_kv, shape.head_length);
     // What is read for the bandwidth is there twice, and before or after the weights.
     let read = node.read_mib.map_or(0, |mib| u64::from(mib) << 21);
-    Ok((weights + cache).max(read))
+    let sizes = ModelSizes::of_file(file, shape);
+    let seat = Seat { stages: 1, ranks: 1, is_head: false, slots: 1, exchange: Exchange::F32 };
+    let working = working_bytes(&Holding { sizes: &sizes, plan: &plans[0] }, &seat);
+    Ok((weights + cache).max(read) + working)
 }
 
 /// A matrix of each format, and the largest once more, packed.

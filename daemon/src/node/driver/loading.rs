@@ -7,7 +7,6 @@ use std::{
     },
 };
 
-pub(super) use shared::topology::memory::WORKING_BYTES;
 use shared::{
     gguf::{Content, GgufError, GgufFile, Shape},
     ids::ModelIdentity,
@@ -18,7 +17,12 @@ use shared::{
     },
     telemetry::LoadProgress,
     tokenizer::Tokenizer,
-    topology::{CutError, Place, Role, ShardPlan, Topology, cut_stages, sizes::ModelSizes},
+    topology::{
+        CutError, Place, Role, ShardPlan, Topology, cut_stages,
+        memory::Holding,
+        sizes::ModelSizes,
+        working::{Seat, working_bytes},
+    },
     units::Bytes,
 };
 
@@ -141,7 +145,9 @@ pub(super) fn load(
     }
     let kv = kv_bytes(topology, &shape, plan);
     let weight_bytes = shard_bytes(&file, &shape, plan, kernels).map_err(|error| invalid(error.to_string()))?;
-    preflight(weight_bytes + kv + WORKING_BYTES, config.memory_max)?;
+    let sizes = ModelSizes::of_file(&file, &shape);
+    let working = working_bytes(&Holding { sizes: &sizes, plan }, &Seat::of(topology, &place));
+    preflight(weight_bytes + kv + working, config.memory_max)?;
     let content = content(config, topology, &file, progress)
         .map_err(|kind| if kind == FaultKind::StoreCancelled { not_prepared(prepare) } else { kind })?;
     let total = Bytes(weight_bytes.max(1));

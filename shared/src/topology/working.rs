@@ -1,0 +1,141 @@
+//! What a rank takes in memory, in parts: weights, KV cache, recurrent state and working memory. Working memory is derived from the
+//! shapes of what the engine allocates; `tests/limits/memory.py` compares the sum with the peak that the kernel counts.
+use super::{
+    Exchange, Place, Topology,
+    layout::{Layout, STEP_TOKENS_MAX},
+    memory::Holding,
+    spec::SLOTS_MAX,
+};
+use crate::{gguf::BlockFormat, schedule::payload_bytes, units::Bytes};
+
+/// The daemon without a model: pages of its program, runtime, threads, telemetry. Measured: 16.7 to 18 MiB.
+pub const BASE_BYTES: u64 = 17 << 20;
+/// What a head's tokenizer takes for each token of the vocabulary. Measured: 98 bytes with SPM, up to 230 with 280 000 merges of BPE.
+const TOKEN_BYTES: usize = 128;
+/// Lists of a row of logits: as computed, as adjusted, as scaled.
+const LOGIT_LISTS: usize = 3;
+/// Bytes of a float.
+const FLOAT: usize = size_of::<f32>();
+/// Columns that share a scale, and bytes of such a block with its sums.
+const BLOCK: [usize; 2] = [32, 48];
+/// Columns are padded to whole super-blocks.
+const SUPER_BLOCK: usize = 256;
+/// Numbers of a head's state of attention in front of its values.
+const STATE_HEADER: usize = 2;
+/// The smallest buffer of a link for what is read.
+const LINK_BYTES: usize = 64 << 10;
+
+/// What of a rank's place decides about its buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// Stages of its replica.
+    pub stages: usize,
+    /// Ranks of its stage.
+    pub ranks: usize,
+    /// Whether it is the replica's head.
+    pub is_head: bool,
+    /// Sequences at the same time.
+    pub slots: usize,
+    /// Format of partial sums.
+    pub exchange: Exchange,
+}
+
+impl Seat {
+    /// The seat of a member of a topology.
+    pub fn of(topology: &Topology, place: &Place) -> Self {
+        Self {
+            stages: usize::from(place.stages),
+            ranks: place.group.len(),
+            is_head: place.is_head(),
+            slots: usize::from(topology.slots),
+            exchange: topology.exchange,
+        }
+    }
+
+    /// Most tokens of a step.
+    fn step_tokens(&self) -> usize {
+        Layout::alike(1, self.stages as u16, self.ranks as u16).step_tokens().min(STEP_TOKENS_MAX)
+    }
+
+    /// Most rows of logits of a step: answers take turns in a pipeline; in a single stage drafts fill the step up.
+    fn rows(&self) -> usize {
+        if self.stages > 1 { self.slots.div_ceil(self.stages) } else { usize::from(SLOTS_MAX) }
+    }
+}
+
+/// What a rank takes in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RankMemory {
+    /// Its shard.
+    pub weights: Bytes,
+    /// Its KV cache, filled.
+    pub kv: Bytes,
+    /// Recurrent states of its sequences: none of the architectures has any.
+    pub state: Bytes,
+    /// All else: the daemon itself, buffers of a step, logits, links, the tokenizer of a head.
+    pub working: Bytes,
+}
+
+impl RankMemory {
+    /// The sum: what the kernel counts at the peak.
+    pub fn total(&self) -> Bytes {
+        Bytes(self.weights.0 + self.kv.0 + self.state.0 + self.working.0)
+    }
+}
+
+/// Bytes of working memory of a rank at the peak of a load of long prompts and as many answers as there are slots. Not in it: what a
+/// first request with a grammar reads of the vocabulary, and bodies that the gateway holds.
+pub fn working_bytes(holding: &Holding<'_>, seat: &Seat) -> u64 {
+    let (shape, plan) = (&holding.sizes.shape, holding.plan);
+    let head = if seat.is_head { shape.vocabulary_length * TOKEN_BYTES } else { 0 };
+    let rows = if plan.is_last_stage(shape) { seat.rows() } else { 0 };
+    let logits = rows * plan.vocabulary.len() * LOGIT_LISTS * FLOAT;
+    BASE_BYTES + (head + logits + step(holding, seat.step_tokens()) + links(holding, seat)) as u64
+}
+
+/// Buffers of a step of so many tokens (`model/forward.rs`, `model/attention.rs`).
+fn step(holding: &Holding<'_>, tokens: usize) -> usize {
+    let (shape, plan) = (&holding.sizes.shape, holding.plan);
+    let (embedding, columns) = (shape.embedding_length, plan.columns.len());
+    let (heads, heads_kv) = (plan.heads.len(), plan.heads_kv.len());
+    let (queries, keys) = (heads * shape.head_length, heads_kv * shape.head_length);
+    let group = (shape.head_count / shape.head_count_kv.max(1)).min(heads);
+    let states = 2 * heads_kv * group * (STATE_HEADER + shape.head_length);
+    // Hidden, normed and partial; queries and what they attended to; keys and values.
+    let floats = tokens * (3 * embedding + 2 * queries + 2 * keys + states) * FLOAT;
+    let widest = embedding.max(queries);
+    let feed_forward = match shape.experts {
+        None => 2 * tokens * columns * FLOAT + activations(holding, tokens, widest.max(columns)),
+        Some(experts) => {
+            let rows = tokens * experts.used_count;
+            // Tiles end with the tokens of their expert: half of what they hold may be room.
+            let grouped = activations(holding, 2 * rows, embedding.max(columns));
+            let router = tokens * (experts.count + embedding) * FLOAT;
+            activations(holding, tokens, widest) + grouped + rows * columns * FLOAT + router
+        }
+    };
+    floats + feed_forward
+}
+
+/// Activations of so many rows as kernels read them: as blocks of int8, for matrices of floats as they are.
+fn activations(holding: &Holding<'_>, rows: usize, columns: usize) -> usize {
+    let layers = &holding.sizes.layers[holding.plan.layers.clone()];
+    let formats = || layers.iter().flat_map(|layer| [layer.query, layer.value, layer.gate, layer.down]);
+    let is_float = |format: &BlockFormat| format.block_length() == 1;
+    let floats = if formats().any(|format| is_float(&format)) { columns * FLOAT } else { 0 };
+    let blocks = columns.next_multiple_of(SUPER_BLOCK) / BLOCK[0] * BLOCK[1];
+    rows * (floats + if formats().all(|format| is_float(&format)) { 0 } else { blocks })
+}
+
+/// Buffers of links: an all-reduce keeps the sum, its own part and the result, and what goes to and comes from each peer; two more
+/// tensors served to time all-reduces. Stages receive and hand over the hidden states of a step.
+fn links(holding: &Holding<'_>, seat: &Seat) -> usize {
+    let (shape, plan, tokens) = (&holding.sizes.shape, holding.plan, seat.step_tokens());
+    let peers = seat.ranks.saturating_sub(1);
+    let message = payload_bytes(seat.exchange, STEP_TOKENS_MAX, shape.embedding_length);
+    let tensor = STEP_TOKENS_MAX * shape.embedding_length * FLOAT;
+    let all_reduce = if peers > 0 { 3 * tensor + 2 * (1 + peers) * message } else { 0 };
+    let hops = usize::from(!plan.is_first_stage()) + usize::from(!plan.is_last_stage(shape));
+    let hand_overs = hops * payload_bytes(seat.exchange.hand_over(), tokens, shape.embedding_length);
+    all_reduce + hand_overs + (seat.ranks * seat.stages).saturating_sub(1) * LINK_BYTES
+}

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""What `console topology check` says that each node will take, beside the peak that the kernel counts (VmHWM): real daemons serve
+prompts that fill the KV cache, then as many answers as there are slots, with texts that repeat themselves, so that steps are filled with drafts.
+
+usage: tests/limits/memory.py [--short] [--json]
+
+Ends with 1 where a node of at least 100 MB is more than 5 % away, or a smaller one more than 8 MiB. Makes its models under
+target/limits with make_model (random weights, real shapes); the daemons are the released ones.
+"""
+import argparse
+import json
+import os
+import random
+import re
+import string
+import subprocess
+import sys
+import threading
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+FOLDER = os.path.join(ROOT, "target", "limits")
+sys.path.append(os.path.join(ROOT, "tests", "python"))
+import bramble
+
+# Shape, format, layers (None: all), layout, nodes, context, slots.
+SHORT = [
+    ("tinyllama-1.1b", "q4_0", 6, "tp1", 1, 512, 16),
+    ("tinyllama-1.1b", "q4_0", 6, "tp2", 2, 512, 4),
+    ("tinyllama-1.1b", "q4_0", 6, "pp2", 2, 512, 16),
+]
+LONG = SHORT + [
+    ("tinyllama-1.1b", "q4_0", None, "tp1", 1, 1024, 1),
+    ("tinyllama-1.1b", "q4_0", None, "tp2", 2, 4096, 16),
+    ("tinyllama-1.1b", "q4_0", None, "pp2", 2, 4096, 16),
+    ("tinyllama-1.1b", "q8_0", None, "tp4", 4, 1024, 16),
+    ("llama-3.2-1b", "q4_k_m", None, "tp1", 1, 2048, 16),
+    ("llama-3.2-1b", "q4_k_m", None, "tp2", 2, 2048, 16),
+    ("llama-3.2-1b", "q4_k_m", None, "pp2", 2, 2048, 32),
+    ("qwen3-0.6b", "q4_0", None, "tp1", 1, 2048, 16),
+    ("qwen3-0.6b", "q4_0", None, "tp2", 2, 2048, 16),
+    ("qwen3-0.6b", "q4_0", None, "pp2", 2, 1024, 16),
+    ("qwen3-30b-a3b", "q4_0", 2, "tp2", 2, 1024, 16),
+]
+TOLERANCE, SMALL, ABSOLUTE = 0.05, 100_000_000, 8 << 20
+
+
+def made(shape, form, layers):
+    """The model's file, made once."""
+    if layers is None:
+        return bramble.model(shape, form, FOLDER)
+    path = os.path.join(FOLDER, f"{shape}-{layers}-{form}.gguf")
+    if not os.path.exists(path):
+        os.makedirs(FOLDER, exist_ok=True)
+        command = [bramble.program("make_model"), shape, form, path + ".part", "--layers", str(layers)]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        os.rename(path + ".part", path)
+    return path
+
+
+def peak(daemon):
+    with open(f"/proc/{daemon.process.pid}/status") as file:
+        return int(re.search(r"^VmHWM:\s+(\d+) kB", file.read(), re.M).group(1)) * 1024
+
+
+def topology(path, model, layout, daemons, context, slots):
+    """Writes a topology file: only there slots can be said."""
+    stages = [daemons] if layout.startswith("tp") else [[daemon] for daemon in daemons]
+    with open(path, "w") as file:
+        file.write(f'model = "{model}"\ncontext_length = {context}\nslots = {slots}\n')
+        for stage in stages:
+            nodes = ", ".join(f'"{daemon.address}"' for daemon in stage)
+            file.write(f"[[stage]]\nnodes = [{nodes}]\n")
+
+
+def load(daemons, model, context, slots):
+    """Fills the KV cache with prompts of the whole context, then runs as many answers as there are slots."""
+    def ask(prompt, tokens):
+        try:
+            bramble.generate(daemons, model, prompt, tokens)
+        except bramble.Failed as error:
+            failed.append(str(error))
+
+    failed, chance = [], random.Random(1)
+    # One fills all but a block for each further slot, which a second with another text takes.
+    for _ in range(2):
+        ask("".join(chance.choice(string.ascii_lowercase) for _ in range(context - 12)), 8)
+    letters = string.ascii_lowercase + string.ascii_uppercase
+    shortest = context * 2 // 3 // slots
+    prompts = [((letters[index] + "abcdefg") * 8)[: min(64, shortest)] for index in range(slots)]
+    threads = [threading.Thread(target=ask, args=(prompt, min(96, shortest))) for prompt in prompts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        sys.exit(f"requests failed: {failed[0]}")
+
+
+def measure(shape, form, layers, layout, nodes, context, slots):
+    path = made(shape, form, layers)
+    model = os.path.basename(path)
+    with bramble.Cluster(FOLDER) as cluster:
+        daemons = [cluster.add(f"n{index}", address, settings=bramble.QUIET) for index, address in enumerate(bramble.loopback(nodes))]
+        file = os.path.join(cluster.folder, "topology.toml")
+        topology(file, model, layout, daemons, context, slots)
+        told = bramble.console("topology", "check", file)["members"]
+        bramble.console("topology", "assign", file, "--yes")
+        load(daemons, model, context, slots)
+        return [{"model": model, "layout": layout, "context": context, "slots": slots, "node": daemon.name,
+                 "predicted": one["memory"], "peak": peak(daemon)} for daemon, one in zip(daemons, told)]
+
+
+def is_near(one):
+    difference = abs(one["predicted"]["total"] - one["peak"])
+    return difference <= (one["peak"] * TOLERANCE if one["peak"] >= SMALL else ABSOLUTE)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true", help="three layouts of a model of 200 MB")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    found = []
+    if not arguments.json:
+        print(f"{'model':<28} {'layout':<7} {'context':>7} {'slots':>5} {'node':<5}"
+              f"{'weights':>9}{'KV':>8}{'state':>7}{'working':>9}{'total':>9}{'peak':>9}  MiB   off")
+    for case in SHORT if arguments.short else LONG:
+        for one in measure(*case):
+            found.append(one)
+            if not arguments.json:
+                parts = one["predicted"]
+                mib = [parts[name] / 2**20 for name in ("weights", "kv", "state", "working", "total")] + [one["peak"] / 2**20]
+                widths = (9, 8, 7, 9, 9, 9)
+                figures = "".join(f"{value:>{width}.1f}" for value, width in zip(mib, widths))
+                off = 100 * (parts["total"] / one["peak"] - 1)
+                print(f"{one['model']:<28} {one['layout']:<7} {one['context']:>7} {one['slots']:>5} {one['node']:<5}{figures}      "
+                      f"{off:+5.1f} %{'' if is_near(one) else '  MISSED'}", flush=True)
+    if arguments.json:
+        print(json.dumps(found))
+    if not all(map(is_near, found)):
+        sys.exit("a node takes another amount of memory than was said")
+
+
+if __name__ == "__main__":
+    bramble.command(main)
