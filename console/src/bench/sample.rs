@@ -78,6 +78,12 @@ impl Stages {
         ]
     }
 
+    /// Share of waiting for other ranks and of the wire in what the head did.
+    pub fn network_fraction(self) -> f64 {
+        let network = self.wait + self.wire;
+        ratio(network, self.compute + self.threads + network)
+    }
+
     /// The same with `rest` so that all make up a TTFT.
     pub fn filled(self, ttft_ms: f64) -> Self {
         let known: f64 = self.named()[..8].iter().map(|(_, time)| time).sum();

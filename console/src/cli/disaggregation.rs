@@ -30,7 +30,7 @@ use super::{
     options::{Assignment, layout},
     output,
 };
-use crate::client::{event::GenerateEvent, generate::generate, session::Session};
+use crate::client::{assign::propose, event::GenerateEvent, generate::generate, session::Session};
 
 const NEXT: &str = "console bench disagg --help";
 /// Times between tokens of each answer before a prompt comes.
@@ -39,6 +39,8 @@ const QUIET_GAPS: usize = 48;
 const BEGIN: Duration = Duration::from_secs(120);
 /// Answers that run beside a prompt, at most: every head has as many slots at least, and one for the prompt.
 const RUNNING_MAX: i64 = 3;
+/// Positions that a prompt and its answer may take beyond their tokens: what is left of their last block.
+const BLOCK: u32 = 32;
 
 /// A running answer may take this part of the context: a prompt beside it must find its blocks, too.
 const ANSWER_SHARE: u32 = 8;
@@ -54,12 +56,15 @@ pub(super) struct Disaggregation {
     /// The same nodes with roles and without [default: half of them prefill:tpN+decode:tpN, against dp2-tpN]
     #[arg(long, value_delimiter = ',', value_name = "T,T", num_args = 2, value_parser = layout)]
     topologies: Vec<Layout>,
-    /// Lengths of prompts in tokens; those that the context does not hold beside the answers are left out
+    /// Lengths of prompts in tokens; without --context the context is as long as the longest needs, at most the model's
     #[arg(long, value_delimiter = ',', value_name = "N,..", default_value = "128,512,1024,2048,4096,8192",
         value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     prompts: Vec<u32>,
+    /// Tokens generated after each prompt
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    tokens: u32,
     /// Answers that run meanwhile
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=RUNNING_MAX))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(0..=RUNNING_MAX))]
     running: u16,
     /// Runs of each length; the median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=25))]
@@ -77,6 +82,8 @@ pub(super) struct Disaggregation {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Found {
     ttft: f64,
+    /// Time per token of its answer behind the first.
+    tpot: f64,
     /// p95 of the time between tokens of running answers: before, and while the prompt was computed.
     quiet: f64,
     beside: f64,
@@ -92,40 +99,70 @@ pub(super) async fn run(options: Disaggregation) -> Result<u8, Failure> {
     let purpose = format!("{} and {}, one after the other", layouts[0], layouts[1]);
     let cleared = clear_way(&options.nodes, &purpose, options.consent, options.json);
     let Some(sessions) = interrupts.end(cleared).await? else { return Ok(0) };
-    let mut found = Vec::new();
+    let (mut found, mut longest) = (Vec::new(), u32::MAX);
     for layout in layouts {
         let mut wanted = options.assignment.wanted(sessions.len(), &options.model);
         wanted.layout = layout;
+        if wanted.context_length.is_none() {
+            let (_, card) = interrupts.end(propose(&sessions, &wanted)).await?;
+            wanted.context_length = Some(options.context().min(card.context_length));
+        }
         let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
         let context = assigned.topology.context_length;
         let mut rows = Vec::new();
-        let room = context - (context / ANSWER_SHARE) * u32::from(options.running);
-        for tokens in options.prompts.iter().copied().filter(|tokens| *tokens < room) {
+        for tokens in options.prompts.iter().copied().filter(|tokens| options.needed(*tokens) <= context) {
             let mut runs = Vec::new();
             for _ in 0..options.repeats {
                 let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
                 let answers = Answers::start(&sessions, layout, (options.running, context));
-                let run = beside(&sessions[head.index()..=head.index()], tokens, &answers, &mut interrupts).await;
+                let head = &sessions[head.index()..=head.index()];
+                let run = beside(head, (tokens, options.tokens), &answers, &mut interrupts).await;
                 answers.end().await;
                 runs.push(run?);
             }
             rows.push((tokens, median(runs)));
         }
+        longest = longest.min(context);
         found.push((layout, rows));
     }
     let rows: Vec<Row> = rows(&found);
     if options.json {
         let rows: Vec<Value> = rows.iter().map(Row::object).collect();
+        let left_out: Vec<Value> = options
+            .left_out(longest)
+            .map(|(tokens, context)| json!({"prompt_tokens": tokens, "context": longest, "needed_context": context}))
+            .collect();
         output::line(
-            &json!({"roles": found[0].0.to_string(), "alike": found[1].0.to_string(), "rows": rows}).to_string(),
+            &json!({"roles": found[0].0.to_string(), "alike": found[1].0.to_string(), "tokens": options.tokens,
+                "running": options.running, "rows": rows, "left_out": left_out})
+            .to_string(),
         );
     } else {
         table(&found[0].0, &found[1].0, &rows).iter().for_each(|line| output::line(line));
+        for (tokens, context) in options.left_out(longest) {
+            output::line(&format!("{tokens:>7}  -- (context {longest}; --context {context})"));
+        }
     }
     Ok(0)
 }
 
 impl Disaggregation {
+    /// The context that a prompt needs with its answer beside those that run.
+    fn needed(&self, tokens: u32) -> u32 {
+        let own = tokens.saturating_add(self.tokens).saturating_add(BLOCK);
+        (u64::from(own) * u64::from(ANSWER_SHARE)).div_ceil(u64::from(ANSWER_SHARE) - u64::from(self.running)) as u32
+    }
+
+    /// The context that all prompts need.
+    fn context(&self) -> u32 {
+        self.prompts.iter().map(|tokens| self.needed(*tokens)).max().unwrap_or(1)
+    }
+
+    /// Prompts for which a context is too short, and the one that would do.
+    fn left_out(&self, context: u32) -> impl Iterator<Item = (u32, u32)> {
+        self.prompts.iter().map(|tokens| (*tokens, self.needed(*tokens))).filter(move |(_, needed)| *needed > context)
+    }
+
     /// With roles, and without.
     fn layouts(&self) -> Result<[Layout; 2], String> {
         if self.assignment.topology.is_some() {
@@ -239,7 +276,7 @@ fn request(tokens: Vec<u32>, max_tokens: u32) -> Generate {
 /// One prompt beside running answers.
 async fn beside(
     head: &[Arc<Session>],
-    tokens: u32,
+    (tokens, generated): (u32, u32),
     answers: &Answers,
     interrupts: &mut Interrupts,
 ) -> Result<Found, Failure> {
@@ -247,13 +284,15 @@ async fn beside(
     let begin = Instant::now();
     interrupts.end(answers.wait(8 + QUIET_GAPS)).await?;
     let asked = Instant::now();
-    let completion = complete(head, request(prompt(tokens), 1), false, interrupts).await?;
+    let completion = complete(head, request(prompt(tokens), generated), false, interrupts).await?;
     if let Some(code) = completion.interrupted {
         return Err(Failure::Interrupted { code });
     }
     let times = &completion.finished.times;
-    let (quiet, beside) = (answers.p95(begin, asked), answers.p95(asked, Instant::now()));
-    Ok(Found { ttft: times.ttft_ms(), quiet, beside, transfer: transfer(&times.transfer) })
+    // Until its first token: then it is an answer like the others.
+    let first = asked + Duration::from_nanos(times.first_token.0);
+    let (quiet, beside) = (answers.p95(begin, asked), answers.p95(asked, first));
+    Ok(Found { ttft: times.ttft_ms(), tpot: times.tpot_ms(), quiet, beside, transfer: transfer(&times.transfer) })
 }
 
 /// The median of each figure.
@@ -262,9 +301,10 @@ fn median(mut runs: Vec<Found>) -> Found {
         runs.sort_by(|one, two| part(one).total_cmp(&part(two)));
         runs.get(runs.len() / 2).map_or(0.0, part)
     };
+    let tpot = of(|run| run.tpot);
     let (quiet, beside, ttft) = (of(|run| run.quiet), of(|run| run.beside), of(|run| run.ttft));
     let transfer = runs.get(runs.len() / 2).map_or(Value::Null, |run| run.transfer.clone());
-    Found { ttft, quiet, beside, transfer }
+    Found { ttft, tpot, quiet, beside, transfer }
 }
 
 /// A length of prompts on both topologies.
@@ -289,7 +329,8 @@ impl Row {
     /// Whether roles are worth it for such prompts: a difference below a tenth is none.
     fn verdict(&self) -> &'static str {
         let first = ratio(self.roles.ttft, self.alike.ttft);
-        let answers = ratio(self.roles.beside, self.alike.beside);
+        // Where none run, nothing of them changes.
+        let answers = if self.alike.beside > 0.0 { ratio(self.roles.beside, self.alike.beside) } else { 1.0 };
         match (first <= 0.9, first <= 1.1, answers <= 0.9, answers <= 1.1) {
             (true, _, true, _) => "yes: for the first token and for running answers",
             (_, true, true, _) => "yes: for running answers",
@@ -301,7 +342,7 @@ impl Row {
     }
 
     fn object(&self) -> Value {
-        let part = |found: &Found| json!({"ttft_ms": found.ttft, "quiet_p95_ms": found.quiet, "beside_p95_ms": found.beside, "transfer": found.transfer});
+        let part = |found: &Found| json!({"ttft_ms": found.ttft, "tpot_ms": found.tpot, "quiet_p95_ms": found.quiet, "beside_p95_ms": found.beside, "transfer": found.transfer});
         json!({"prompt_tokens": self.tokens, "roles": part(&self.roles), "alike": part(&self.alike), "worth_it": self.verdict()})
     }
 }
@@ -309,15 +350,21 @@ impl Row {
 fn table(roles: &Layout, alike: &Layout, rows: &[Row]) -> Vec<String> {
     let mut lines = vec![
         format!(
-            "{roles} against {alike}; ms: first token of a prompt, p95 between tokens of running answers meanwhile (before)"
+            "{roles} against {alike}; ms: first token of a prompt, of it computing and visible transfer, time per token of its answer; p95 between tokens of running answers meanwhile (before)"
         ),
-        format!("{:>7}  {:>9} {:>18}   {:>9} {:>18}   worth it", "prompt", "roles", "answers", "alike", "answers"),
+        format!(
+            "{:>7}  {:>9} {:>9} {:>9} {:>7} {:>18}   {:>9} {:>7} {:>18}   worth it",
+            "prompt", "roles", "prefill", "transfer", "decode", "answers", "alike", "decode", "answers"
+        ),
     ];
     let answers = |found: &Found| format!("{:.1} ({:.1})", found.beside, found.quiet);
     lines.extend(rows.iter().map(|row| {
         let Row { tokens, roles, alike } = row;
         let (one, two) = (answers(roles), answers(alike));
-        format!("{tokens:>7}  {:>9.0} {one:>18}   {:>9.0} {two:>18}   {}", roles.ttft, alike.ttft, row.verdict())
+        let part = |name: &str| roles.transfer[name].as_f64().map_or("-".into(), |time| format!("{time:.0}"));
+        let (prefill, visible) = (part("compute_ms"), part("visible_ms"));
+        let first = format!("{tokens:>7}  {:>9.0} {prefill:>9} {visible:>9} {:>7.1} {one:>18}", roles.ttft, roles.tpot);
+        format!("{first}   {:>9.0} {:>7.1} {two:>18}   {}", alike.ttft, alike.tpot, row.verdict())
     }));
     lines
 }

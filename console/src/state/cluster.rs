@@ -216,12 +216,15 @@ pub fn requests(state: &State) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use shared::protocol::error::{Fault, FaultKind, Loss};
+    use shared::{
+        protocol::error::{Fault, FaultKind, Loss},
+        topology::rolling::{Phase, Rolling},
+    };
 
     use super::*;
     use crate::{
         fixtures::{Story, running},
-        state::{Page, standing, sync::Picture, tables},
+        state::{Page, node::Link, standing, sync::Picture, tables},
     };
 
     #[test]
@@ -259,6 +262,32 @@ mod tests {
         let words: Vec<_> = rows.iter().map(|row| (row.cells[1].text.as_str(), row.cells[1].tone)).collect();
         let waits = ("waits for pi2", Tone::Warn);
         assert_eq!(words, [waits, waits, ("stale 2 s", Tone::Warn), waits]);
+    }
+
+    #[test]
+    fn in_a_planned_restart_the_node_restarts_and_the_others_wait_for_it() {
+        let mut story = Story::generating();
+        let node = story.state.nodes[2].name().to_owned();
+        let targets = vec![(node.clone(), story.state.nodes[2].address.clone())];
+        story.state.rolling = Some(Rolling {
+            targets,
+            done: 0,
+            before: Some(1),
+            phase: Phase::Runs,
+            drain_ms: 0,
+            by: String::new(),
+            revision: 1,
+        });
+        let gone = Fault::new(&node, FaultKind::NodeLost { how: Loss::Left });
+        story.state.nodes[2].link = Link::Lost { fault: gone.clone(), was_open: true };
+        for other in [0, 1, 3] {
+            let fault = Some(gone.clone());
+            story.report(other, NodeReport { fault, ..running(other, NodeState::Faulted, false) });
+        }
+        let rows = table(&story.state).rows;
+        let words: Vec<_> = rows.iter().map(|row| (row.cells[1].text.as_str(), row.cells[1].tone)).collect();
+        let waits = ("waits for pi2", Tone::Warn);
+        assert_eq!(words, [waits, waits, ("restarting", Tone::Warn), waits], "nothing of it is an alarm");
     }
 
     #[test]

@@ -1,104 +1,11 @@
 //! Who holds the others up: the ranks in the order of the time that the others spent on waiting for their parts alone.
-use std::{collections::VecDeque, time::Duration};
-
 use shared::{
-    ids::MemberIndex,
     latency::ratio,
-    telemetry::{self, Lateness, NodeReport, WINDOW_STEPS},
+    telemetry::{self, window::heard},
     units::Nanoseconds,
 };
 
 use crate::state::State;
-
-/// What counts is the last so much time with all-reduces, or the last [`WINDOW_STEPS`] steps where they take less: on fast nodes
-/// seconds of good times would hide a rank that has become slow.
-const WINDOW: Duration = Duration::from_secs(5);
-/// Most reports that are kept of a node.
-const REPORTS_MAX: usize = 128;
-
-/// Sums of one report's all-reduces.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Interval {
-    at: Duration,
-    count: u64,
-    /// Own computing, waiting, wire in nanoseconds.
-    times: [u64; 3],
-    late: Vec<Lateness>,
-}
-
-/// A node's latest all-reduces.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Window {
-    intervals: VecDeque<Interval>,
-}
-
-impl Window {
-    /// Takes a report in; one without all-reduces says nothing.
-    pub fn record(&mut self, at: Duration, report: &NodeReport) {
-        if report.layers.is_empty() {
-            return;
-        }
-        let mut interval = Interval { at, late: report.lateness.clone(), ..Interval::default() };
-        for sync in &report.layers {
-            let count = u64::from(sync.count);
-            interval.count += count;
-            let means = [sync.compute, sync.wait, sync.wire];
-            interval.times.iter_mut().zip(means).for_each(|(sum, mean)| *sum += mean.0.saturating_mul(count));
-        }
-        self.intervals.push_back(interval);
-        let (mut count, per_step) = (self.count(), report.layers.len() as u64);
-        while let Some(first) = self.intervals.front() {
-            let is_spare = count - first.count >= u64::from(WINDOW_STEPS) * per_step;
-            if !is_spare && self.intervals.len() <= REPORTS_MAX && first.at + WINDOW >= at {
-                break;
-            }
-            count -= first.count;
-            self.intervals.pop_front();
-        }
-    }
-
-    /// Forgets everything: another topology runs.
-    pub fn clear(&mut self) {
-        self.intervals.clear();
-    }
-
-    fn times(&self) -> [u64; 3] {
-        let add = |mut sum: [u64; 3], interval: &Interval| {
-            sum.iter_mut().zip(interval.times).for_each(|(sum, time)| *sum += time);
-            sum
-        };
-        self.intervals.iter().fold([0; 3], add)
-    }
-
-    fn count(&self) -> u64 {
-        self.intervals.iter().map(|interval| interval.count).sum()
-    }
-
-    /// What this node heard of a rank is added to `sums`.
-    fn add(&self, rank: usize, sums: &mut Heard) {
-        for late in self.intervals.iter().flat_map(|interval| &interval.late).filter(|late| late.rank.index() == rank) {
-            sums.last += u64::from(late.count);
-            sums.late += late.time.0;
-            sums.heard += u64::from(late.heard);
-            sums.first = sums.first.saturating_add(late.first.0);
-            sums.way = sums.way.saturating_add(late.way.0);
-        }
-        sums.count += self.count();
-        sums.time += self.times().iter().sum::<u64>();
-    }
-}
-
-/// What others heard of a rank: their all-reduces and nanoseconds in all, those in which it was late, those in which it sent something.
-#[derive(Clone, Copy, Debug, Default)]
-struct Heard {
-    count: u64,
-    time: u64,
-    last: u64,
-    late: u64,
-    heard: u64,
-    first: u64,
-    way: u64,
-}
 
 /// A rank as it stands among the others.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -125,13 +32,7 @@ pub fn ranks(state: &State) -> Vec<RankRow> {
     let places: Vec<Option<usize>> = (0..topology.members.len()).map(|member| state.place_of(member)).collect();
     let window = |member: usize| places[member].map(|place| &state.nodes[place].window);
     let row = |member: usize| {
-        // Only its own stage hears of it, by its rank in the replica.
-        let place = topology.place(MemberIndex(member as u16));
-        let first = topology.layout.members(place.replica).start;
-        let stage = place.group.clone().map(|rank| first + usize::from(rank));
-        let observers = stage.filter(|other| *other != member && *other < places.len()).filter_map(window);
-        let mut heard = Heard::default();
-        observers.for_each(|observer| observer.add(place.rank.index(), &mut heard));
+        let heard = heard(topology, member, window);
         let own = window(member);
         let (times, all_reduces) = own.map_or(([0; 3], 0), |window| (window.times(), window.count()));
         let total: u64 = times.iter().sum();
@@ -160,7 +61,44 @@ pub fn straggler(rows: &[RankRow]) -> Option<&RankRow> {
 mod tests {
     use super::*;
     use crate::fixtures::{NODES, Story, running};
-    use shared::{ids::Rank, telemetry::NodeState, topology::Layout};
+    use shared::{
+        ids::Rank,
+        telemetry::{
+            HopSync, Lateness, NodeReport, NodeState,
+            window::{REPORTS_MAX, Window, culprits},
+        },
+        topology::Layout,
+        units::Bytes,
+    };
+
+    #[test]
+    fn metrics_name_whom_the_dashboard_names_and_hops_that_take_too_long() {
+        let state = Story::generating().state;
+        let (topology, _) = state.topology().expect("one runs");
+        let mut windows: Vec<Window> = state.nodes.iter().map(|node| node.window.clone()).collect();
+        let reports: Vec<Option<&NodeReport>> = state.nodes.iter().map(|node| node.report.as_ref()).collect();
+        let of = |windows: &[Window]| culprits(topology, &reports, &windows.iter().map(Some).collect::<Vec<_>>());
+        let found = of(&windows);
+        assert_eq!(found.nodes.iter().map(|(member, _)| *member).collect::<Vec<_>>(), [2]);
+        assert_eq!(found.hops, []);
+        assert_eq!(culprits(topology, &reports, &[]).nodes, [], "nobody is named while nothing is computed");
+        // As few in a report as slow stages have in a quarter of a second.
+        let slow = |p50: u64| HopSync {
+            from: Rank(0),
+            count: 4,
+            timed: 4,
+            p50: Nanoseconds(p50),
+            bytes: Bytes(4 * 8192),
+            ..HopSync::default()
+        };
+        for (time, reports, expected) in [(160_000, 16, vec![]), (760_000, 7, vec![]), (760_000, 8, vec![(0, 1)])] {
+            windows[1].clear();
+            let report = NodeReport { hops: vec![slow(time)], ..running(1, NodeState::Serving, false) };
+            (0..reports).for_each(|_| windows[1].record(state.now, &report));
+            assert_eq!(of(&windows).hops, expected, "{reports} reports of {time} ns");
+            assert!(windows[1].is_since(state.now));
+        }
+    }
 
     #[test]
     fn the_rank_that_the_others_wait_for_is_first_and_named() {
@@ -229,7 +167,7 @@ mod tests {
         for _ in 0..2 * REPORTS_MAX {
             story.all_report(NodeState::Serving, true);
         }
-        assert!(story.state.nodes.iter().all(|node| node.window.intervals.len() <= REPORTS_MAX));
+        assert!(story.state.nodes.iter().all(|node| node.window.reports() <= REPORTS_MAX));
         let mut report = running(0, NodeState::Ready, false);
         report.epoch = report.epoch.next();
         story.report(0, report);

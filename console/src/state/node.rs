@@ -4,11 +4,13 @@ use std::{collections::VecDeque, time::Duration};
 use shared::{
     ids::LayerIndex,
     protocol::error::Fault,
-    telemetry::{HopSync, LayerSync, LoadProgress, NodeReport, NodeState, StageTime, SyncKind, hop::LATEST},
+    telemetry::{
+        HopSync, LayerSync, LoadProgress, NodeReport, NodeState, StageTime, SyncKind, hop::LATEST, window::Window,
+    },
     units::{Bytes, Nanoseconds},
 };
 
-use crate::state::{clean::clean_line, history::History, lateness::Window};
+use crate::state::{clean::clean_line, history::History};
 
 /// A node that sent nothing for longer than this is stale.
 pub const STALE_AFTER: Duration = Duration::from_secs(2);

@@ -107,7 +107,7 @@ fn parts(memory: &RankMemory) -> String {
     let mib = |bytes: Bytes| (bytes.0 as f64 / (1_u64 << 20) as f64).round();
     let RankMemory { weights, kv, state, working } = *memory;
     format!(
-        "{:>5} weights +{:>4} KV +{} state +{:>4} working ={:>6} MiB",
+        "{:>5} weights +{:>4} KV +{} state +{:>4} working={:>6} MiB",
         mib(weights),
         mib(kv),
         mib(state),
@@ -137,7 +137,7 @@ fn rank(
         .map_or_else(String::new, |kv| format!("{} of {} KV blocks", kv.held + kv.kept, kv.total));
     let head =
         if member == first && topology.place(shared::ids::MemberIndex(member as u16)).is_head() { "head" } else { "" };
-    let text = format!(" {}  {}  {} {}", fit(&clean_line(&known.name), 10), memory, fit(head, 4), blocks);
+    let text = format!(" {} {} {memory}  {blocks}", fit(&clean_line(&known.name), 10), fit(head, 4));
     let text_style: Style = if is_live { theme.plain } else { theme.dim };
     vec![
         Span::styled(format!("   {sign}{:<3}", member - first), style),

@@ -22,6 +22,7 @@ use std::{
 };
 
 use shared::{
+    schedule::table::TableRow,
     tokenizer::Tokenizer,
     topology::{Place, Role},
 };
@@ -79,15 +80,19 @@ fn tune(group: &mut Group) -> Result<(), EngineError> {
     if group.links().is_some_and(|links| links.stage().len() > 1) {
         group.accounting.publish(group.table());
         for row in &group.table().rows {
-            let timed: Vec<String> = row.timed.iter().map(|(name, time)| format!("{name} {time}")).collect();
-            // The fastest in the list is not always the one in use: that needs a margin.
-            let (tokens, algorithm, timed) = (row.tokens, row.algorithm, timed.join(", "));
-            tracing::info!(
-                "all-reduces of up to {tokens} tokens: {algorithm} (measured: {timed}; another one must be 15 % faster than the usual one)"
-            );
+            tracing::info!("{}", decided(row));
         }
     }
     Ok(())
+}
+
+/// What was decided for a row of the table, with the times that decided: the fastest is not always the one in use, that needs a margin.
+fn decided(row: &TableRow) -> String {
+    let timed: Vec<String> = row.timed.iter().map(|(name, time)| format!("{name} {time}")).collect();
+    let (tokens, algorithm, timed) = (row.tokens, row.algorithm, timed.join(", "));
+    format!(
+        "all-reduces of up to {tokens} tokens: {algorithm} (measured: {timed}; another one must be 15 % faster than the usual one)"
+    )
 }
 
 /// Runs an engine until it is told to stop or cannot go on. It holds its links until then: a rank that fails because
@@ -125,4 +130,20 @@ pub fn run(setup: Setup, orders: &Receiver<EngineOrder>, sink: &dyn Fn(Progress)
         _ => Progress::Broken { rank: None, reason },
     });
     while !matches!(orders.recv(), Ok(EngineOrder::Stop) | Err(_)) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{schedule::Algorithm, units::Nanoseconds};
+
+    use super::*;
+
+    #[test]
+    fn a_choice_that_is_not_the_fastest_says_why() {
+        let times = [(Algorithm::Direct, 128), (Algorithm::ReduceScatter, 139)];
+        let timed = times.map(|(algorithm, us)| (algorithm, Nanoseconds(us * 1000))).to_vec();
+        let said = decided(&TableRow { tokens: 64, algorithm: Algorithm::ReduceScatter, timed });
+        assert!(said.starts_with("all-reduces of up to 64 tokens: rs-ag (measured: direct 128"), "{said}");
+        assert!(said.ends_with("another one must be 15 % faster than the usual one)"), "{said}");
+    }
 }

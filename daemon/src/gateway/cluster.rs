@@ -15,7 +15,10 @@ use shared::{
         recovery::Committed,
         session::Session,
     },
-    telemetry::{NodeReport, NodeState},
+    telemetry::{
+        NodeReport, NodeState,
+        window::{Culprits, Window, culprits},
+    },
     topology::{Exclusion, Member, Topology},
 };
 use tokio::{
@@ -30,6 +33,8 @@ const INTERVAL_MS: u32 = 250;
 const LOOK: Duration = Duration::from_millis(250);
 /// While nothing serves a request waits for this: what was assigned a moment ago is known only with the next report.
 pub(super) const GRACE: Duration = Duration::from_millis(600);
+/// A report that is older says nothing of what slows the cluster down now.
+const FRESH: Duration = Duration::from_secs(5);
 /// Longest pause before a node that is away is dialled again.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
@@ -38,6 +43,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 pub(super) struct Seen {
     pub(super) report: Arc<NodeReport>,
     pub(super) at: Instant,
+    /// Its latest all-reduces.
+    pub(super) window: Window,
 }
 
 /// One replica of the running topology.
@@ -81,6 +88,8 @@ struct Known {
     latest: Option<(Epoch, TopologyHash, Arc<Topology>)>,
     /// When a node said last that it serves.
     served: Option<Instant>,
+    /// The topology that the windows are of.
+    judged: Option<TopologyHash>,
 }
 
 /// The nodes.
@@ -91,6 +100,8 @@ pub(super) struct Cluster {
     identity: Identity,
     silent: Duration,
     known: Mutex<Known>,
+    /// What windows count from.
+    begun: Instant,
     /// Told after each report.
     pub(super) changed: Notify,
 }
@@ -98,7 +109,7 @@ pub(super) struct Cluster {
 impl Cluster {
     /// Knows nothing yet; `own` is this node's address.
     pub(super) fn new(own: String, peers: Vec<String>, identity: Identity, silent: Duration) -> Self {
-        Self { own, peers, identity, silent, known: Mutex::default(), changed: Notify::new() }
+        Self { own, peers, identity, silent, known: Mutex::default(), begun: Instant::now(), changed: Notify::new() }
     }
 
     /// What this node served before its start comes back by itself: until reports say otherwise requests wait for it.
@@ -226,7 +237,31 @@ impl Cluster {
                 known.latest = Some((report.epoch, *hash, Arc::new(topology.clone())));
             }
         }
-        known.nodes.insert(address.into(), Seen { report: Arc::new(report), at: Instant::now() });
+        let mut window = known.nodes.remove(address).map(|seen| seen.window).unwrap_or_default();
+        let latest = known.latest.as_ref().map(|(_, hash, _)| *hash);
+        if known.judged != latest {
+            // Another topology has other ranks.
+            known.judged = latest;
+            known.nodes.values_mut().for_each(|seen| seen.window.clear());
+            window.clear();
+        }
+        window.record(self.begun.elapsed(), &report);
+        known.nodes.insert(address.into(), Seen { report: Arc::new(report), at: Instant::now(), window });
+    }
+
+    /// What slows the running topology down, with the names of its members.
+    pub(super) fn culprits(&self) -> Option<(Arc<Topology>, Culprits)> {
+        let known = self.known();
+        let (_, _, topology) = known.latest.as_ref()?;
+        let seen: Vec<Option<&Seen>> = topology.members.iter().map(|member| known.nodes.get(&member.address)).collect();
+        // What a node said long ago says nothing of now.
+        let is_fresh = |seen: &&Seen| seen.at.elapsed() < FRESH;
+        let seen: Vec<Option<&Seen>> = seen.into_iter().map(|seen| seen.filter(is_fresh)).collect();
+        let reports: Vec<Option<&NodeReport>> = seen.iter().map(|seen| seen.map(|seen| &*seen.report)).collect();
+        let begin = self.begun.elapsed().saturating_sub(FRESH);
+        let windows: Vec<Option<&Window>> =
+            seen.iter().map(|seen| seen.map(|seen| &seen.window).filter(|window| window.is_since(begin))).collect();
+        Some((Arc::clone(topology), culprits(topology, &reports, &windows)))
     }
 
     /// What this node says of itself.

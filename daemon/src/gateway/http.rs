@@ -249,6 +249,7 @@ async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
         occupancy: gateway.admission.occupancy(),
         own: own.as_ref().map(|seen| &*seen.report),
         running: gateway.running.load(Ordering::Relaxed),
+        culprits: gateway.cluster.culprits(),
         replicas: gateway.cluster.serving().replicas.iter().map(replica).collect(),
     };
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];

@@ -3,11 +3,12 @@
 use std::{
     collections::BTreeMap,
     fmt::Write,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use shared::{
-    telemetry::{HopSync, KvUse, NodeReport, NodeState},
+    telemetry::{HopSync, KvUse, NodeReport, NodeState, Warning, window::Culprits},
+    topology::Topology,
     units::Nanoseconds,
 };
 
@@ -78,6 +79,8 @@ pub(super) struct Moment<'a> {
     /// Answers that this gateway has under way, waiting ones too.
     pub(super) running: u32,
     pub(super) own: Option<&'a NodeReport>,
+    /// What slows the running topology down.
+    pub(super) culprits: Option<(Arc<Topology>, Culprits)>,
     /// Name, requests that this gateway runs there, whether it serves, whether it is out.
     pub(super) replicas: Vec<(String, u32, bool, bool)>,
 }
@@ -169,6 +172,9 @@ impl Metrics {
         gauge(&mut text, "bramble_slots", "Places of all replicas", f64::from(places));
         gauge(&mut text, "bramble_slots_taken", "Places taken", f64::from(taken));
         replicas(&mut text, &moment.replicas);
+        if let Some((topology, found)) = &moment.culprits {
+            culprits(&mut text, topology, found);
+        }
         if let Some(own) = moment.own {
             node(&mut text, own);
         }
@@ -190,6 +196,21 @@ fn replicas(text: &mut String, replicas: &[(String, u32, bool, bool)]) {
         for replica in replicas {
             line(text, name, "", &format!("head=\"{}\"", escaped(&replica.0)), value(replica));
         }
+    }
+}
+
+/// Who slows the running topology down: a row for each that is named, none where nobody is. Labels are members' names and the words of
+/// a closed enum.
+fn culprits(text: &mut String, topology: &Topology, found: &Culprits) {
+    let name = |member: &usize| topology.members.get(*member).map_or_else(String::new, |one| escaped(&one.name));
+    header(text, "bramble_straggler", "gauge", "The node that the others wait for, and what its machine says of it");
+    for (member, cause) in &found.nodes {
+        let cause = cause.as_ref().map_or("unknown", Warning::name);
+        line(text, "bramble_straggler", "", &format!("node=\"{}\",cause=\"{cause}\"", name(member)), 1.0);
+    }
+    header(text, "bramble_slow_hop", "gauge", "A hand-over that takes longer than its bytes need on a link of 1 Gb/s");
+    for (from, to) in &found.hops {
+        line(text, "bramble_slow_hop", "", &format!("from=\"{}\",to=\"{}\"", name(from), name(to)), 1.0);
     }
 }
 
@@ -338,7 +359,50 @@ fn escaped(text: &str) -> String {
 mod tests {
     use std::time::Duration;
 
+    use shared::{
+        schedule::Choice,
+        topology::{Exchange, KvFormat, Layout, Member},
+    };
+
     use super::*;
+
+    #[test]
+    fn who_slows_the_cluster_down_is_a_row_and_nobody_is_none() {
+        let member = |name: &str| Member {
+            name: name.into(),
+            address: format!("{name}:9999"),
+            weight: 1,
+            layers: 0..1,
+            cores: vec![0],
+            threads: 1,
+            spin: false,
+        };
+        let topology = Topology {
+            layout: Layout::alike(1, 2, 1),
+            members: vec![member("pi1"), member("p\"2")],
+            model: "m.gguf".into(),
+            identity: Default::default(),
+            content: None,
+            kv: KvFormat::F16,
+            exchange: Exchange::F32,
+            collective: Choice::Auto,
+            context_length: 512,
+            slots: 2,
+        };
+        let rows = |found: Culprits| {
+            let mut text = String::new();
+            culprits(&mut text, &topology, &found);
+            text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(rows(Culprits::default()), Vec::<String>::new());
+        let found = Culprits { nodes: vec![(1, None), (0, Some(Warning::SdCard))], hops: vec![(0, 1)] };
+        let expected = [
+            "bramble_straggler{node=\"p\\\"2\",cause=\"unknown\"} 1",
+            "bramble_straggler{node=\"pi1\",cause=\"sd_card\"} 1",
+            "bramble_slow_hop{from=\"pi1\",to=\"p\\\"2\"} 1",
+        ];
+        assert_eq!(rows(found), expected);
+    }
 
     #[test]
     fn every_line_is_a_comment_or_a_number_and_buckets_add_up() {
@@ -351,7 +415,8 @@ mod tests {
         metrics.answered("/v1/completions", 429);
         let replicas =
             vec![("a\"b".into(), 1, true, false), ("c\\\"} 1\nevil_metric 66\r\u{9b}".into(), 1, true, false)];
-        let text = metrics.text(&Moment { occupancy: Occupancy::default(), running: 2, own: None, replicas });
+        let text =
+            metrics.text(&Moment { occupancy: Occupancy::default(), running: 2, own: None, culprits: None, replicas });
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let (_, value) = line.rsplit_once(' ').expect("a value");
             assert!(value.parse::<f64>().is_ok_and(f64::is_finite), "{line}");

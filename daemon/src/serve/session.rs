@@ -270,3 +270,41 @@ async fn write(mut writer: MessageWriter, mut outgoing: Receiver<Queued>, audit:
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use shared::{
+        latency::RequestTimes,
+        protocol::message::{FinishReason, TokenEvent},
+    };
+
+    use super::*;
+
+    #[test]
+    fn the_end_of_an_answer_tells_when_its_first_token_was_sent() {
+        let response = |id: u64, body: ResponseBody| Response { id: RequestId(id), body };
+        let token = || ResponseBody::Token(TokenEvent { id: Some(1), text: "a".into(), logprobs: Vec::new() });
+        let end = |received: u64| {
+            let times = RequestTimes { received: Nanoseconds(received), ..RequestTimes::default() };
+            let reason = FinishReason::Stop;
+            ResponseBody::Finished(Finished { reason, times, ranks: Vec::new(), sampling_rounds: 0 })
+        };
+        let mut first = FirstTokens::default();
+        first.written(&response(1, token()), Nanoseconds(1500));
+        first.written(&response(1, token()), Nanoseconds(9000));
+        first.written(&response(2, token()), Nanoseconds(7000));
+        let sent = |first: &mut FirstTokens, id: u64, received: u64| {
+            let mut last = response(id, end(received));
+            first.complete(&mut last);
+            let ResponseBody::Finished(Finished { times, .. }) = last.body else { unreachable!("it is an end") };
+            times.sent
+        };
+        assert_eq!(sent(&mut first, 1, 1000), Nanoseconds(500));
+        assert_eq!(sent(&mut first, 1, 1000), Nanoseconds(0), "it is told once");
+        assert_eq!(sent(&mut first, 2, 0), Nanoseconds(0), "an engine that does not say when it began");
+        first.written(&response(3, token()), Nanoseconds(1));
+        let fault = Fault::new("pi1", FaultKind::PromptEmpty);
+        first.written(&response(3, ResponseBody::Failed(fault)), Nanoseconds(2));
+        assert!(first.0.is_empty(), "{first:?}");
+    }
+}

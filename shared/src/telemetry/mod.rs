@@ -9,6 +9,7 @@ pub mod request;
 pub mod straggler;
 pub mod sync;
 pub mod warning;
+pub mod window;
 
 pub use bench::{BenchFound, BenchProgress, KernelBench, LinkBench, LinkTime, NodeBench};
 pub use finding::{Finding, Severity};

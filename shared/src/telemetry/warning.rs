@@ -81,6 +81,33 @@ pub enum Warning {
 }
 
 impl Warning {
+    /// Its kind in one word, for labels: nothing of it comes from a machine.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Throttle(_) => "throttled",
+            Self::HasThrottled(_) => "was_throttled",
+            Self::Hot(_) => "hot",
+            Self::HeldLow(_) => "clock_held_low",
+            Self::Scales(_) => "clock_scales",
+            Self::Limited(..) => "clock_limited",
+            Self::MemoryShort(_) => "memory_short",
+            Self::Swapping(_) => "swapping",
+            Self::ReadOnly(_) => "read_only",
+            Self::DiskFull(_) => "disk_full",
+            Self::DiskShort(_) => "disk_short",
+            Self::SdCard => "sd_card",
+            Self::SlowLink(_) => "slow_link",
+            Self::Wireless => "wireless",
+            Self::HalfDuplex => "half_duplex",
+            Self::FrameErrors(_) => "frame_errors",
+            Self::Resent(_) => "segments_resent",
+            Self::EnergyEfficient => "energy_efficient_ethernet",
+            Self::Busy(_) => "other_programs",
+            Self::CoresShared(_) => "cores_shared",
+            Self::TimeFree => "clock_not_set",
+        }
+    }
+
     /// A word for a table.
     pub fn short(&self) -> String {
         match self {

@@ -1,12 +1,13 @@
 //! `console bench matrix` and `console bench ab`: layouts assigned one after the other, measured cell by cell.
 use std::{
+    collections::BTreeMap,
     path::PathBuf,
     time::{Instant, SystemTime},
 };
 
 use clap::Args;
 use serde_json::{Value, json};
-use shared::{protocol::BUILD, topology::Layout};
+use shared::{latency::ratio, protocol::BUILD, topology::Layout};
 
 use super::{
     load::{check_folder, shown},
@@ -18,6 +19,8 @@ use crate::{
         cell::{Cell, Experiment, Plan, degrees},
         compare::judge,
         run::{Configuration, Measured, Metric, Run, VERSION},
+        sample::Stages,
+        stats::median,
         svg::number,
     },
     cli::{
@@ -33,6 +36,8 @@ use crate::{
 
 /// Below this share two layouts count as the same.
 const FLOOR: f64 = 0.03;
+/// An experiment ends where the first token (p95) comes so many times as late as with the first layout.
+const TTFT_MOST: f64 = 1.3;
 /// How long a small matrix may take, in minutes, where nothing is said.
 const REDUCED_MINUTES: u64 = 10;
 
@@ -292,7 +297,7 @@ pub(super) async fn run(options: Matrix) -> Result<u8, Failure> {
 fn told(measured: &Measured) -> String {
     let mut line = format!("{:<44}", measured.cell.to_string());
     if let Some(reason) = &measured.skipped {
-        return format!("{line} left out: {reason}");
+        return format!("{line} {reason}");
     }
     let shown = |metric: Metric| measured.median(metric).map_or("-".into(), number);
     line += &format!(" TTFT p95 {:>7} ms (spread {:>3.0} %)", shown(Metric::Ttft), 100.0 * measured.ttft_spread());
@@ -322,7 +327,7 @@ pub(super) async fn ab(options: Ab) -> Result<u8, Failure> {
     let cells = plan.cells();
     let mut found: Vec<Measured> =
         cells.iter().map(|cell| Measured { cell: cell.clone(), skipped: None, repeats: Vec::new() }).collect();
-    let (mut running, layouts) = (None, options.topologies.len());
+    let (mut running, layouts, mut hops) = (None, options.topologies.len(), BTreeMap::<String, Vec<f64>>::new());
     for round in 0..options.rounds {
         for turn in 0..layouts {
             // Whoever begins differs from round to round: what warms up or cools down meets all.
@@ -339,10 +344,12 @@ pub(super) async fn ab(options: Ab) -> Result<u8, Failure> {
                 if let Some(reason) = measured.skipped {
                     return Err(Failure::State {
                         message: format!("{}: {reason}", place.cell),
-                        next: "shorten --input and --output",
+                        next: "raise --context, or shorten --input and --output",
                     });
                 }
                 place.repeats.extend(measured.repeats);
+                let now = interrupts.end(rig.hops()).await?;
+                hops.entry(layout.clone()).or_default().extend(now);
             }
         }
         if !options.json {
@@ -355,12 +362,44 @@ pub(super) async fn ab(options: Ab) -> Result<u8, Failure> {
             .iter()
             .map(|(layout, line, winner)| json!({"layout": layout, "verdict": line, "better": winner}))
             .collect();
-        output::line(&json!({"cells": found, "verdicts": verdicts}).to_string());
+        let times: Vec<Value> = found.iter().map(|measured| times_object(measured, &hops)).collect();
+        output::line(&json!({"cells": found, "times": times, "verdicts": verdicts}).to_string());
     } else {
         found.iter().for_each(|measured| output::line(&output::clean(&told(measured))));
+        found.iter().filter_map(|measured| times(measured, &hops)).for_each(|line| output::line(&output::clean(&line)));
         verdicts.iter().for_each(|(_, line, _)| output::line(&output::clean(line)));
     }
     Ok(u8::from(found.iter().any(|measured| measured.failed() > 0)))
+}
+
+/// Median stages of the time to the first token, in milliseconds.
+fn stages(measured: &Measured) -> Option<Stages> {
+    Stages::median(&measured.repeats.iter().filter_map(|repeat| repeat.stages).collect::<Vec<_>>())
+}
+
+/// Where the time to the first token of a cell goes: all its stages, the hop of its layout's boundaries, its network fraction.
+fn times(measured: &Measured, hops: &BTreeMap<String, Vec<f64>>) -> Option<String> {
+    let stages = stages(measured)?;
+    let named: Vec<String> = stages.named().iter().map(|(name, time)| format!("{name} {}", number(*time))).collect();
+    let hop = hops.get(&measured.cell.layout).and_then(|all| median(all));
+    let hop = hop.map_or_else(String::new, |hop| format!(", hop {} ms", number(hop)));
+    let line = format!("{:<44} TTFT in ms: {}", measured.cell.to_string(), named.join(", "));
+    let exchange = number(stages.wait + stages.wire);
+    Some(format!("{line}; exchange {exchange} ms{hop}, network {:.0} %", 100.0 * stages.network_fraction()))
+}
+
+fn times_object(measured: &Measured, hops: &BTreeMap<String, Vec<f64>>) -> Value {
+    let stages = stages(measured);
+    json!({"cell": measured.cell.to_string(), "stages": stages, "exchange_ms": stages.map(|it| it.wait + it.wire),
+        "hop_ms": hops.get(&measured.cell.layout).and_then(|all| median(all)), "bubble_ms": stages.map(|it| it.bubble),
+        "network_fraction": stages.map(Stages::network_fraction)})
+}
+
+/// The end of an experiment: the first token comes so much later than with the layout it is compared with.
+fn ends(metric: Metric, before: f64, after: f64) -> Option<String> {
+    let factor = ratio(after, before);
+    let is_end = metric == Metric::Ttft && factor > TTFT_MOST;
+    is_end.then(|| format!("; end the experiment: {factor:.2} times the TTFT p95, the limit is {TTFT_MOST}"))
 }
 
 /// What each layout does beside the first: its name, a line, whether it is better (`None`: beyond the noise neither).
@@ -396,8 +435,63 @@ fn verdicts(found: &[Measured]) -> Vec<(String, String, Option<bool>)> {
                     100.0 * change.noise
                 ),
             };
-            verdicts.push((layout, format!("{line}, against {first}"), better));
+            let end = ends(metric, change.before, change.after).unwrap_or_default();
+            verdicts.push((layout, format!("{line}, against {first}{end}"), better));
         }
     }
     verdicts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::{sample::Summary, stats::Percentiles};
+
+    fn measured(layout: &str, ttft: f64) -> Measured {
+        let plan = Plan {
+            tp: Vec::new(),
+            replicas: Vec::new(),
+            replica_ranks: 1,
+            layouts: vec![layout.parse().expect("a layout")],
+            inputs: vec![64],
+            outputs: vec![1],
+            concurrencies: vec![1],
+        };
+        let percentiles = Percentiles { p50: ttft, p95: ttft, p99: ttft };
+        let stages = Some(Stages { compute: 6.0, wait: 1.0, wire: 3.0, flush: 0.5, ..Stages::default() });
+        let summary = Summary { requests: 1, completed: 1, ttft_ms: percentiles, stages, ..Summary::default() };
+        let cell = plan.cells().remove(0);
+        Measured { cell, skipped: None, repeats: vec![summary; 3] }
+    }
+
+    #[test]
+    fn a_first_token_that_comes_1_3_times_as_late_ends_the_experiment() {
+        for (ttft, ends) in [(12.0, false), (13.0, false), (14.0, true)] {
+            let verdicts = verdicts(&[measured("tp4", 10.0), measured("pp2-tp2", ttft)]);
+            let said = verdicts.iter().any(|(_, line, _)| line.contains("end the experiment"));
+            assert_eq!(said, ends, "{verdicts:?}");
+        }
+    }
+
+    #[test]
+    fn every_cell_says_where_its_time_went() {
+        let hops = BTreeMap::from([("pp2-tp2".to_owned(), vec![0.25, 0.5, 0.75])]);
+        let line = times(&measured("pp2-tp2", 10.0), &hops).expect("its stages are known");
+        for part in ["wait 1", "wire 3", "bubble 0", "flush 0.5", "hop 0.5", "network 40 %"] {
+            assert!(line.contains(part), "{part} is not in {line}");
+        }
+        let alone = times(&measured("tp4", 10.0), &hops).expect("its stages are known");
+        assert!(!alone.contains("hop"), "{alone}");
+        assert_eq!(times_object(&measured("pp2-tp2", 10.0), &hops)["network_fraction"], 0.4);
+    }
+
+    #[test]
+    fn a_cell_that_is_left_out_names_the_option_that_fills_it() {
+        let left = Measured {
+            skipped: Some("-- (context 4096; --context 8193)".into()),
+            repeats: Vec::new(),
+            ..measured("tp4", 1.0)
+        };
+        assert!(told(&left).ends_with("-- (context 4096; --context 8193)"));
+    }
 }

@@ -60,6 +60,16 @@ impl Rig {
         Ok(nodes)
     }
 
+    /// Mean hops of all boundaries between stages of late, in milliseconds; none where there is no pipeline.
+    pub(super) async fn hops(&self) -> Result<Vec<f64>, Failure> {
+        let mut found = Vec::new();
+        for session in &self.sessions {
+            let hops = report(session).await?.hops;
+            found.extend(hops.iter().filter(|hop| hop.timed > 0).map(|hop| hop.hop.milliseconds()));
+        }
+        Ok(found)
+    }
+
     /// Makes a cell's layout run on the first of the nodes, if it is not what runs.
     pub(super) async fn assign(&self, cell: &Cell, running: &mut Option<Running>) -> Result<(), Failure> {
         if running.as_ref().is_some_and(|running| running.layout == cell.layout) {
@@ -89,7 +99,7 @@ impl Rig {
         let mut measured = Measured { cell: cell.clone(), skipped: None, repeats: Vec::new() };
         if cell.input + cell.output > running.context {
             let (needed, context) = (cell.input + cell.output, running.context);
-            measured.skipped = Some(format!("{needed} tokens, the context holds {context}"));
+            measured.skipped = Some(format!("-- (context {context}; --context {needed})"));
             return Ok(measured);
         }
         let seed = self.seed.wrapping_add(0x5851_f42d * (u64::from(round) + 1)).wrapping_add(of_cell(cell));

@@ -134,26 +134,37 @@ fn model(named: Option<&Path>) -> Result<PathBuf, Failure> {
         return Ok(found);
     }
     let program = std::env::current_exe().context("cannot find this program's own path")?;
-    let beside = program.ancestors().skip(1).take(4).map(|folder| folder.join("packaging/demo").join(MODEL));
-    let prefix = program.ancestors().nth(2).unwrap_or(Path::new("/usr"));
-    let packaged = [prefix.join("share/bramble").join(MODEL), Path::new("/usr/share/bramble").join(MODEL)];
-    let found = program
-        .parent()
-        .map(|folder| folder.join(MODEL))
-        .into_iter()
-        .chain(beside)
-        .chain(packaged)
-        .find(|path| path.is_file());
-    Ok(found.ok_or_else(|| {
+    Ok(demo_model(&program).ok_or_else(|| {
         anyhow!(
             "the demo model {MODEL} is not beside this program nor in /usr/share/bramble; name one with --model FILE"
         )
     })?)
 }
 
+/// The demo model for a program at this path: beside it, in its source tree, where a package puts it.
+fn demo_model(program: &Path) -> Option<PathBuf> {
+    let sources = program.ancestors().skip(1).take(4).map(|folder| folder.join("packaging/demo").join(MODEL));
+    let prefix = program.ancestors().nth(2).unwrap_or(Path::new("/usr"));
+    let packaged = [prefix.join("share/bramble").join(MODEL), Path::new("/usr/share/bramble").join(MODEL)];
+    let beside = program.parent().map(|folder| folder.join(MODEL));
+    beside.into_iter().chain(sources).chain(packaged).find(|path| path.is_file())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_demo_model_is_found_beside_the_program_first() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = folder.path().join("one/two/console");
+        let (beside, sources) = (program.with_file_name(MODEL), folder.path().join("packaging/demo").join(MODEL));
+        for place in [&sources, &beside] {
+            std::fs::create_dir_all(place.parent().expect("a folder")).expect("it can be made");
+            std::fs::write(place, "a model").expect("it can be written");
+            assert_eq!(demo_model(&program).as_ref(), Some(place));
+        }
+    }
 
     #[test]
     fn the_demo_has_four_nodes_unless_nodes_or_topology_say_otherwise_and_they_agree() {

@@ -1,0 +1,231 @@
+//! What nodes' reports of late say together: which rank holds the others up, which stage of a pipeline is slow and which hop. One rule
+//! for consoles and for `/metrics`. Pure.
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use super::{HopSync, Lateness, NodeReport, StageTime, WINDOW_STEPS, Warning, hop::LATEST, slow_stage, straggler};
+use crate::{
+    ids::{MemberIndex, Rank},
+    latency::ratio,
+    topology::Topology,
+    units::{Bytes, Nanoseconds},
+};
+
+/// What counts is the last so much time with all-reduces, or the last [`WINDOW_STEPS`] steps where they take less: on fast nodes
+/// seconds of good times would hide a rank that has become slow.
+const WINDOW: Duration = Duration::from_secs(5);
+/// Most reports that are kept of a node.
+pub const REPORTS_MAX: usize = 128;
+
+/// Sums of one report's all-reduces.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Interval {
+    at: Duration,
+    count: u64,
+    /// Own computing, waiting, wire in nanoseconds.
+    times: [u64; 3],
+    late: Vec<Lateness>,
+}
+
+/// A node's latest all-reduces.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Window {
+    intervals: VecDeque<Interval>,
+    /// Hand-overs that it took over, as reports sum them up, and when.
+    hops: VecDeque<(Duration, HopSync)>,
+}
+
+impl Window {
+    /// Takes a report in; one without all-reduces says nothing.
+    pub fn record(&mut self, at: Duration, report: &NodeReport) {
+        self.record_hops(at, &report.hops);
+        if report.layers.is_empty() {
+            return;
+        }
+        let mut interval = Interval { at, late: report.lateness.clone(), ..Interval::default() };
+        for sync in &report.layers {
+            let count = u64::from(sync.count);
+            interval.count += count;
+            let means = [sync.compute, sync.wait, sync.wire];
+            interval.times.iter_mut().zip(means).for_each(|(sum, mean)| *sum += mean.0.saturating_mul(count));
+        }
+        self.intervals.push_back(interval);
+        let (mut count, per_step) = (self.count(), report.layers.len() as u64);
+        while let Some(first) = self.intervals.front() {
+            let is_spare = count - first.count >= u64::from(WINDOW_STEPS) * per_step;
+            if !is_spare && self.intervals.len() <= REPORTS_MAX && first.at + WINDOW >= at {
+                break;
+            }
+            count -= first.count;
+            self.intervals.pop_front();
+        }
+    }
+
+    /// Keeps of each sender as many hand-overs as a verdict takes, none that are older than the window.
+    fn record_hops(&mut self, at: Duration, hops: &[HopSync]) {
+        self.hops.extend(hops.iter().map(|hop| (at, *hop)));
+        let mut counts: BTreeMap<Rank, u32> = BTreeMap::new();
+        let mut kept = VecDeque::new();
+        for (then, hop) in self.hops.iter().rev().take(REPORTS_MAX) {
+            let count = counts.entry(hop.from).or_default();
+            if *count < LATEST as u32 && *then + WINDOW >= at {
+                *count += hop.count;
+                kept.push_front((*then, *hop));
+            }
+        }
+        self.hops = kept;
+    }
+
+    /// The latest hand-overs by sender, as if one report summed them up; `p50` is the median of the reports' medians.
+    pub fn hops(&self) -> Vec<HopSync> {
+        let mut by_sender: BTreeMap<Rank, Vec<&HopSync>> = BTreeMap::new();
+        self.hops.iter().for_each(|(_, hop)| by_sender.entry(hop.from).or_default().push(hop));
+        let of = |(from, mut list): (Rank, Vec<&HopSync>)| {
+            let sum = |part: fn(&HopSync) -> u64| list.iter().map(|hop| part(hop)).sum::<u64>();
+            let (count, timed) = (sum(|hop| hop.count.into()), sum(|hop| hop.timed.into()));
+            let (bytes, compute) = (sum(|hop| hop.bytes.0), sum(|hop| hop.compute.0.saturating_mul(hop.count.into())));
+            list.retain(|hop| hop.timed > 0);
+            list.sort_by_key(|hop| hop.p50);
+            let mut before = 0;
+            let median = list.iter().find(|hop| {
+                before += u64::from(hop.timed);
+                2 * before >= timed
+            });
+            HopSync {
+                from,
+                count: count as u32,
+                timed: timed as u32,
+                bytes: Bytes(bytes),
+                compute: Nanoseconds(compute / count.max(1)),
+                p50: median.map_or(Nanoseconds(0), |hop| hop.p50),
+                ..HopSync::default()
+            }
+        };
+        by_sender.into_iter().map(of).collect()
+    }
+
+    /// Whether something was computed since then.
+    pub fn is_since(&self, begin: Duration) -> bool {
+        let latest = self.intervals.back().map(|interval| interval.at).max(self.hops.back().map(|(at, _)| *at));
+        latest.is_some_and(|at| at >= begin)
+    }
+
+    /// Reports that are kept.
+    pub fn reports(&self) -> usize {
+        self.intervals.len()
+    }
+
+    /// Forgets everything: another topology runs.
+    pub fn clear(&mut self) {
+        self.intervals.clear();
+        self.hops.clear();
+    }
+
+    /// Own computing, waiting and wire of all-reduces, in nanoseconds.
+    pub fn times(&self) -> [u64; 3] {
+        let add = |mut sum: [u64; 3], interval: &Interval| {
+            sum.iter_mut().zip(interval.times).for_each(|(sum, time)| *sum += time);
+            sum
+        };
+        self.intervals.iter().fold([0; 3], add)
+    }
+
+    /// All-reduces.
+    pub fn count(&self) -> u64 {
+        self.intervals.iter().map(|interval| interval.count).sum()
+    }
+
+    /// What this node heard of a rank is added to `sums`.
+    pub fn add(&self, rank: usize, sums: &mut Heard) {
+        for late in self.intervals.iter().flat_map(|interval| &interval.late).filter(|late| late.rank.index() == rank) {
+            sums.last += u64::from(late.count);
+            sums.late += late.time.0;
+            sums.heard += u64::from(late.heard);
+            sums.first = sums.first.saturating_add(late.first.0);
+            sums.way = sums.way.saturating_add(late.way.0);
+        }
+        sums.count += self.count();
+        sums.time += self.times().iter().sum::<u64>();
+    }
+}
+
+/// What others heard of a rank: their all-reduces and nanoseconds in all, those in which it was late, those in which it sent something.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Heard {
+    /// All-reduces of the others.
+    pub count: u64,
+    /// Nanoseconds of them.
+    pub time: u64,
+    /// Those in which its part was the last.
+    pub last: u64,
+    /// Nanoseconds in which only its part was missing.
+    pub late: u64,
+    /// All-reduces in which it sent something.
+    pub heard: u64,
+    /// Nanoseconds from the others' enter to its first byte.
+    pub first: u64,
+    /// Nanoseconds from that byte to its last.
+    pub way: u64,
+}
+
+/// What the others of its stage heard of a member, whose windows `window` gives.
+pub fn heard<'a>(topology: &Topology, member: usize, window: impl Fn(usize) -> Option<&'a Window>) -> Heard {
+    // Only its own stage hears of it, by its rank in the replica.
+    let place = topology.place(MemberIndex(member as u16));
+    let first = topology.layout.members(place.replica).start;
+    let stage = place.group.clone().map(|rank| first + usize::from(rank));
+    let observers = stage.filter(|other| *other != member && *other < topology.members.len()).filter_map(window);
+    let mut heard = Heard::default();
+    observers.for_each(|observer| observer.add(place.rank.index(), &mut heard));
+    heard
+}
+
+/// What slows a topology down, by places of its members.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Culprits {
+    /// The rank that holds its stage up, or the stage that computes longer for its weights than the others, each with what its machine
+    /// says of it.
+    pub nodes: Vec<(usize, Option<Warning>)>,
+    /// From where to where hand-overs take too long.
+    pub hops: Vec<(usize, usize)>,
+}
+
+/// Judges the members' latest reports and windows, both by places; a member without a report is not judged.
+pub fn culprits<'a>(
+    topology: &Topology,
+    reports: &[Option<&'a NodeReport>],
+    windows: &[Option<&'a Window>],
+) -> Culprits {
+    let known = |member: usize| reports.get(member).copied().flatten();
+    let window = |member: usize| windows.get(member).copied().flatten();
+    let late = |member: usize| {
+        let heard = heard(topology, member, window);
+        ratio(heard.late as f64, heard.time as f64)
+    };
+    let late: Vec<f64> = (0..topology.members.len()).map(late).collect();
+    let mut found: Vec<usize> = straggler(&late).into_iter().collect();
+    let mut hops = Vec::new();
+    for replica in 0..topology.layout.replicas {
+        let range = topology.layout.members(replica);
+        if topology.layout.ranks_of(replica) == 1 {
+            let stage = |member: usize| {
+                let sync = window(member).and_then(|window| window.hops().first().copied()).unwrap_or_default();
+                StageTime { sync, shard: known(member).map_or(Bytes(0), |report| report.shard) }
+            };
+            let stages: Vec<StageTime> = range.clone().map(stage).collect();
+            found.extend(slow_stage(&stages).map(|(stage, _)| range.start + stage));
+        }
+        for to in range.clone() {
+            let slow = window(to).into_iter().flat_map(Window::hops).filter(|hop| hop.slow_hop().is_some());
+            hops.extend(slow.map(|hop| (range.start + hop.from.index(), to)).filter(|(from, _)| range.contains(from)));
+        }
+    }
+    let others = |member: usize| (0..reports.len()).filter(move |other| *other != member).filter_map(known);
+    let cause = |member: usize| {
+        let others: Vec<_> = others(member).map(|report| &report.health).collect();
+        known(member).and_then(|report| report.health.cause_beside(&others))
+    };
+    Culprits { nodes: found.into_iter().map(|member| (member, cause(member))).collect(), hops }
+}

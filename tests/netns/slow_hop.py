@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Whether a hop is named whose link has 100 Mb/s: a pipeline of two stages in network namespaces, its links of 1 Gb/s and then the first
+node's with less, with a bucket so small that no message of a decoded token just passes it.
+
+usage: tests/netns/slow_hop.py [--runs 20] [--tokens 64] [--shape tinyllama-1.1b] [--format q8_0] [--rate 100mbit] [--json]
+
+Wanted: `console sync`, its JSON and `/metrics` name the hop after each answer of so many tokens while the link is slow, and no hop and no
+node in any run while it is not. Exit code 1 where something is missed.
+"""
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+import bramble
+from network import BURST, Network
+
+# One frame: what is longer waits for the rate.
+SMALL_BURST = "2kb"
+# Clocks are compared by heartbeats: four exchanges, and a few more to have a quick one among them.
+HEARTBEAT_MS, BEATS = 100, 20
+# The gateway's own reports come every quarter of a second.
+REPORT_S = 0.6
+PORT = 8080
+
+
+def limit(network, node, rate, burst):
+    network.do(node, "tc", "qdisc", "replace", "dev", "e0", "root", "tbf", "rate", rate, "burst", burst, "latency", "50ms")
+
+
+def metrics(network):
+    """The hops and the nodes that /metrics names."""
+    script = f"import urllib.request as u; print(u.urlopen('http://10.77.0.1:{PORT}/metrics', timeout=10).read().decode())"
+    text = subprocess.run([*network.enter(), sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    hops = re.findall(r'^bramble_slow_hop\{from="(.+?)",to="(.+?)"\} 1$', text, re.M)
+    return hops, re.findall(r'^bramble_straggler\{node="(.+?)",', text, re.M)
+
+
+def look(network, cluster):
+    """What is named: by `sync --json`, by `sync` and by /metrics, as (hops, nodes)."""
+    nodes = ",".join(daemon.address for daemon in cluster.daemons)
+    shown = bramble.console("sync", "--nodes", nodes, enter=network.enter())
+    hops = [(hop["from"], hop["to"]) for hop in shown["hand_overs"] if hop["slow"]]
+    named = [shown[key]["node"] for key in ("slow_stage", "straggler") if shown[key]]
+    return hops, named, shown["verdict"] or ""
+
+
+def runs(network, cluster, model, arguments, expected):
+    wrong = []
+    for run in range(arguments.runs):
+        bramble.generate(cluster.daemons, model, "abcdefgh", arguments.tokens, "--topology", "pp2", enter=network.enter(), context=512)
+        hops, named, verdict = look(network, cluster)
+        time.sleep(REPORT_S)
+        told_hops, told_nodes = metrics(network)
+        says = all(name in verdict for name in expected[0]) if expected else not verdict
+        if hops != expected or told_hops != expected or not says or named or told_nodes:
+            wrong.append({"run": run, "sync": hops, "metrics": told_hops, "verdict": verdict, "nodes": named + told_nodes})
+    return wrong
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--shape", default="tinyllama-1.1b", help="as make_model takes it")
+    parser.add_argument("--format", default="q8_0")
+    parser.add_argument("--rate", default="100mbit")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    path = bramble.model(arguments.shape, arguments.format, os.path.join(bramble.ROOT, "target", "speed"))
+    found = {}
+    with Network(2, "1gbit") as network, bramble.Cluster(os.path.dirname(path)) as cluster:
+        settings = f'heartbeat_ms = {HEARTBEAT_MS}\nmdns = false\nthreads = 1\nhttp = "0.0.0.0:{PORT}"\n' + bramble.QUIET
+        network.add_daemons(cluster, settings, pin=True)
+        model = os.path.basename(path)
+        bramble.generate(cluster.daemons, model, "abcdefgh", 8, "--topology", "pp2", enter=network.enter(), context=512)
+        time.sleep(BEATS * HEARTBEAT_MS / 1e3)
+        for name, rate, burst, expected in (("1gbit", "1gbit", BURST, []), (arguments.rate, arguments.rate, SMALL_BURST, [("pi1", "pi2")])):
+            limit(network, 0, rate, burst)
+            found[name] = runs(network, cluster, model, arguments, expected)
+            print(f"pi1's link has {name}: {arguments.runs - len(found[name])} of {arguments.runs} runs as wanted", flush=True)
+            for one in found[name]:
+                print(f"  MISSED {one}", file=sys.stderr)
+    if arguments.json:
+        print(json.dumps(found))
+    sys.exit(any(found.values()))
+
+
+if __name__ == "__main__":
+    bramble.command(main)
