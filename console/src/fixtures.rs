@@ -376,6 +376,7 @@ pub(crate) fn idle(node: usize) -> NodeReport {
         kv: None,
         exclusions: Exclusions::default(),
         rolling: None,
+        measured: Default::default(),
     }
 }
 

@@ -116,6 +116,7 @@ fn report(topology: &Topology, node: usize, number: u64) -> NodeReport {
         collectives: None,
         exclusions: Exclusions::default(),
         rolling: None,
+        measured: Default::default(),
     }
 }
 

@@ -52,6 +52,8 @@ mod adopt;
 mod cordon;
 // Cluster keys: who may come, and what is refused.
 mod keys;
+// Links between nodes, measured by them.
+mod links;
 // Links that flip bits.
 mod damage;
 // Nodes that die, hang, drain and come back.

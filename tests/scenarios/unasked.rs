@@ -43,6 +43,7 @@ const COMMANDS: &[(&str, Does, &str)] = &[
     ("bench compare", Reads, ""),
     ("bench disagg", Changes, "--nodes ALL --model tiny.gguf --topologies prefill:tp1+decode:tp1 dp2-tp1"),
     ("bench drafts", Reads, ""),
+    ("bench links", Reads, ""),
     ("bench matrix", Changes, "--nodes ALL --model tiny.gguf --reduced --out OUT"),
     ("bench report", Reads, ""),
     ("bench serve", Reads, ""),

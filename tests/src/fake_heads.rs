@@ -142,6 +142,7 @@ fn report(name: &str, topology: &Topology, member: MemberIndex) -> NodeReport {
         kv: None,
         exclusions: Exclusions::default(),
         rolling: None,
+        measured: Default::default(),
     }
 }
 

@@ -31,7 +31,7 @@ use super::{
     Failure, brambled, collectives, disaggregation,
     exclude::find,
     interrupts::Interrupts,
-    options, output,
+    links, options, output,
     reach::{Need, Reach},
 };
 use crate::client::{
@@ -53,6 +53,8 @@ pub(super) enum BenchWhat {
     Drafts(Box<drafts::Drafts>),
     /// A prefill group against replicas that do both, on the same nodes: for which prompts roles are worth it
     Disagg(Box<disaggregation::Disaggregation>),
+    /// Links between nodes: round trips, throughput of each pair, and all nodes streaming to one
+    Links(links::Links),
     /// Two matrices: exit code 1 where the second is worse by more than the noise of their repeats
     Compare(pages::Compare),
     /// Ranks and replicas by lengths of prompts and answers by requests at a time; goes on where it was stopped
@@ -72,6 +74,7 @@ impl BenchWhat {
             Self::Collectives(wanted) if wanted.local => Reach::Otherwise("measures this machine, as --local says"),
             Self::Collectives(wanted) => Reach::Nodes(&mut wanted.nodes, Need::May),
             Self::Disagg(wanted) => Reach::Nodes(&mut wanted.nodes, Need::Acts),
+            Self::Links(links) => Reach::Nodes(&mut links.nodes, Need::Looks),
             Self::Drafts(_) | Self::Serve(_) => Reach::Otherwise("speaks to the HTTP API that --url names"),
             Self::Compare(_) | Self::Report(_) => Reach::Otherwise("reads files of this machine"),
         }
@@ -85,6 +88,7 @@ impl BenchWhat {
             Self::Drafts(drafts) => drafts.json,
             Self::Disagg(disaggregation) => disaggregation.json,
             Self::Compare(compare) => compare.json,
+            Self::Links(links) => links.json,
             Self::Matrix(matrix) => matrix.json,
             Self::Report(_) => false,
             Self::Serve(serve) => serve.json,
@@ -112,6 +116,7 @@ pub(super) async fn run(options: options::Bench) -> Result<u8, Failure> {
         Some(BenchWhat::Collectives(wanted)) => return collectives::run(*wanted).await,
         Some(BenchWhat::Drafts(wanted)) => return drafts::run(*wanted).await,
         Some(BenchWhat::Disagg(wanted)) => return disaggregation::run(*wanted).await,
+        Some(BenchWhat::Links(wanted)) => return links::run(wanted).await,
         Some(BenchWhat::Compare(wanted)) => return pages::compare(&wanted),
         Some(BenchWhat::Matrix(wanted)) => return matrix::run(*wanted).await,
         Some(BenchWhat::Report(wanted)) => return pages::report(&wanted),
@@ -244,10 +249,11 @@ async fn here(options: &options::Bench, benches: &[Bench]) -> Result<Answer, Fai
 }
 
 async fn child(bench: &Bench, model: Option<&Path>, name: &str) -> anyhow::Result<BenchFound> {
-    let printed = printed(bench.arguments(model), name).await?;
+    let arguments = bench.arguments(model).context("links are measured by nodes: name them with --nodes")?;
+    let printed = printed(arguments, name).await?;
     let found = match bench {
         Bench::Node(_) => serde_json::from_slice(&printed).map(BenchFound::Node),
-        Bench::Kernels(_) => serde_json::from_slice(&printed).map(BenchFound::Kernels),
+        Bench::Kernels(_) | Bench::Network(_) => serde_json::from_slice(&printed).map(BenchFound::Kernels),
     };
     found.context("brambled is of another release")
 }
@@ -300,6 +306,8 @@ impl Answer {
         match found {
             BenchFound::Node(node) => self.node = Some(*node),
             BenchFound::Kernels(kernels) => self.kernels = Some(kernels),
+            // Only `bench links` asks for these.
+            BenchFound::Network(_) => {}
         }
     }
 

@@ -23,6 +23,7 @@ mod hypothetical;
 mod interrupts;
 mod key;
 mod keys;
+mod links;
 mod logs;
 mod look;
 mod model;

@@ -180,7 +180,7 @@ pub async fn records(session: &Session) -> Result<Vec<SyncRecord>, Fault> {
     }
 }
 
-async fn reports(sessions: &[Arc<Session>]) -> Result<Vec<NodeReport>, Fault> {
+pub(super) async fn reports(sessions: &[Arc<Session>]) -> Result<Vec<NodeReport>, Fault> {
     let mut reports = Vec::with_capacity(sessions.len());
     for session in sessions {
         reports.push(report(session).await?);

@@ -118,6 +118,7 @@ pub(crate) fn idle_report(name: &str) -> NodeReport {
         kv: None,
         exclusions: Exclusions::default(),
         rolling: None,
+        measured: Default::default(),
     }
 }
 

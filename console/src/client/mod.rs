@@ -12,6 +12,7 @@ pub(crate) mod fake_node;
 pub mod generate;
 pub mod inspect;
 pub mod models;
+pub mod network;
 pub mod operate;
 pub mod plan;
 pub mod recovery;

@@ -6,7 +6,8 @@ use shared::{
     protocol::error::Fault,
     schedule::Table,
     telemetry::{
-        Health, HopSync, KvUse, Lateness, LayerSync, LoadProgress, NodeReport, NodeState, RequestReport, SyncKind,
+        Health, HopSync, KvUse, Lateness, LayerSync, LoadProgress, Measured, NodeReport, NodeState, RequestReport,
+        SyncKind,
         health::{Clock, DiskUse, LoadByOthers, MemoryUse, NetworkLink, RunQueue, ThrottleBits, Traffic},
     },
     topology::{Exclusions, Rolling, Topology},
@@ -113,7 +114,7 @@ delta! {
             recovers: bool,
             rolling: Option<Rolling>,
         }
-        later { hops: Vec<HopSync>, desired: Option<Box<Topology>> }
+        later { hops: Vec<HopSync>, desired: Option<Box<Topology>>, measured: Measured }
         packed { layers: Rows }
         nested { health: HealthDelta }
     }

@@ -45,7 +45,14 @@ impl Node {
         if let Some(running) = &self.benches.running {
             return Err(FaultKind::BenchRuns { by: running.by.clone() });
         }
-        if self.open.is_some() || self.running.is_some() {
+        let is_free = match (bench, &self.running) {
+            (Bench::Network(_), Some(running)) if !running.requests.is_empty() => {
+                return Err(FaultKind::RequestsRun { count: running.requests.len() as u32 });
+            }
+            (Bench::Network(_), _) => true,
+            (_, running) => running.is_none(),
+        };
+        if self.open.is_some() || !is_free {
             return Err(FaultKind::NotIdle { state: self.state().name().into() });
         }
         bench.check().map_err(|reason| FaultKind::ParameterInvalid { reason })
@@ -101,6 +108,7 @@ mod tests {
         protocol::{
             bench::{BENCH_REPEATS_MAX, BenchKernels},
             message::RequestBody,
+            network::{BenchNetwork, Neighbour},
         },
         telemetry::{KernelBench, NodeState},
     };
@@ -108,7 +116,7 @@ mod tests {
     use super::*;
     use crate::node::{
         Event,
-        tests::{CONSOLE, OTHER, ask, failure, node, prepare, running},
+        tests::{CONSOLE, OTHER, ask, failure, generate, node, prepare, running},
     };
 
     fn bench() -> Bench {
@@ -195,6 +203,22 @@ mod tests {
         let effects = drained.handle(Event::Terminate { now: Duration::ZERO });
         assert!(matches!(failure(&effects), Some(FaultKind::DrainEnded)), "{effects:?}");
         assert!(effects.contains(&stop) && effects.last() == Some(&Effect::Exit(0)));
+    }
+
+    #[test]
+    fn links_are_measured_beside_a_topology_until_a_request_comes() {
+        let peer = Neighbour { name: "pi2".into(), address: "10.0.0.2:9999".into() };
+        let links =
+            || Bench::Network(BenchNetwork { peers: vec![peer.clone()], pings: 1, stream_ms: 5, incast: false });
+        let ask_links = |node: &mut Node| ask(node, OTHER, 7, RequestBody::Bench(Box::new(links())));
+        let mut node = running();
+        assert_eq!(ask_links(&mut node), [Effect::Bench(BenchKey(1), Box::new(links()))]);
+        assert_eq!(node.state(), NodeState::Ready, "it serves all the same");
+        let effects = generate(&mut node, CONSOLE, 3);
+        assert_eq!(effects[0], Effect::StopBench(BenchKey(1)));
+        assert!(matches!(failure(&effects[1..2]), Some(FaultKind::BenchSuperseded { .. })), "{effects:?}");
+        assert!(matches!(effects[2..], [Effect::Command(_)]), "{effects:?}");
+        assert_eq!(failure(&ask_links(&mut node)), Some(&FaultKind::RequestsRun { count: 1 }));
     }
 
     #[test]

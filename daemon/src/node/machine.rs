@@ -348,8 +348,12 @@ impl Node {
             }
             RequestBody::Generate(generate) => match self.check_generate(&generate) {
                 Ok(()) => {
+                    // Links are measured while nothing else is to be done.
+                    let mut effects = self.end_bench(FaultKind::BenchSuperseded { by: by.clone() });
                     let who = (by, generate.max_tokens);
-                    self.start((session, id), who, |key| EngineCommand::Submit(key, Arc::from(generate)))
+                    effects
+                        .extend(self.start((session, id), who, |key| EngineCommand::Submit(key, Arc::from(generate))));
+                    effects
                 }
                 Err(kind) => self.refuse(session, id, kind),
             },

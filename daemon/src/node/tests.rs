@@ -107,7 +107,7 @@ pub(super) fn running() -> Node {
     node
 }
 
-fn generate(node: &mut Node, session: SessionId, id: u64) -> Vec<Effect> {
+pub(super) fn generate(node: &mut Node, session: SessionId, id: u64) -> Vec<Effect> {
     let sampling = SamplingParameters::default();
     let request = Generate::new("x", 3, sampling, Vec::new());
     ask(node, session, id, RequestBody::Generate(Box::new(request)))

@@ -60,9 +60,10 @@ pub(super) fn check_hello(
 ) -> Result<(), FaultKind> {
     match (role, purpose) {
         (None, _) if !insecure && !peer.ip().to_canonical().is_loopback() => Err(FaultKind::Unclaimed),
-        (Some(role @ (Role::Viewer | Role::Operator | Role::Owner)), Purpose::Data(_) | Purpose::Control(_)) => {
-            Err(FaultKind::RoleRefused { role: role.to_string(), what: "links of ranks".into() })
-        }
+        (
+            Some(role @ (Role::Viewer | Role::Operator | Role::Owner)),
+            Purpose::Data(_) | Purpose::Control(_) | Purpose::Probe,
+        ) => Err(FaultKind::RoleRefused { role: role.to_string(), what: "links between nodes".into() }),
         _ => Ok(()),
     }
 }
@@ -129,7 +130,7 @@ mod tests {
     fn without_a_key_only_the_own_machine_comes_in_and_ranks_have_a_nodes_key() {
         let between = Between { epoch: Epoch(1), hash: TopologyHash(1), from: MemberIndex(0), to: MemberIndex(1) };
         let (near, far) = (SocketAddr::from(([127, 3, 2, 1], 5)), SocketAddr::from(([10, 0, 0, 1], 5)));
-        for purpose in [Purpose::Console, Purpose::Data(between), Purpose::Control(between)] {
+        for purpose in [Purpose::Console, Purpose::Data(between), Purpose::Control(between), Purpose::Probe] {
             assert_eq!(check_hello(None, &purpose, (near, false)), Ok(()));
             assert_eq!(check_hello(None, &purpose, (far, false)), Err(FaultKind::Unclaimed));
             assert_eq!(check_hello(None, &purpose, (far, true)), Ok(()));

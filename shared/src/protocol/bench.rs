@@ -3,6 +3,7 @@ use std::{ffi::OsString, path::Path};
 
 use serde::{Deserialize, Serialize};
 
+use super::network::BenchNetwork;
 use crate::{schedule::Algorithm, topology::KvFormat};
 
 /// Longest file name of a model in bytes.
@@ -70,6 +71,8 @@ pub enum Bench {
     Node(BenchNode),
     /// Matrix products.
     Kernels(BenchKernels),
+    /// Links to other nodes; the node measures them itself, also while it holds a topology that runs no request. Since wire version 5.
+    Network(BenchNetwork),
 }
 
 /// A whole model: load, prefill, decode, memory.
@@ -154,6 +157,7 @@ impl Bench {
         match self {
             Self::Node(node) => Some(&node.model),
             Self::Kernels(kernels) => kernels.model.as_deref(),
+            Self::Network(_) => None,
         }
     }
 
@@ -168,14 +172,19 @@ impl Bench {
         match self {
             Self::Node(node) => node.check(),
             Self::Kernels(kernels) => kernels.check(),
+            Self::Network(network) => network.check(),
         }
     }
 
     /// The command line of brambled that does it and prints JSON; `model` is the file on that machine. The program ends
-    /// when its standard input closes.
-    pub fn arguments(&self, model: Option<&Path>) -> Vec<OsString> {
-        let mut list: Vec<OsString> = vec!["--exit-with-parent".into(), "bench".into()];
-        list.push(if matches!(self, Self::Node(_)) { "node".into() } else { "kernels".into() });
+    /// when its standard input closes. `None`: the daemon does it, no process.
+    pub fn arguments(&self, model: Option<&Path>) -> Option<Vec<OsString>> {
+        let (what, pairs) = match self {
+            Self::Node(node) => ("node", node.options()),
+            Self::Kernels(kernels) => ("kernels", kernels.options()),
+            Self::Network(_) => return None,
+        };
+        let mut list: Vec<OsString> = vec!["--exit-with-parent".into(), "bench".into(), what.into()];
         list.extend(["--json".into(), "--progress".into()]);
         if let Some(path) = model {
             // One word, so that a name with a dash in front is none of an option.
@@ -183,13 +192,9 @@ impl Bench {
             option.push(path);
             list.push(option);
         }
-        let pairs = match self {
-            Self::Node(node) => node.options(),
-            Self::Kernels(kernels) => kernels.options(),
-        };
         let given = pairs.into_iter().filter(|(_, value)| !value.is_empty());
         list.extend(given.map(|(name, value)| format!("--{name}={value}").into()));
-        list
+        Some(list)
     }
 }
 
@@ -356,11 +361,11 @@ mod tests {
 
     #[test]
     fn the_command_line_holds_what_was_asked_for_and_leaves_defaults_to_brambled() {
-        let arguments = Bench::Node(node()).arguments(Some(Path::new("/models/-m.gguf")));
+        let arguments = Bench::Node(node()).arguments(Some(Path::new("/models/-m.gguf"))).expect("a process");
         let wanted = "--exit-with-parent bench node --json --progress --model=/models/-m.gguf --threads=2 \
             --prefill=32,64 --tokens=16 --repeats=3 --kv=f16";
         assert_eq!(arguments, wanted.split_whitespace().collect::<Vec<_>>());
-        let arguments = Bench::Kernels(kernels()).arguments(None);
+        let arguments = Bench::Kernels(kernels()).arguments(None).expect("a process");
         let wanted = "--exit-with-parent bench kernels --json --progress --threads=1 --formats=Q4_0 \
             --tables=neon-dotprod --tokens=1 --rows=16 --columns=256 --repeats=1";
         assert_eq!(arguments, wanted.split_whitespace().collect::<Vec<_>>());

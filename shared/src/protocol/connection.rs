@@ -24,6 +24,7 @@ use crate::protocol::{
         key::Role,
         keyring::{self, Credential, Keyring, Pass},
     },
+    older,
     seal::{Protection, Seal, Seals},
     version::{WIRE_LOWEST, speaking},
 };
@@ -226,6 +227,9 @@ struct Terms<'a> {
 
 async fn introduce(mut stream: TcpStream, terms: Terms<'_>, hello: &Hello) -> Result<(Connection, Identity), Refusal> {
     let (theirs, version) = (terms.theirs, terms.theirs.agree()?);
+    if let Some(what) = older::unknown(version, hello) {
+        return Err(FaultKind::PeerOlder { version, what }.into());
+    }
     let mut seals = Seals::without_key(version);
     let pass = terms.key.and_then(|key| key.pass(version));
     // What an older peer read of the preamble is what both are bound to.

@@ -128,6 +128,8 @@ pub enum Purpose {
     Data(Between),
     /// Heartbeats of a rank.
     Control(Between),
+    /// Round trips and streams to measure the link of two nodes. Since wire version 5.
+    Probe,
 }
 
 /// The two ranks of a link, and the assignment that it belongs to.

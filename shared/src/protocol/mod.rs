@@ -13,6 +13,7 @@ pub mod inspect;
 pub mod message;
 mod messages;
 pub mod models;
+pub mod network;
 pub mod noise;
 pub mod older;
 pub mod pairing;

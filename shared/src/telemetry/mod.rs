@@ -11,11 +11,11 @@ pub mod sync;
 pub mod warning;
 pub mod window;
 
-pub use bench::{BenchFound, BenchProgress, KernelBench, LinkBench, LinkTime, NodeBench};
+pub use bench::{BenchFound, BenchProgress, KernelBench, KnownLink, LinkBench, LinkTime, NetworkBench, NodeBench};
 pub use finding::{Finding, Severity};
 pub use health::Health;
 pub use hop::{HopRecord, HopSync, StageTime, slow_stage};
-pub use node::{KvUse, LoadProgress, NodeReport, NodeState};
+pub use node::{KvUse, LoadProgress, Measured, NodeReport, NodeState};
 pub use request::{RequestReport, RequestStage};
 pub use straggler::{LatenessSums, Named, WINDOW_STEPS, judge, straggler};
 pub use sync::{Arrival, Lateness, LayerSync, PhaseTotals, RankTotals, SyncKind, SyncRecord};

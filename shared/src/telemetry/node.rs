@@ -6,6 +6,7 @@ use crate::{
     protocol::error::Fault,
     schedule::Table,
     telemetry::{
+        bench::{KnownLink, NodeBench},
         health::Health,
         hop::HopSync,
         request::RequestReport,
@@ -76,6 +77,15 @@ pub struct KvUse {
     pub total: u32,
 }
 
+/// What a node has measured since its start, for planners: its latest links and its latest bench of a model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// At most one for each peer.
+    pub links: Vec<KnownLink>,
+    /// The bench, and when it ended by the node's clock: milliseconds since 1970.
+    pub speed: Option<(Box<NodeBench>, u64)>,
+}
+
 /// A node's report: sent when asked for and at an interval to those who subscribed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeReport {
@@ -133,6 +143,9 @@ pub struct NodeReport {
     pub exclusions: Exclusions,
     /// The latest rolling restart that it heard of, also when that is over.
     pub rolling: Option<Rolling>,
+    /// What it has measured since its start.
+    #[serde(default, with = "crate::protocol::version::since_5")]
+    pub measured: Measured,
 }
 
 impl NodeReport {

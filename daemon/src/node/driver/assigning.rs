@@ -130,6 +130,7 @@ impl Driver {
             Purpose::Data(between) => (between, true),
             Purpose::Control(between) => (between, false),
             Purpose::Console => return,
+            Purpose::Probe => return self.probed(connection, identity),
         };
         let verdict =
             self.identity.check_ranks(identity, connection.version).and_then(|()| self.check_link(&between, identity));

@@ -56,6 +56,11 @@ pub(super) struct Benching {
 }
 
 impl Benching {
+    /// A task that ends once `cancel` says so.
+    pub(super) fn new(key: BenchKey, cancel: CancellationToken, task: JoinHandle<()>) -> Self {
+        Self { key, cancel, task }
+    }
+
     /// Kills it.
     pub(super) fn stop(&self) {
         self.cancel.cancel();
@@ -80,6 +85,9 @@ struct Job {
 
 impl Driver {
     pub(super) fn bench(&mut self, key: BenchKey, bench: Bench) {
+        if let Bench::Network(wanted) = bench {
+            return self.bench_network(key, wanted);
+        }
         let cancel = CancellationToken::new();
         let job = Job {
             config: Arc::clone(&self.config),
@@ -169,7 +177,7 @@ impl Job {
         }
         let found = match &*self.bench {
             Bench::Node(_) => serde_json::from_slice(&printed).map(BenchFound::Node),
-            Bench::Kernels(_) => serde_json::from_slice(&printed).map(BenchFound::Kernels),
+            Bench::Kernels(_) | Bench::Network(_) => serde_json::from_slice(&printed).map(BenchFound::Kernels),
         };
         found.map_err(|error| failed(format!("it printed something else: {error}")))
     }
@@ -182,8 +190,10 @@ fn reason(status: ExitStatus, last: &str) -> String {
 }
 
 fn spawn(bench: &Bench, model: Option<&Path>) -> Result<Child, FaultKind> {
+    let arguments = bench.arguments(model);
+    let arguments = arguments.ok_or_else(|| FaultKind::BenchFailed { reason: "no process measures links".into() })?;
     let mut command = Command::new(program());
-    command.args(bench.arguments(model)).arg0("brambled");
+    command.args(arguments).arg0("brambled");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     // What the service manager says is for the daemon.
     for name in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
@@ -203,7 +213,7 @@ fn check(config: &Config, kernels: &'static Kernels, bench: &Bench) -> Result<Op
     let opened = bench.model().map(|model| loading::open(&config.models, model)).transpose()?;
     let needed = match (bench, &opened) {
         (Bench::Node(node), Some((_, file, shape))) => node_bytes(node, (file, shape), kernels)?,
-        (Bench::Node(_), None) => BASE_BYTES,
+        (Bench::Node(_), None) | (Bench::Network(_), _) => BASE_BYTES,
         (Bench::Kernels(products), opened) => {
             BASE_BYTES + kernel_bytes(products, opened.as_ref().map(|(_, file, _)| &**file))
         }

@@ -8,6 +8,7 @@ mod heartbeat;
 mod linking;
 mod loading;
 mod models;
+mod network;
 mod orders;
 mod outbox;
 pub mod pacemaker;
@@ -50,6 +51,7 @@ use self::{
     assigning::{LinkOutcome, LoadOutcome, Open},
     benching::Benching,
     models::Jobs,
+    network::Network,
     pacemaker::Pacemaker,
     report::{Constants, Watcher},
     running::{Running, Surroundings},
@@ -122,6 +124,7 @@ pub struct Driver {
     /// The latest bench.
     benching: Option<Benching>,
     jobs: Jobs,
+    network: Network,
     /// Resident memory, and when it was read.
     memory: (Instant, Bytes),
     watching: Watching,
@@ -190,6 +193,7 @@ impl Driver {
             running: None,
             benching: None,
             jobs: Jobs::default(),
+            network: Network::default(),
             memory: (Instant::now(), memory::resident()),
             watching: Watching::new(monitor),
             supervisor: Supervisor::from_environment(),
@@ -262,6 +266,7 @@ impl Driver {
             Event::Request { session, request: Request { id, body: RequestBody::Cancel }, .. } => {
                 self.jobs.stop(*session, *id);
             }
+            Event::BenchEnded(_, Ok(found)) => self.network.keep(found),
             Event::Engine(epoch, Progress::Broken { rank, reason }) => {
                 tracing::warn!(%epoch, ?rank, reason, "the engine cannot go on");
             }
@@ -368,6 +373,7 @@ impl Driver {
             &self.node,
             constants,
             (&self.watching.health, self.memory.1),
+            &self.network.measured,
             ring,
             cursors,
         )))

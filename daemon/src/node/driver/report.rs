@@ -8,7 +8,9 @@ use shared::{
     ids::{LayerIndex, Rank, RequestId},
     latency::Histogram,
     protocol::BUILD,
-    telemetry::{Health, HopRecord, HopSync, Lateness, LayerSync, NodeReport, SyncKind, SyncRecord, hop::LATEST},
+    telemetry::{
+        Health, HopRecord, HopSync, Lateness, LayerSync, Measured, NodeReport, SyncKind, SyncRecord, hop::LATEST,
+    },
     units::{Bytes, Nanoseconds},
 };
 
@@ -49,6 +51,7 @@ pub(super) fn report(
     node: &Node,
     constants: Constants<'_>,
     (health, resident): (&Health, Bytes),
+    measured: &Measured,
     ring: Option<&SyncRing>,
     cursors: &mut Cursors,
 ) -> NodeReport {
@@ -80,6 +83,7 @@ pub(super) fn report(
         collectives: ring.and_then(SyncRing::table).cloned(),
         exclusions: node.exclusions().clone(),
         rolling: node.rolling().cloned(),
+        measured: measured.clone(),
     }
 }
 

@@ -89,6 +89,8 @@ pub(super) struct Running {
     thread: thread::JoinHandle<()>,
     /// The engine's counter as it was seen last, and since when it stands there with work to do.
     seen: (u64, Instant),
+    /// When the counter was seen to move last.
+    moved: Instant,
 }
 
 /// What starting an engine needs from the daemon.
@@ -176,6 +178,7 @@ impl Running {
             beats,
             thread,
             seen: (0, Instant::now()),
+            moved: Instant::now(),
         })
     }
 
@@ -236,10 +239,24 @@ impl Running {
     /// Whether the engine has work, waits for nobody and has finished nothing for this long.
     pub(super) fn is_stalled(&mut self, patience: Duration) -> bool {
         let progress = self.abort.progress();
+        if progress != self.seen.0 {
+            self.moved = Instant::now();
+        }
         if progress != self.seen.0 || !self.abort.is_busy() || self.abort.is_waiting() {
             self.seen = (progress, Instant::now());
         }
         self.seen.1.elapsed() > patience
+    }
+
+    /// The engine's counters and flags.
+    pub(super) fn engine(&self) -> Arc<Abort> {
+        Arc::clone(&self.abort)
+    }
+
+    /// Whether the engine runs requests, or has finished something within this time.
+    pub(super) fn has_worked_within(&self, time: Duration) -> bool {
+        let is_at_it = self.abort.progress() != self.seen.0 || (self.text.is_some() && self.abort.is_busy());
+        is_at_it || self.moved.elapsed() < time
     }
 
     /// Whether the engine's thread ended though nobody told it to.

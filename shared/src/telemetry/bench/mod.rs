@@ -1,6 +1,7 @@
 //! What a machine does with real work, as `brambled bench` finds it and `console bench` shows it. Plain values with their
 //! units; nothing is measured here.
 pub mod collectives;
+pub mod network;
 mod table;
 
 use std::{fmt, str::FromStr};
@@ -8,6 +9,7 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 
 pub use collectives::{CollectiveBench, CollectiveRow, LinkBench, LinkTime, collectives_table};
+pub use network::{Incast, KnownLink, NetworkBench, PeerLink, network_table};
 pub use table::{kernels_table, node_table};
 
 /// Longest text of a progress line in bytes.
@@ -20,6 +22,8 @@ pub enum BenchFound {
     Node(Box<NodeBench>),
     /// Matrix products.
     Kernels(KernelBench),
+    /// Links to other nodes. Since wire version 5.
+    Network(NetworkBench),
 }
 
 /// A whole model on one machine alone.

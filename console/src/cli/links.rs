@@ -1,0 +1,80 @@
+//! `console bench links`: round trips, throughput and incast of the links between nodes, which the nodes measure themselves on
+//! connections of their own.
+use std::{io::IsTerminal, sync::Arc};
+
+use clap::Args;
+use serde_json::json;
+use shared::{
+    protocol::network::{PINGS_DEFAULT, PINGS_MAX, STREAM_MS, STREAM_MS_DEFAULT},
+    telemetry::{BenchProgress, NetworkBench, bench::network_table},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{Failure, interrupts::Interrupts, output};
+use crate::client::{
+    network::{Effort, measure},
+    session::{self, Session},
+    with_port,
+};
+
+/// Options of `console bench links`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Links {
+    /// At least two.
+    #[arg(skip)]
+    pub(super) nodes: Vec<String>,
+    /// Round trips of a small message on each link
+    #[arg(long, value_name = "N", default_value_t = PINGS_DEFAULT,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(PINGS_MAX)))]
+    pings: u32,
+    /// Milliseconds that each node streams to each other one
+    #[arg(long, value_name = "MS", default_value_t = STREAM_MS_DEFAULT,
+        value_parser = clap::value_parser!(u32).range(*STREAM_MS.start() as i64..=*STREAM_MS.end() as i64))]
+    stream_ms: u32,
+    /// Do not let all nodes stream to each at once in the end
+    #[arg(long)]
+    no_incast: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Runs the command. A signal ends it: the nodes end what they measure with its sessions.
+pub(super) async fn run(options: Links) -> Result<u8, Failure> {
+    if options.nodes.len() < 2 {
+        let message = format!("links are between nodes, and {} is named", options.nodes.len());
+        return Err(Failure::Usage { message, next: "name at least two: --nodes A,B" });
+    }
+    let found = Interrupts::listen()?.end(find(&options)).await?;
+    if options.json {
+        let node = |(name, bench): &(String, NetworkBench)| json!({"node": name, "links": bench.links, "incast": bench.incast});
+        let nodes: Vec<serde_json::Value> = found.iter().map(node).collect();
+        output::line(&json!({"pings": options.pings, "stream_ms": options.stream_ms, "nodes": nodes}).to_string());
+    } else {
+        network_table(&found).iter().for_each(|line| output::line(&output::clean(line)));
+    }
+    Ok(0)
+}
+
+async fn find(options: &Links) -> Result<Vec<(String, NetworkBench)>, Failure> {
+    let sessions = open(&options.nodes).await?;
+    let effort = Effort { pings: options.pings, stream_ms: options.stream_ms, incast: !options.no_incast };
+    let found = measure(&sessions, effort, &tell, &CancellationToken::new()).await?;
+    Ok(sessions.iter().map(|session| session.identity.name.clone()).zip(found).collect())
+}
+
+/// A session with every node.
+pub(super) async fn open(nodes: &[String]) -> Result<Vec<Arc<Session>>, Failure> {
+    let mut sessions = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        sessions.push(Arc::new(session::open(&with_port(node)).await?));
+    }
+    Ok(sessions)
+}
+
+/// Shows what is measured now, where a terminal is there.
+fn tell(name: &str, progress: &BenchProgress) {
+    if std::io::stderr().is_terminal() {
+        output::note(&format!("{}: {}", output::clean(name), output::clean(&progress.to_string())));
+    }
+}

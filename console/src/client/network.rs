@@ -1,0 +1,87 @@
+//! Lets nodes measure the links between them: one node after another, so that no two measurements share a link.
+use std::sync::Arc;
+
+use shared::{
+    protocol::{
+        bench::Bench,
+        error::{Fault, FaultKind},
+        network::{BenchNetwork, Neighbour},
+    },
+    telemetry::{BenchFound, BenchProgress, NetworkBench},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{assign::reports, bench::bench, session::Session};
+
+/// How long links are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Effort {
+    /// Round trips of each link.
+    pub pings: u32,
+    /// Milliseconds of each stream.
+    pub stream_ms: u32,
+    /// Whether all stream to each at once.
+    pub incast: bool,
+}
+
+impl Effort {
+    /// Little enough that all links between so many nodes take about a second.
+    pub fn short(nodes: usize) -> Self {
+        let links = (nodes * nodes.saturating_sub(1)).max(1) as u32;
+        Self { pings: (1000 / links).clamp(8, 64), stream_ms: (800 / links).clamp(8, 60), incast: false }
+    }
+}
+
+/// What each node found of its links from all others, in the order of the sessions.
+///
+/// # Errors
+/// A node runs a request, does not reach another, or speaks an older wire version.
+pub async fn measure(
+    sessions: &[Arc<Session>],
+    effort: Effort,
+    tell: &(dyn Fn(&str, &BenchProgress) + Sync),
+    cancel: &CancellationToken,
+) -> Result<Vec<NetworkBench>, Fault> {
+    // A head knows of its requests; the other ranks of a topology see steps alone.
+    for report in reports(sessions).await? {
+        if report.requests > 0 {
+            return Err(Fault::new(&report.name, FaultKind::RequestsRun { count: report.requests }));
+        }
+    }
+    let mut found = Vec::with_capacity(sessions.len());
+    for session in sessions {
+        let name = &session.identity.name;
+        let others = sessions.iter().filter(|other| other.identity.name != *name);
+        let neighbour =
+            |other: &Arc<Session>| Neighbour { name: other.identity.name.clone(), address: other.address.clone() };
+        let Effort { pings, stream_ms, incast } = effort;
+        let wanted = BenchNetwork { peers: others.map(neighbour).collect(), pings, stream_ms, incast };
+        match bench(session, Bench::Network(wanted), &|progress| tell(name, progress), cancel).await? {
+            BenchFound::Network(one) => found.push(one),
+            BenchFound::Node(_) | BenchFound::Kernels(_) => {
+                let reason = "it measured something else than its links".into();
+                return Err(Fault::new(name, FaultKind::Malformed { reason }));
+            }
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::protocol::network::STREAM_MS;
+
+    use super::*;
+
+    #[test]
+    fn short_measurement_of_eight_nodes_takes_little_time() {
+        for nodes in 2..=16_u32 {
+            let effort = Effort::short(nodes as usize);
+            assert!(STREAM_MS.contains(&effort.stream_ms) && effort.pings > 0 && !effort.incast);
+            let links = nodes * (nodes - 1);
+            // Round trips of 300 us, as over a switch of 1 Gb/s.
+            let ms = links * (effort.stream_ms + effort.pings * 3 / 10);
+            assert!(nodes > 8 || ms < 1500, "{nodes} nodes: {ms} ms");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! A connection between two nodes for measuring: whole messages of a bounded length, protected like those of ranks, in buffers that are
+//! made once.
+use std::io;
+
+use shared::protocol::{
+    connection::Connection,
+    error::FaultKind,
+    network::CHUNK_BYTES,
+    seal::{Seal, Seals},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+/// Bytes of the length before a message.
+const LENGTH_BYTES: usize = 4;
+
+/// One end.
+#[derive(Debug)]
+pub(super) struct Line {
+    stream: TcpStream,
+    seals: Seals,
+    /// What is sent.
+    out: Vec<u8>,
+    /// What came.
+    input: Vec<u8>,
+}
+
+impl Line {
+    /// On a connection after its handshake.
+    pub(super) fn new(connection: Connection) -> Self {
+        let (stream, seals) = connection.into_data_link();
+        let room = LENGTH_BYTES + CHUNK_BYTES + Seal::OVERHEAD;
+        Self { stream, seals, out: Vec::with_capacity(room), input: vec![0; room] }
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// The peer is gone.
+    pub(super) async fn send(&mut self, body: &[u8]) -> Result<(), FaultKind> {
+        let length = (body.len() + self.seals.out.overhead()) as u32;
+        self.out.clear();
+        self.out.extend_from_slice(&length.to_le_bytes());
+        self.out.extend_from_slice(body);
+        self.seals.out.seal(&mut self.out, LENGTH_BYTES);
+        self.stream.write_all(&self.out).await.map_err(|error| broke(&error))
+    }
+
+    /// The body of the next message.
+    ///
+    /// # Errors
+    /// The peer is gone, or sent what no such message is.
+    pub(super) async fn receive(&mut self) -> Result<&[u8], FaultKind> {
+        self.stream.read_exact(&mut self.input[..LENGTH_BYTES]).await.map_err(|error| broke(&error))?;
+        let length = self.input.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes) as usize);
+        let end = LENGTH_BYTES.saturating_add(length);
+        let Some(rest) = self.input.get_mut(LENGTH_BYTES..end) else {
+            return Err(FaultKind::Malformed {
+                reason: format!("a message of {length} bytes while links are measured"),
+            });
+        };
+        self.stream.read_exact(rest).await.map_err(|error| broke(&error))?;
+        let inside = self.seals.input.open(&mut self.input[..end], LENGTH_BYTES)?;
+        Ok(&self.input[LENGTH_BYTES..inside])
+    }
+}
+
+fn broke(error: &io::Error) -> FaultKind {
+    FaultKind::SessionLost { reason: error.to_string() }
+}

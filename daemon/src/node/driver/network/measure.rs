@@ -1,0 +1,148 @@
+//! The end of a measured link that dialled: times round trips, and counts what a peer streams.
+use std::time::Duration;
+
+use shared::{
+    protocol::{
+        connection::dial,
+        error::FaultKind,
+        handshake::{Hello, Identity, Purpose},
+        network::{BenchNetwork, Neighbour, Probe},
+    },
+    telemetry::{
+        BenchProgress,
+        bench::{Incast, NetworkBench, PeerLink, collectives::median_and_p99},
+    },
+    units::{Bytes, Nanoseconds},
+};
+use tokio::{
+    sync::mpsc::Sender,
+    task::JoinSet,
+    time::{Instant, timeout, timeout_at},
+};
+
+use super::line::Line;
+
+/// Round trips before those that count.
+const WARM: u32 = 2;
+/// A small message comes back within this.
+const ECHO: Duration = Duration::from_secs(5);
+/// The first message of a stream comes within this.
+const BEGIN: Duration = Duration::from_secs(5);
+
+/// What a stream brought once it was under way.
+#[derive(Clone, Copy, Debug)]
+struct Streamed {
+    bytes: u64,
+    bits_per_second: u64,
+}
+
+/// Measures what was asked for, one peer after another, and sends its progress; `may_go_on` is asked before each.
+pub(super) async fn measure(
+    own: &Identity,
+    wanted: &BenchNetwork,
+    told: &Sender<BenchProgress>,
+    may_go_on: impl Fn() -> Result<(), FaultKind>,
+) -> Result<NetworkBench, FaultKind> {
+    let mut links = Vec::with_capacity(wanted.peers.len());
+    let has_incast = wanted.incast && wanted.peers.len() > 1;
+    let steps = (wanted.peers.len() + usize::from(has_incast)) as u16;
+    let progress = |step: usize, what: String| BenchProgress { step: step as u16 + 1, steps, what };
+    for (index, peer) in wanted.peers.iter().enumerate() {
+        may_go_on()?;
+        // What finds no place is not told.
+        let _ = told.try_send(progress(index, format!("link to {}", peer.name)));
+        links.push(link(own, peer, wanted).await?);
+    }
+    let mut incast = None;
+    if has_incast {
+        may_go_on()?;
+        let _ = told.try_send(progress(links.len(), format!("incast of {} senders", links.len())));
+        incast = Some(all_at_once(own, wanted).await?);
+    }
+    Ok(NetworkBench { links, incast })
+}
+
+async fn open(own: &Identity, peer: &Neighbour) -> Result<Line, FaultKind> {
+    let hello = Hello { identity: own.clone(), purpose: Purpose::Probe };
+    let failed = |reason: String| FaultKind::LinksFailed { reason: format!("to {}: {reason}", peer.name) };
+    let (connection, identity) = dial(&peer.address, &hello).await.map_err(|fault| failed(fault.kind.to_string()))?;
+    if identity.name != peer.name {
+        return Err(failed(format!("{} answers as {}", peer.address, identity.name)));
+    }
+    Ok(Line::new(connection))
+}
+
+async fn link(own: &Identity, peer: &Neighbour, wanted: &BenchNetwork) -> Result<PeerLink, FaultKind> {
+    let mut line = open(own, peer).await?;
+    let mut times = Vec::with_capacity(wanted.pings as usize);
+    for round in 0..WARM + wanted.pings {
+        let begin = Instant::now();
+        timeout(ECHO, echo(&mut line)).await.map_err(|_| late(peer, "an echo", ECHO))??;
+        if round >= WARM {
+            times.push(Nanoseconds(begin.elapsed().as_nanos() as u64));
+        }
+    }
+    times.sort_unstable();
+    let (p50, p99) = median_and_p99(&times).unwrap_or_default();
+    let Streamed { bytes, bits_per_second } = streamed(&mut line, peer, wanted.stream_ms).await?;
+    let (peer, pings, bytes) = (peer.name.clone(), wanted.pings, Bytes(bytes));
+    Ok(PeerLink { peer, pings, p50, p99, bits_per_second, bytes })
+}
+
+async fn echo(line: &mut Line) -> Result<(), FaultKind> {
+    line.send(&Probe::Echo.encode()).await?;
+    line.receive().await.map(drop)
+}
+
+/// Takes a stream for its time. The first quarter does not count: a connection begins slowly.
+async fn streamed(line: &mut Line, peer: &Neighbour, ms: u32) -> Result<Streamed, FaultKind> {
+    line.send(&Probe::Stream { ms }.encode()).await?;
+    timeout(BEGIN, line.receive()).await.map_err(|_| late(peer, "a stream", BEGIN))??;
+    let (begin, time) = (Instant::now(), Duration::from_millis(u64::from(ms)));
+    let (end, mut counted) = (begin + time, begin);
+    let (mut bytes, mut last) = (0, begin);
+    // What still comes after the end is of no interest: the line is closed with it.
+    while let Ok(body) = timeout_at(end, line.receive()).await {
+        let count = body?.len() as u64;
+        last = Instant::now();
+        if last < begin + time / 4 {
+            counted = last;
+        } else {
+            bytes += count;
+        }
+        if last >= end {
+            break;
+        }
+    }
+    let elapsed = last.saturating_duration_since(counted).as_nanos().max(1);
+    let bits_per_second = u64::try_from(u128::from(bytes) * 8_000_000_000 / elapsed).unwrap_or(u64::MAX);
+    Ok(Streamed { bytes, bits_per_second })
+}
+
+/// All peers at once, on connections that are open before the first of them begins.
+async fn all_at_once(own: &Identity, wanted: &BenchNetwork) -> Result<Incast, FaultKind> {
+    let mut lines = Vec::with_capacity(wanted.peers.len());
+    for peer in &wanted.peers {
+        lines.push((open(own, peer).await?, peer.clone()));
+    }
+    let (mut streams, ms) = (JoinSet::new(), wanted.stream_ms);
+    for (mut line, peer) in lines {
+        streams.spawn(async move { streamed(&mut line, &peer, ms).await });
+    }
+    let mut rates = Vec::with_capacity(wanted.peers.len());
+    while let Some(streamed) = streams.join_next().await {
+        let streamed = streamed.map_err(|error| FaultKind::Internal { reason: error.to_string() })?;
+        rates.push(streamed?.bits_per_second);
+    }
+    let (slowest, fastest) = (rates.iter().min().copied(), rates.iter().max().copied());
+    Ok(Incast {
+        senders: rates.len() as u16,
+        bits_per_second: rates.iter().sum(),
+        slowest: slowest.unwrap_or(0),
+        fastest: fastest.unwrap_or(0),
+    })
+}
+
+fn late(peer: &Neighbour, what: &str, patience: Duration) -> FaultKind {
+    FaultKind::Timeout { what: format!("{what} of {}", peer.name), seconds: patience.as_secs() as u32 }
+}

@@ -1,0 +1,144 @@
+//! Measures links to other nodes on connections of their own, and is the other end of such links. Nodes that run a request refuse both.
+mod line;
+mod measure;
+mod serve;
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use shared::{
+    protocol::{
+        error::{Fault, FaultKind},
+        network::{BenchNetwork, NETWORK_SECONDS_MAX},
+    },
+    telemetry::{BenchFound, KnownLink, Measured, NetworkBench, NodeBench, NodeState},
+};
+use tokio::{
+    sync::{Semaphore, mpsc::channel},
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{Driver, Event, Input, benching::Benching};
+use crate::node::BenchKey;
+
+/// Most links that others measure to this node at the same time.
+const LINES_MAX: usize = 4;
+/// Most links that are kept.
+const KNOWN_MAX: usize = shared::protocol::network::PEERS_MAX;
+/// Lines of progress that may wait.
+const PROGRESS_MAX: usize = 8;
+/// An engine that has finished a step within this runs a request.
+const QUIET: Duration = Duration::from_millis(250);
+
+/// What a driver keeps of its network.
+#[derive(Debug)]
+pub(super) struct Network {
+    /// Places for links that others measure.
+    lines: Arc<Semaphore>,
+    /// What this node has measured.
+    pub(super) measured: Measured,
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self { lines: Arc::new(Semaphore::new(LINES_MAX)), measured: Measured::default() }
+    }
+}
+
+impl Driver {
+    /// Whether no request runs here and nothing is being loaded: a stream would slow it down, and be slowed down by it.
+    fn check_quiet(&self) -> Result<(), FaultKind> {
+        let state = self.node.state();
+        let works = self.running.as_ref().is_some_and(|running| running.has_worked_within(QUIET));
+        match state {
+            NodeState::Idle | NodeState::Ready | NodeState::Faulted if !works => Ok(()),
+            NodeState::Ready => Err(FaultKind::NotIdle { state: NodeState::Serving.name().into() }),
+            state => Err(FaultKind::NotIdle { state: state.name().into() }),
+        }
+    }
+
+    /// Begins a measurement of links; its end comes as an input.
+    pub(super) fn bench_network(&mut self, key: BenchKey, wanted: BenchNetwork) {
+        let cancel = CancellationToken::new();
+        let (inputs, own, cancelled) = (self.around.inputs.clone(), self.identity.clone(), cancel.clone());
+        // The bench itself is what an idle node does now.
+        let is_idle = self.node.state() == NodeState::Benching;
+        let quiet = if is_idle { Ok(()) } else { self.check_quiet() };
+        let before = self.benching.take();
+        let engine = self.running.as_ref().map(super::running::Running::engine);
+        let name = self.config.name.clone();
+        let task = tokio::spawn(async move {
+            if let Some(before) = before {
+                before.gone().await;
+            }
+            let begun = engine.as_ref().map(|engine| engine.progress());
+            let may_go_on = || {
+                let busy = engine.as_ref().map(|engine| engine.progress()) != begun;
+                if busy { Err(FaultKind::NotIdle { state: NodeState::Serving.name().into() }) } else { Ok(()) }
+            };
+            let (told, mut progress) = channel(PROGRESS_MAX);
+            let telling = async {
+                while let Some(progress) = progress.recv().await {
+                    // A driver that is gone ends this bench.
+                    let _ = inputs.send(Input::Event(Event::BenchProgress(key, progress))).await;
+                }
+            };
+            let measuring = async {
+                let told = told;
+                quiet?;
+                measure::measure(&own, &wanted, &told, may_go_on).await
+            };
+            let work = async { tokio::join!(measuring, telling).0 };
+            let patience = Duration::from_secs(u64::from(NETWORK_SECONDS_MAX));
+            let late = FaultKind::Timeout { what: "measuring links".into(), seconds: NETWORK_SECONDS_MAX };
+            let found = tokio::select! {
+                () = cancelled.cancelled() => return,
+                found = timeout(patience, work) => found.unwrap_or(Err(late)),
+            };
+            let result = found.map(BenchFound::Network).map_err(|kind| Fault::new(&name, kind));
+            let _ = inputs.send(Input::Event(Event::BenchEnded(key, result))).await;
+        });
+        self.benching = Some(Benching::new(key, cancel, task));
+    }
+}
+
+impl Network {
+    /// Keeps what a bench found for those who plan.
+    pub(super) fn keep(&mut self, found: &BenchFound) {
+        let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
+        match found {
+            BenchFound::Network(found) => self.keep_links(found, unix_ms),
+            BenchFound::Node(found) => self.measured.speed = Some((Box::new(shortened(found)), unix_ms)),
+            BenchFound::Kernels(_) => {}
+        }
+    }
+
+    fn keep_links(&mut self, found: &NetworkBench, unix_ms: u64) {
+        let links = &mut self.measured.links;
+        links.retain(|known| !found.links.iter().any(|link| link.peer == known.peer));
+        links.extend(found.links.iter().map(|link| KnownLink {
+            peer: link.peer.clone(),
+            round_trip: link.p50,
+            bits_per_second: link.bits_per_second,
+            unix_ms,
+        }));
+        let surplus = links.len().saturating_sub(KNOWN_MAX);
+        links.drain(..surplus);
+    }
+}
+
+/// What a plan takes of a bench: the bandwidth of all threads, the first context, the longest prompt. Reports carry it.
+fn shortened(found: &NodeBench) -> NodeBench {
+    NodeBench {
+        bandwidth: found.bandwidth.last().copied().into_iter().collect(),
+        decode: found.decode.first().copied().into_iter().collect(),
+        prefill: found.prefill.last().copied().into_iter().collect(),
+        rows: Vec::new(),
+        ids: Vec::new(),
+        skipped: Vec::new(),
+        ..found.clone()
+    }
+}

@@ -1,0 +1,67 @@
+//! The end of a measured link that was dialled: sends small messages back and streams, to no other node than the one that dialled.
+use std::time::Duration;
+
+use shared::protocol::{
+    connection::{Connection, send_welcome},
+    error::FaultKind,
+    handshake::{Identity, Welcome},
+    network::{CHUNK_BYTES, LINE_SECONDS_MAX, Probe, STREAM_BYTES_MAX},
+};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::{super::Driver, LINES_MAX, line::Line};
+
+/// What streams are made of.
+static CHUNK: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
+
+impl Driver {
+    /// A node wants to measure its link to this one: welcomed unless the node has something better to do.
+    pub(in crate::node::driver) fn probed(&mut self, mut connection: Connection, identity: &Identity) {
+        let verdict = self.check_quiet().and_then(|()| {
+            let full = |_| FaultKind::Full { what: "measured links".into(), limit: LINES_MAX as u32 };
+            self.network.lines.clone().try_acquire_owned().map_err(full)
+        });
+        let welcome = match &verdict {
+            Ok(_) => Welcome::Accepted(self.identity.clone()),
+            Err(kind) => Welcome::Refused(self.fault(kind.clone())),
+        };
+        let peer = identity.name.clone();
+        tokio::spawn(timeout(Duration::from_secs(u64::from(LINE_SECONDS_MAX)), async move {
+            let welcomed = send_welcome(&mut connection, &welcome).await;
+            if let (Ok(()), Ok(_place)) = (welcomed, verdict) {
+                let why = serve(Line::new(connection)).await;
+                tracing::debug!(peer, "a measured link ended: {why}");
+            }
+        }));
+    }
+}
+
+/// Does what the peer asks for until it is gone; says why it ends.
+async fn serve(mut line: Line) -> FaultKind {
+    loop {
+        let probe = match line.receive().await {
+            Ok(body) => Probe::decode(body),
+            Err(kind) => return kind,
+        };
+        let sent = match probe {
+            Some(Probe::Echo) => line.send(&Probe::Echo.encode()).await,
+            Some(Probe::Stream { ms }) => stream(&mut line, Duration::from_millis(u64::from(ms))).await,
+            None => return FaultKind::Malformed { reason: "neither an echo nor a stream was asked for".into() },
+        };
+        if let Err(kind) = sent {
+            return kind;
+        }
+    }
+}
+
+async fn stream(line: &mut Line, time: Duration) -> Result<(), FaultKind> {
+    let end = Instant::now() + time;
+    let mut rest = STREAM_BYTES_MAX;
+    while rest >= CHUNK_BYTES as u64 && Instant::now() < end {
+        rest -= CHUNK_BYTES as u64;
+        // One that was cut in the middle ends the line: the peer has hung up by then.
+        let late = |_| FaultKind::Timeout { what: "a stream".into(), seconds: 1 + time.as_secs() as u32 };
+        timeout_at(end + Duration::from_secs(1), line.send(&CHUNK)).await.map_err(late)??;
+    }
+    Ok(())
+}
