@@ -1,12 +1,14 @@
 //! A question to the planner and its answer: what dashboard and client speak of. Pure.
 use shared::{
+    latency::ratio,
     schedule::Choice,
     simulate::{Link, NodeProfile},
+    telemetry::{KnownLink, Measured, NodeReport},
     topology::{
-        Exchange, KvFormat,
+        Exchange, KvFormat, Layout,
         cost::{Demand, PlanNode, PlanStage},
         memory::PANEL_ROWS,
-        planner::{Candidate, Goal, Plan, plan},
+        planner::{ANSWER_TOKENS, Candidate, Goal, Plan, plan},
         sizes::ModelSizes,
     },
 };
@@ -17,16 +19,41 @@ use crate::wanted::Wanted;
 pub const PROMPT: u32 = 512;
 /// Longest context that is planned for where no topology says one.
 const CONTEXT: u32 = 4096;
-/// Time that a message between two nodes takes besides its bytes, and the link's bits a second: cables of 1 Gbit/s.
-const LINK: Link = Link { alpha_ns: 60_000, bits_per_second: 1_000_000_000, packets: Link::ETHERNET };
+/// Half of a small message's round trip and the bits a second of links that were not measured: cables of 1 Gb/s.
+pub const LINK: Link = Link { alpha_ns: 60_000, bits_per_second: 1_000_000_000, packets: Link::ETHERNET };
+/// Cores of the machines whose profiles are built in.
+const PROFILE_CORES: usize = 4;
+/// Fewer nodes must answer faster by this share before a layout is called past the knee: a prediction is not more exact.
+const KNEE_MIN: f64 = 0.03;
+
+/// A node as it is planned with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AskNode {
+    /// Its place in the caller's list.
+    pub place: usize,
+    /// Its name.
+    pub name: String,
+    /// Which machine it runs on.
+    pub machine: String,
+    /// Cores that it may use; 0: unknown.
+    pub cores: usize,
+    /// Its kernel table.
+    pub kernels: String,
+    /// Bytes to spare for a shard.
+    pub memory: u64,
+    /// What it has measured since its start.
+    pub measured: Measured,
+}
 
 /// What a planner is asked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanAsk {
     /// File name of the model.
     pub model: String,
-    /// Places of the nodes in the list, with their names, whether they have no dot-product instructions, and bytes to spare.
-    pub nodes: Vec<(usize, String, bool, u64)>,
+    /// The nodes.
+    pub nodes: Vec<AskNode>,
+    /// What layouts are ranked by.
+    pub goal: Goal,
     /// Longest sequence; `None` = what the model was trained for, at most 4096.
     pub context: Option<u32>,
     /// Sequences at the same time.
@@ -37,6 +64,8 @@ pub struct PlanAsk {
     pub exchange: Exchange,
     /// Which all-reduce.
     pub choice: Choice,
+    /// The latest time that a node has told: milliseconds since 1970.
+    pub now_unix_ms: u64,
 }
 
 /// What the planner said.
@@ -52,16 +81,76 @@ pub struct Planned {
     pub context: u32,
 }
 
+impl AskNode {
+    /// A node by its report; `keeps` says whether what it holds now stays.
+    pub fn of(place: usize, (machine, cores): (&str, usize), report: &NodeReport, keeps: bool) -> Self {
+        let free = report.health.memory.map_or(0, |memory| memory.available.0);
+        Self {
+            place,
+            name: report.name.clone(),
+            machine: machine.to_owned(),
+            cores,
+            kernels: report.kernels.clone(),
+            memory: free + if keeps { 0 } else { report.shard.0 },
+            measured: report.measured.clone(),
+        }
+    }
+
+    /// What it does in what time: as it measured itself with this model, else as the machine with the same instructions.
+    pub fn profile(&self, sizes: &ModelSizes, model: &str) -> NodeProfile {
+        let base = if self.kernels == "neon" { NodeProfile::pi4() } else { NodeProfile::pi5() };
+        let cores = if self.cores == 0 { PROFILE_CORES } else { self.cores } as f64 / PROFILE_CORES as f64;
+        let base = NodeProfile {
+            macs_per_second: base.macs_per_second * cores,
+            attention_macs_per_second: base.attention_macs_per_second * cores,
+            // Two cores are enough to be as fast as the memory.
+            read_bytes_per_second: base.read_bytes_per_second * (2.0 * cores).min(1.0),
+            ..base
+        };
+        match &self.measured.speed {
+            // Equal nodes must have equal profiles: names are not part of them.
+            Some((found, _)) if found.model == model => NodeProfile::measured(&base.name, found, sizes, &base),
+            _ => base,
+        }
+    }
+}
+
+/// Whether two of these run on one machine: ranks there divide its cores, so that no prediction for machines of their own holds.
+pub fn share_a_machine(nodes: &[AskNode]) -> bool {
+    nodes.iter().enumerate().any(|(index, node)| nodes[..index].iter().any(|other| other.machine == node.machine))
+}
+
+/// The own link of each node as these nodes measured them: its best neighbour tells it, since a slow neighbour slows only what goes
+/// there. `None` where nothing is known of a node.
+pub fn links<'a>(nodes: impl Iterator<Item = (&'a str, &'a [KnownLink])> + Clone) -> Vec<Option<Link>> {
+    let of = |name: &str| {
+        let own = nodes.clone().filter(|(receiver, _)| *receiver == name).flat_map(|(_, known)| known);
+        let own = own.filter(|link| nodes.clone().any(|(other, _)| other == link.peer));
+        let others = nodes.clone().filter(|(receiver, _)| *receiver != name).flat_map(|(_, known)| known);
+        let to_others = || others.clone().filter(|link| link.peer == name);
+        let alpha = own.clone().chain(to_others()).map(|link| link.round_trip.0 / 2).min()?;
+        // What it sends and what it receives, the slower of both.
+        let received = own.map(|link| link.bits_per_second).max();
+        let sent = to_others().map(|link| link.bits_per_second).max();
+        let payload = received.into_iter().chain(sent).min()?;
+        let wire = payload as f64 * (Link::ETHERNET_PAYLOAD + Link::ETHERNET_BESIDES) / Link::ETHERNET_PAYLOAD;
+        Some(Link { alpha_ns: alpha, bits_per_second: (wire as u64).max(1), packets: Link::ETHERNET })
+    };
+    nodes.clone().map(|(name, _)| of(name)).collect()
+}
+
 impl Planned {
     /// Plans; takes a while with many nodes.
     pub fn new(ask: PlanAsk, sizes: ModelSizes) -> Self {
-        let node = |(_, name, is_old, memory): &(usize, String, bool, u64)| PlanNode {
-            name: name.clone(),
-            profile: if *is_old { NodeProfile::pi4() } else { NodeProfile::pi5() },
-            memory: *memory,
+        let links = links(ask.nodes.iter().map(|node| (node.name.as_str(), node.measured.links.as_slice())));
+        let node = |(node, link): (&AskNode, Option<Link>)| PlanNode {
+            name: node.name.clone(),
+            profile: node.profile(&sizes, &ask.model),
+            memory: node.memory,
             panel_rows: PANEL_ROWS,
+            link,
         };
-        let nodes: Vec<PlanNode> = ask.nodes.iter().map(node).collect();
+        let nodes: Vec<PlanNode> = ask.nodes.iter().zip(links).map(node).collect();
         let trained = u32::try_from(sizes.shape.context_length).unwrap_or(u32::MAX);
         let context = ask.context.unwrap_or(CONTEXT).min(trained);
         let demand = Demand {
@@ -73,7 +162,7 @@ impl Planned {
             link: LINK,
             prompt: PROMPT.min(context),
         };
-        let plan = plan(&sizes, &nodes, &demand, Goal::Balanced);
+        let plan = plan(&sizes, &nodes, &demand, ask.goal);
         Self { ask, sizes, plan, context }
     }
 
@@ -85,7 +174,7 @@ impl Planned {
     /// Places of the nodes of a candidate in the list, in the order replica, stage, rank.
     pub fn members(&self, candidate: &Candidate) -> Vec<usize> {
         let ranks = candidate.replicas.iter().flatten().flat_map(|stage| &stage.ranks);
-        ranks.filter_map(|rank| self.ask.nodes.get(rank.node)).map(|node| node.0).collect()
+        ranks.filter_map(|rank| self.ask.nodes.get(rank.node)).map(|node| node.place).collect()
     }
 
     /// What to assign for a candidate.
@@ -106,5 +195,144 @@ impl Planned {
             context_length: Some(self.context),
             slots: self.ask.slots,
         }
+    }
+
+    /// What is predicted of a candidate, in words.
+    pub fn figures(candidate: &Candidate) -> String {
+        let (layout, prediction) = (candidate.layout, &candidate.prediction);
+        let rate = ratio(1e9, prediction.tpot.0 as f64);
+        format!("{layout}: {rate:.1} tokens/s, TTFT {}", prediction.ttft)
+    }
+
+    /// A warning where fewer nodes would answer faster than this layout. Nothing where its nodes share a machine, or where it was not
+    /// planned for.
+    pub fn past_knee(&self, layout: Layout) -> Option<String> {
+        let asked = self.candidate(&layout.to_string()).filter(|_| !share_a_machine(&self.ask.nodes))?;
+        let fewer = self.plan.ranked.iter().filter(|other| {
+            other.layout.replicas == layout.replicas && other.layout.node_count() < layout.node_count()
+        });
+        let best = fewer.min_by_key(|other| other.prediction.answer())?;
+        let gain = 1.0 - ratio(best.prediction.answer() as f64, asked.prediction.answer() as f64);
+        (gain >= KNEE_MIN).then(|| {
+            let (few, many) = (best.layout.node_count(), layout.node_count());
+            format!(
+                "{many} nodes answer slower than {few} (prompt of {}, answer of {ANSWER_TOKENS} tokens): predicted {}; predicted {}",
+                PROMPT.min(self.context),
+                Self::figures(asked),
+                Self::figures(best)
+            )
+        })
+    }
+
+    /// What is known of the links, in words: how many nodes have measured theirs, and how long ago the oldest was.
+    pub fn links_known(&self) -> String {
+        let known = self.ask.nodes.iter().map(|node| (node.name.as_str(), node.measured.links.as_slice()));
+        links_known(known, self.ask.now_unix_ms)
+    }
+}
+
+/// As [`Planned::links_known`].
+pub fn links_known<'a>(nodes: impl Iterator<Item = (&'a str, &'a [KnownLink])> + Clone, now_unix_ms: u64) -> String {
+    let found: Vec<Link> = links(nodes.clone()).into_iter().flatten().collect();
+    let oldest = nodes.clone().flat_map(|(_, known)| known).map(|link| link.unix_ms).min();
+    let Some((slowest, oldest)) = found.iter().copied().reduce(Link::slower).zip(oldest) else {
+        return format!(
+            "links assumed: {} us, {} Mb/s (console bench links measures them)",
+            LINK.alpha_ns / 1000,
+            LINK.bits_per_second / 1_000_000
+        );
+    };
+    format!(
+        "links measured {} s ago, {} of {} nodes; the slowest {} us, {} Mb/s",
+        now_unix_ms.saturating_sub(oldest) / 1000,
+        found.len(),
+        nodes.count(),
+        slowest.alpha_ns / 1000,
+        slowest.bits_per_second / 1_000_000
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use shared::{topology::sizes::Quantisation, units::Nanoseconds};
+
+    use super::*;
+
+    fn known(peer: usize, us: u64, megabits: u64) -> KnownLink {
+        let bits_per_second = megabits * 1_000_000;
+        KnownLink { peer: format!("pi{peer}"), round_trip: Nanoseconds(us * 1000), bits_per_second, unix_ms: 1000 }
+    }
+
+    fn ask(count: usize, machine: impl Fn(usize) -> String) -> PlanAsk {
+        let node = |place: usize| AskNode {
+            place,
+            name: format!("pi{place}"),
+            machine: machine(place),
+            cores: 4,
+            kernels: "neon-dotprod".into(),
+            memory: 8 << 30,
+            measured: Measured::default(),
+        };
+        PlanAsk {
+            model: "m.gguf".into(),
+            nodes: (0..count).map(node).collect(),
+            goal: Goal::Balanced,
+            context: None,
+            slots: 4,
+            kv: KvFormat::F16,
+            exchange: Exchange::F32,
+            choice: Choice::Auto,
+            now_unix_ms: 0,
+        }
+    }
+
+    fn planned(ask: PlanAsk, model: &str) -> Planned {
+        Planned::new(ask, ModelSizes::known(model, Quantisation::Q4KM).expect("it is known"))
+    }
+
+    #[test]
+    fn nodes_links_are_those_to_their_best_neighbours() {
+        // pi2 has 100 Mb/s and 2 ms; the others must not be taken for as slow.
+        let of = [
+            vec![known(1, 200, 941), known(2, 2000, 94)],
+            vec![known(0, 220, 930), known(2, 2000, 94)],
+            vec![known(0, 2000, 94), known(1, 2100, 93), known(9, 1, 9)],
+        ];
+        let names = ["pi0", "pi1", "pi2"];
+        let found = links(names.iter().copied().zip(of.iter().map(Vec::as_slice)));
+        let rounded = |link: &Option<Link>| link.map(|link| (link.alpha_ns / 1000, link.bits_per_second / 1_000_000));
+        assert_eq!(
+            found.iter().map(rounded).collect::<Vec<_>>(),
+            [Some((100, 987)), Some((100, 987)), Some((1000, 99))]
+        );
+        assert_eq!(links(std::iter::once(("pi0", &[][..]))), [None]);
+        assert!(
+            links_known(names.iter().copied().zip(of.iter().map(Vec::as_slice)), 61_000).contains("60 s ago, 3 of 3")
+        );
+    }
+
+    #[test]
+    fn slow_links_move_the_knee_and_a_layout_beyond_it_is_warned_of() {
+        let mut slow = ask(4, |place| format!("boot {place}"));
+        for node in &mut slow.nodes {
+            let peers = (0..4).filter(|peer| format!("pi{peer}") != node.name);
+            node.measured.links = peers.map(|peer| known(peer, 20_000, 50)).collect();
+        }
+        let tp4: Layout = "tp4".parse().expect("a layout");
+        let far = planned(slow.clone(), "llama-3.2-1b");
+        assert!(far.plan.ranked[0].layout.ranks < 4, "{}", far.plan.ranked[0].layout);
+        let warning = far.past_knee(tp4).expect("tp4 is past it");
+        assert!(warning.contains("4 nodes answer slower than 1") && warning.contains("tp4: "), "{warning}");
+        let near = planned(ask(4, |place| format!("boot {place}")), "llama-3.1-8b");
+        assert_eq!((near.plan.ranked[0].layout, near.past_knee(tp4)), (tp4, None));
+        assert_eq!(planned(slow.clone(), "llama-3.2-1b").plan, far.plan, "the same question has the same answer");
+        slow.nodes.iter_mut().for_each(|node| node.machine = "one".into());
+        assert_eq!(planned(slow, "llama-3.2-1b").past_knee(tp4), None, "ranks of one machine share its cores");
+    }
+
+    #[test]
+    fn nodes_that_run_on_one_machine_are_told_by_its_name() {
+        assert!(!share_a_machine(&ask(3, |place| place.to_string()).nodes));
+        assert!(share_a_machine(&ask(3, |place| (place % 2).to_string()).nodes));
     }
 }

@@ -88,6 +88,7 @@ pub async fn dashboard<N: Nodes>(
     let asked = options.asked.filter(|_| !options.readonly);
     let wanted = asked.as_ref().map(|asked| asked.wanted(options.nodes.len()));
     let mut state = State::new(&options.nodes, wanted, &options.prompt, options.defaults);
+    state.goal = asked.as_ref().map_or_else(Default::default, |asked| asked.goal);
     state.asked = asked;
     state.readonly = options.readonly;
     state.desk = options.desk;

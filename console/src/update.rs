@@ -20,6 +20,7 @@ use crate::{
         clean::clean_line,
         editor::Editor,
         node::Standing,
+        operation::Question,
         plan::Planning,
         request::{Phase, Request},
         standing::{Cluster, cluster, hint},
@@ -155,7 +156,11 @@ fn act(state: &mut State, action: Action) -> Vec<Effect> {
             Vec::new()
         }
         Action::Plan => plan::ask(state),
-        _ if operate::ask(state, action) => Vec::new(),
+        _ if operate::ask(state, action) => match state.dialog.as_ref().map(|dialog| dialog.question.clone()) {
+            // The question says what is predicted as soon as that is known.
+            Some(Question::Assign { wanted, .. }) => plan::ask_before(state, &wanted),
+            _ => Vec::new(),
+        },
         _ => {
             if let Some(effects) = desk::on_action(state, action) {
                 return effects;
@@ -319,7 +324,9 @@ fn send(state: &mut State) -> Vec<Effect> {
 
 /// Assigns now if every node that is in is there and has said what it knows of nodes that are out, else as soon as they have.
 fn assign(state: &mut State) -> Vec<Effect> {
-    let Some(wanted) = state.assignable().filter(|_| !state.readonly) else { return Vec::new() };
+    // While the planner thinks, what it was asked for waits.
+    let may = !state.readonly && !state.assigns_best;
+    let Some(wanted) = state.assignable().filter(|_| may) else { return Vec::new() };
     if !state.all_report() {
         state.wanted.get_or_insert(wanted);
         state.assignment = Assignment::WaitsForNodes;
@@ -334,15 +341,40 @@ fn assign(state: &mut State) -> Vec<Effect> {
         state.wanted = None;
         return Vec::new();
     }
-    if replaces(state, &wanted, asked.is_some()) {
+    let is_start = asked.is_some();
+    if asked.is_some_and(|asked| asked.leaves_layout_open()) {
+        let effects = plan::ask_before(state, &wanted);
+        if !effects.is_empty() {
+            state.wanted = Some(wanted);
+            state.assigns_best = true;
+            return effects;
+        }
+    }
+    let members = state.usable();
+    assign_to(state, (wanted, members), is_start)
+}
+
+/// Assigns, after a question where something else would end.
+fn assign_to(state: &mut State, (wanted, members): (Wanted, Vec<usize>), is_start: bool) -> Vec<Effect> {
+    if replaces(state, &wanted, is_start) {
         state.assignment = Assignment::Nothing;
         state.wanted = None;
-        let members = state.usable();
         operate::ask_assign(state, wanted, members);
         return Vec::new();
     }
     state.assignment = Assignment::Loading;
-    vec![Effect::Assign { wanted, members: state.usable() }]
+    vec![Effect::Assign { wanted, members }]
+}
+
+/// The planner has answered: a layout that was left open to it is assigned. What it cannot plan is assigned as before.
+fn on_planned(state: &mut State) -> Vec<Effect> {
+    if !std::mem::take(&mut state.assigns_best) {
+        return Vec::new();
+    }
+    let all = state.assignable().map(|wanted| (wanted, state.usable()));
+    let Some(chosen) = plan::best(state).or(all) else { return Vec::new() };
+    state.wanted = Some(chosen.0.clone());
+    assign_to(state, chosen, true)
 }
 
 /// Whether an assignment would end something else: what serves, or at the start also what broke and may come back.
@@ -373,7 +405,7 @@ fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
         ClientEvent::Log { .. } => Vec::new(),
         ClientEvent::Connected { node, identity } => {
             let Some(known) = state.nodes.get_mut(node) else { return Vec::new() };
-            known.connected(now, &identity.name);
+            known.connected(now, &identity);
             Vec::new()
         }
         ClientEvent::Disconnected { node, fault } => {
@@ -405,7 +437,7 @@ fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
                 Ok(planned) => Planning::Done(planned),
                 Err(fault) => Planning::Failed(fault),
             };
-            Vec::new()
+            on_planned(state)
         }
         ClientEvent::Operate(event) => operate::on_event(state, event),
         ClientEvent::Assign(event) => on_assign(state, event),

@@ -7,7 +7,7 @@ use shared::{
     ids::MemberIndex,
     protocol::message::ModelCard,
     schedule::Choice,
-    topology::{Exchange, KvFormat, Layout, SpecError, Topology, split_layers},
+    topology::{Exchange, KvFormat, Layout, SpecError, Topology, planner::Goal, split_layers},
 };
 
 /// What an operator wants the nodes to hold; identity, epoch and members are found out while it is assigned.
@@ -126,10 +126,18 @@ pub struct Asked {
     pub context_length: Option<u32>,
     /// Sequences at the same time, of a new one.
     pub slots: u16,
+    /// What a layout that was left open is to be best for.
+    #[serde(default)]
+    pub goal: Goal,
 }
 
 impl Asked {
-    /// A new topology on so many nodes: tensor-parallel on all of them where no layout was asked for.
+    /// Whether the planner may choose: shares and layers are given for a layout that somebody has in mind.
+    pub fn leaves_layout_open(&self) -> bool {
+        self.layout.is_none() && self.weights.is_empty() && self.layers.is_empty()
+    }
+
+    /// A new topology on so many nodes: tensor-parallel on all of them where neither a layout was asked for nor the planner can choose.
     pub fn wanted(&self, nodes: usize) -> Wanted {
         let all = Layout::tensor_parallel(u16::try_from(nodes).unwrap_or(u16::MAX));
         Wanted {
@@ -195,7 +203,18 @@ mod tests {
         let model = topology.model.clone();
         let (weights, layers) = (Vec::new(), Vec::new());
         let (layout, kv, exchange, collective, context_length) = (None, None, None, None, None);
-        let open = Asked { model, layout, weights, layers, kv, exchange, collective, context_length, slots: 4 };
+        let open = Asked {
+            model,
+            layout,
+            weights,
+            layers,
+            kv,
+            exchange,
+            collective,
+            context_length,
+            slots: 4,
+            goal: Goal::Balanced,
+        };
         assert!(open.is_met_by(&topology), "whatever its layout");
         assert!(Asked { layout: Some(topology.layout), kv: Some(topology.kv), ..open.clone() }.is_met_by(&topology));
         let other = "pp2-tp2".parse().expect("a layout");

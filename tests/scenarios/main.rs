@@ -54,6 +54,8 @@ mod cordon;
 mod keys;
 // Links between nodes, measured by them.
 mod links;
+// Which layout nodes get where none was asked for.
+mod default_layout;
 // Links that flip bits.
 mod damage;
 // Nodes that die, hang, drain and come back.

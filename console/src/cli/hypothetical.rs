@@ -15,6 +15,7 @@ use shared::{
 };
 
 use super::Failure;
+use crate::planned::LINK;
 
 /// What a Pi's system keeps of its memory: kernel, GPU and services of Raspberry Pi OS Lite.
 const SYSTEM_BYTES: u64 = 512 << 20;
@@ -58,12 +59,12 @@ pub(super) struct Hypothetical {
     /// What the nodes are: pi4 or pi5
     #[arg(long, value_name = "NAME", default_value = "pi5", value_parser = NodeProfile::named)]
     pub(super) profile: NodeProfile,
-    /// One-way latency from program to program, half of a small message's round trip
-    #[arg(long, value_name = "US", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
-    alpha_us: u64,
-    /// Rate of each node's Ethernet link
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(MEGABITS[0]..=MEGABITS[1]))]
-    bandwidth_mbit: u64,
+    /// One-way latency from program to program, half of a small message's round trip [default: as nodes measured it, else 60]
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
+    alpha_us: Option<u64>,
+    /// Rate of each node's Ethernet link [default: as nodes measured it, else 1000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(MEGABITS[0]..=MEGABITS[1]))]
+    bandwidth_mbit: Option<u64>,
     /// auto, direct, rs-ag, doubling, ring, star or two-level
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = choice)]
     pub(super) collective: Choice,
@@ -100,28 +101,40 @@ impl Hypothetical {
 
     /// What joins the nodes.
     pub(super) fn link(&self) -> Link {
+        self.over(LINK)
+    }
+
+    /// A link with what was typed in place of what was measured or assumed.
+    pub(super) fn over(&self, link: Link) -> Link {
         Link {
-            alpha_ns: self.alpha_us * 1000,
-            bits_per_second: self.bandwidth_mbit * 1_000_000,
-            packets: Link::ETHERNET,
+            alpha_ns: self.alpha_us.map_or(link.alpha_ns, |us| us * 1000),
+            bits_per_second: self.bandwidth_mbit.map_or(link.bits_per_second, |megabits| megabits * 1_000_000),
+            ..link
         }
+    }
+
+    /// Whether no measurement would count.
+    pub(super) fn types_link(&self) -> bool {
+        self.alpha_us.is_some() && self.bandwidth_mbit.is_some()
     }
 
     /// What was assumed, for JSON.
     pub(super) fn object(&self, sizes: &ModelSizes) -> Value {
-        json!({"model": sizes.name, "profile": self.profile.name, "alpha_us": self.alpha_us,
-            "bandwidth_mbit": self.bandwidth_mbit, "collective": self.collective.to_string(),
+        let link = self.link();
+        json!({"model": sizes.name, "profile": self.profile.name, "alpha_us": link.alpha_ns / 1000,
+            "bandwidth_mbit": link.bits_per_second / 1_000_000, "collective": self.collective.to_string(),
             "exchange": self.exchange.to_string(), "kv": self.kv.to_string(), "prompt": self.prompt})
     }
 
     /// What was assumed, for people.
     pub(super) fn line(&self, sizes: &ModelSizes) -> String {
+        let link = self.link();
         format!(
             "{} on {}, {} us, {} Mb/s, collective {}, exchange {}, kv {}, prompt {}",
             sizes.name,
             self.profile.name,
-            self.alpha_us,
-            self.bandwidth_mbit,
+            link.alpha_ns / 1000,
+            link.bits_per_second / 1_000_000,
             self.collective,
             self.exchange,
             self.kv,

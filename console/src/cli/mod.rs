@@ -23,6 +23,7 @@ mod hypothetical;
 mod interrupts;
 mod key;
 mod keys;
+mod layout;
 mod links;
 mod logs;
 mod look;

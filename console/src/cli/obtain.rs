@@ -5,7 +5,13 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use shared::{ids::TopologyHash, topology::Topology};
 
-use super::{Failure, confirm::Consent, generate::assign_and_tell, output};
+use super::{
+    Failure,
+    confirm::Consent,
+    generate::assign_and_tell,
+    layout::{Chosen, choose},
+    output,
+};
 use crate::{
     client::{
         assign::{Assigned, propose},
@@ -157,14 +163,14 @@ pub(super) async fn obtain(
         return Ok(goes_on.then_some(found));
     }
     let sessions = reached.usable(nodes.len())?;
-    let wanted = asked.wanted(sessions.len());
-    let (topology, _) = propose(sessions, &wanted).await?;
+    let Chosen { sessions, wanted } = choose(sessions, asked).await?;
+    let (topology, _) = propose(&sessions, &wanted).await?;
     if !may_replace(&reached, &wanted, &topology, consent, json).await? {
         return Ok(None);
     }
     reached.spread().await;
-    let assigned = assign_and_tell(sessions, &wanted).await?;
-    Ok(Some(Obtained { sessions: sessions.to_vec(), assigned }))
+    let assigned = assign_and_tell(&sessions, &wanted).await?;
+    Ok(Some(Obtained { sessions, assigned }))
 }
 
 async fn may_replace(

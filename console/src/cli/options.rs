@@ -5,7 +5,7 @@ use clap::Args;
 use shared::{
     protocol::bench::{self, BENCH_REPEATS_MAX, BENCH_THREADS_MAX, BenchKernels, BenchNode, MATRIX_DEFAULT},
     schedule::Choice,
-    topology::{Exchange, KvFormat, Layout, exclusion::REASON_LENGTH_MAX},
+    topology::{Exchange, KvFormat, Layout, exclusion::REASON_LENGTH_MAX, planner::Goal},
 };
 
 use super::{
@@ -43,9 +43,14 @@ pub(super) struct Nodes {
 /// What to assign, beside nodes and model.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Assignment {
-    /// tpN, ppS-tpN or dpR-ppS-tpN: R replicas of S stages of N nodes; with roles prefill:tpN+decode:tpM [default: tp with all nodes]
+    /// tpN, ppS-tpN or dpR-ppS-tpN: R replicas of S stages of N nodes; with roles prefill:tpN+decode:tpM [default: what the planner predicts
+    /// to be best for --goal; tp with all nodes where several nodes share a machine]
     #[arg(long, value_parser = layout)]
     pub(super) topology: Option<Layout>,
+    /// What the default topology is best for: balanced (the fewest nodes that fit, more ranks while each answers faster, then replicas), latency (a
+    /// whole answer: TTFT and 127 tokens behind it), ttft, tpot or throughput
+    #[arg(long, default_value = "balanced", value_parser = <Goal as std::str::FromStr>::from_str)]
+    pub(super) goal: Goal,
     /// Shares of each layer, for the ranks of a stage or for all nodes, for example 3,2,1 [default: equal]
     #[arg(long, value_delimiter = ',', value_name = "W,W,..", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     weights: Vec<u32>,
@@ -79,6 +84,7 @@ impl Assignment {
             collective: self.collective,
             context_length: self.context,
             slots: SLOTS_DEFAULT,
+            goal: self.goal,
         }
     }
 

@@ -23,13 +23,17 @@ use super::{
     Failure,
     hypothetical::{self, Hypothetical},
     interrupts::Interrupts,
-    output, sizing,
+    links, output, sizing,
     topology::memory_object,
 };
-use crate::client::{
-    assign::{SLOTS_DEFAULT, report},
-    bench::bench,
-    session, with_port,
+use crate::{
+    client::{
+        assign::{SLOTS_DEFAULT, report, reports},
+        bench::bench,
+        network::{Effort, measure},
+        session, with_port,
+    },
+    planned,
 };
 
 /// Rows of the table where nobody asked for all.
@@ -52,7 +56,8 @@ pub(super) struct Plan {
     /// Memory of each such node
     #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = hypothetical::bytes)]
     memory: u64,
-    /// balanced (the fewest nodes that fit, then ranks while they help, then replicas), ttft, tpot or throughput
+    /// balanced (the fewest nodes that fit, then ranks while they help, then replicas), latency (a whole answer: TTFT and 127 tokens behind it),
+    /// ttft, tpot or throughput
     #[arg(long, default_value = "balanced", value_parser = <Goal as std::str::FromStr>::from_str)]
     goal: Goal,
     /// Longest sequence in tokens
@@ -96,6 +101,7 @@ impl Plan {
             profile: self.hypothetical.profile.clone(),
             memory: hypothetical::free(memory),
             panel_rows: PANEL_ROWS,
+            link: None,
         };
         (0..count).map(node).collect()
     }
@@ -109,16 +115,19 @@ pub(super) async fn run(options: Plan) -> Result<u8, Failure> {
     }
     let sizes = options.hypothetical.sizes()?;
     let is_live = options.count.is_none() && !live.is_empty();
-    let nodes = if is_live {
+    let (nodes, links) = if is_live {
         Interrupts::listen()?.end(probe_all(live, &options, &sizes)).await?
     } else {
-        options.described(usize::from(options.count.unwrap_or(8)), options.memory)
+        (options.described(usize::from(options.count.unwrap_or(8)), options.memory), None)
     };
     let plan = planner::plan(&sizes, &nodes, &options.demand(), options.goal);
     if options.hypothetical.json {
-        output::line(&object(&options, &sizes, &nodes, &plan).to_string());
+        let mut object = object(&options, &sizes, &nodes, &plan);
+        object["links"] = json!(links);
+        output::line(&object.to_string());
     } else {
         print(&options, &sizes, &nodes, &plan);
+        links.iter().for_each(|links| output::line(&output::clean(links)));
     }
     match (plan.ranked.is_empty(), plan.dropped.last()) {
         (true, Some(dropped)) => {
@@ -132,13 +141,33 @@ pub(super) async fn run(options: Plan) -> Result<u8, Failure> {
     }
 }
 
-/// Asks each node for its memory and measures it with the model, one after the other.
-async fn probe_all(live: &[String], options: &Plan, sizes: &ModelSizes) -> Result<Vec<PlanNode>, Failure> {
+/// Asks each node for its memory and measures it with the model, one after the other, and then the links between them; says where their
+/// figures are from.
+async fn probe_all(
+    live: &[String],
+    options: &Plan,
+    sizes: &ModelSizes,
+) -> Result<(Vec<PlanNode>, Option<String>), Failure> {
     let mut nodes = Vec::new();
     for node in live {
         nodes.push(probe(&with_port(node), options, sizes).await?);
     }
-    Ok(nodes)
+    if options.hypothetical.types_link() || nodes.len() < 2 {
+        return Ok((nodes, None));
+    }
+    let sessions = links::open(live).await?;
+    let measured = measure(&sessions, Effort::short(sessions.len()), &|_, _| {}, &CancellationToken::new()).await;
+    if let Err(fault) = measured {
+        // What the nodes measured earlier is better than nothing.
+        output::note(&output::clean(&format!("the links are not measured now: {fault}")));
+    }
+    let reports = reports(&sessions).await?;
+    let known = || reports.iter().map(|report| (report.name.as_str(), report.measured.links.as_slice()));
+    for (node, link) in nodes.iter_mut().zip(planned::links(known())) {
+        node.link = link.map(|link| options.hypothetical.over(link));
+    }
+    let now = reports.iter().map(|report| report.unix_ms).max().unwrap_or(0);
+    Ok((nodes, Some(planned::links_known(known(), now))))
 }
 
 async fn probe(address: &str, options: &Plan, sizes: &ModelSizes) -> Result<PlanNode, Failure> {
@@ -165,7 +194,7 @@ async fn probe(address: &str, options: &Plan, sizes: &ModelSizes) -> Result<Plan
     let base = if report.kernels == "neon" { NodeProfile::pi4() } else { NodeProfile::pi5() };
     let profile = NodeProfile::measured(&name, &found, sizes, &base);
     let memory = report.health.memory.map_or(0, |memory| memory.available.0);
-    Ok(PlanNode { name, profile, memory, panel_rows: PANEL_ROWS })
+    Ok(PlanNode { name, profile, memory, panel_rows: PANEL_ROWS, link: None })
 }
 
 /// Names of a replica's nodes, a stage behind another.
@@ -261,7 +290,9 @@ fn object(options: &Plan, sizes: &ModelSizes, nodes: &[PlanNode], plan: &planner
             "memory_max": candidate.memory_max().0, "replicas": replicas, "assign": arguments(candidate, nodes)})
     };
     let node = |node: &PlanNode| {
-        json!({"name": node.name, "memory": node.memory, "profile": node.profile.name,
+        let link = node.link.unwrap_or_else(|| options.hypothetical.link());
+        json!({"name": node.name, "memory": node.memory, "alpha_us": link.alpha_ns as f64 / 1e3,
+            "bandwidth_mbit": link.bits_per_second as f64 / 1e6, "profile": node.profile.name,
             "read_bytes_per_second": node.profile.read_bytes_per_second, "decode_share": node.profile.decode_share,
             "macs_per_second": node.profile.macs_per_second})
     };

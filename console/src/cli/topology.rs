@@ -23,6 +23,7 @@ use super::{
     confirm::Consent,
     generate::{assign_and_tell, open},
     interrupts::Interrupts,
+    layout::warn_past_knee,
     look::{Look, Seen, look_at},
     obtain::Reached,
     options, output,
@@ -104,10 +105,12 @@ async fn check(options: &options::TopologyFile) -> Result<u8, Failure> {
     for (index, session) in sessions.iter().enumerate() {
         rows.push(Row::of(&topology, &card, index, session).await?);
     }
+    let warning = warn_past_knee(&sessions, &wanted).await?;
     if options.json {
         let rows: Value = rows.iter().map(Row::object).collect();
         output::line(
-            &json!({"layout": topology.layout.to_string(), "model": topology.model, "members": rows}).to_string(),
+            &json!({"layout": topology.layout.to_string(), "model": topology.model, "members": rows, "warning": warning})
+                .to_string(),
         );
     } else {
         output::line(&format!("{} of {}: nothing is loaded", topology.layout, output::clean(&topology.model)));
@@ -202,6 +205,8 @@ async fn assign(options: &AssignFile) -> Result<u8, Failure> {
     let sessions = reached.usable(nodes.len())?;
     let names: Vec<String> = sessions.iter().map(|session| output::clean(&session.identity.name)).collect();
     let (what, count) = (format!("{} with {}", wanted.layout, output::clean(&wanted.model)), names.len());
+    // Said before the question is asked.
+    warn_past_knee(sessions, &wanted).await?;
     let losses = reached.losses(None);
     let question = match &losses {
         Some((lost, _)) => format!("Assign {what} to {count} nodes? It replaces {lost}."),

@@ -180,7 +180,11 @@ pub async fn records(session: &Session) -> Result<Vec<SyncRecord>, Fault> {
     }
 }
 
-pub(super) async fn reports(sessions: &[Arc<Session>]) -> Result<Vec<NodeReport>, Fault> {
+/// What all nodes say of themselves, in the order of the sessions.
+///
+/// # Errors
+/// The first node that does not answer.
+pub async fn reports(sessions: &[Arc<Session>]) -> Result<Vec<NodeReport>, Fault> {
     let mut reports = Vec::with_capacity(sessions.len());
     for session in sessions {
         reports.push(report(session).await?);

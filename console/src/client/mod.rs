@@ -169,7 +169,7 @@ impl Nodes for Client {
     fn plan(&self, ask: PlanAsk) {
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
         self.tasks.spawn(async move {
-            let first = ask.nodes.first().map_or(0, |node| node.0);
+            let first = ask.nodes.first().map_or(0, |node| node.place);
             let planned = match nodes.get(first).map(session) {
                 Some(Ok(session)) => plan::plan(&session, ask).await.map(Box::new),
                 Some(Err(fault)) => Err(fault),

@@ -33,7 +33,7 @@ pub async fn plan(session: &Session, ask: PlanAsk) -> Result<Planned, Fault> {
 mod tests {
     use shared::{
         schedule::Choice,
-        topology::{Exchange, KvFormat},
+        topology::{Exchange, KvFormat, planner::Goal},
     };
 
     use super::*;
@@ -41,19 +41,31 @@ mod tests {
         fake_node::{FakeNode, Script},
         session,
     };
+    use crate::planned::AskNode;
 
     #[tokio::test]
     async fn a_node_says_what_its_model_costs_and_layouts_are_ranked_on_the_nodes_of_the_question() {
         let node = FakeNode::start("pi1", Script::default()).await;
         let session = session::open(&node.address).await.expect("it answers");
+        let node = |place: usize| AskNode {
+            place,
+            name: format!("pi{place}"),
+            machine: format!("boot {place}"),
+            cores: 4,
+            kernels: "neon-dotprod".to_owned(),
+            memory: 4 << 30,
+            measured: Default::default(),
+        };
         let ask = PlanAsk {
             model: "m.gguf".to_owned(),
-            nodes: (0..2).map(|place| (place, format!("pi{place}"), false, 4 << 30)).collect(),
+            nodes: (0..2).map(node).collect(),
+            goal: Goal::Balanced,
             context: None,
             slots: 1,
             kv: KvFormat::F16,
             exchange: Exchange::F32,
             choice: Choice::Auto,
+            now_unix_ms: 0,
         };
         let planned = plan(&session, ask).await.expect("it fits");
         let layouts: Vec<String> = planned.plan.ranked.iter().map(|candidate| candidate.layout.to_string()).collect();

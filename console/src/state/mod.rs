@@ -36,7 +36,7 @@ use shared::{
     protocol::{error::Fault, message::Generate},
     sampling::SamplingParameters,
     telemetry::{NodeState, Severity},
-    topology::{Exclusion, Exclusions, Rolling, Topology, rolling},
+    topology::{Exclusion, Exclusions, Rolling, Topology, planner::Goal, rolling},
 };
 
 use crate::{
@@ -177,6 +177,10 @@ pub struct State {
     pub rolling: Option<Rolling>,
     /// When its step that is under way was first heard of.
     pub rolling_since: Duration,
+    /// What layouts are ranked by.
+    pub goal: Goal,
+    /// Whether the planner was asked for the layout to assign.
+    pub assigns_best: bool,
     /// What this dashboard does to nodes.
     pub operation: Option<Operation>,
     /// It only looks: no order is given, nothing is assigned or generated.
@@ -253,6 +257,8 @@ impl State {
             exclusions: Exclusions::default(),
             rolling: None,
             rolling_since: Duration::ZERO,
+            goal: Goal::default(),
+            assigns_best: false,
             operation: None,
             readonly: false,
             pinned: None,

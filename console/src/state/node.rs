@@ -3,7 +3,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use shared::{
     ids::LayerIndex,
-    protocol::error::Fault,
+    protocol::{error::Fault, handshake::Identity},
     telemetry::{
         HopSync, LayerSync, LoadProgress, NodeReport, NodeState, StageTime, SyncKind, hop::LATEST, window::Window,
     },
@@ -113,6 +113,8 @@ pub struct Node {
     pub history: History,
     /// Sums of the latest all-reduces, and who was late in them.
     pub window: Window,
+    /// Which machine it runs on, and how many cores of it.
+    pub machine: (String, usize),
     name: Option<String>,
     heard: Duration,
 }
@@ -131,6 +133,7 @@ impl Node {
             layers_at: None,
             history: History::default(),
             window: Window::default(),
+            machine: Default::default(),
             name: None,
             heard: Duration::ZERO,
         }
@@ -173,9 +176,10 @@ impl Node {
     }
 
     /// The session opened.
-    pub fn connected(&mut self, now: Duration, name: &str) {
+    pub fn connected(&mut self, now: Duration, identity: &Identity) {
         self.link = Link::Open;
-        self.name = Some(clean_line(name)).filter(|name| !name.is_empty());
+        self.name = Some(clean_line(&identity.name)).filter(|name| !name.is_empty());
+        self.machine = (identity.machine.clone(), identity.cores.len());
         self.heard = now;
         // A node that was started again holds nothing of what it said before.
         self.report = None;

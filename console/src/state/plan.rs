@@ -14,7 +14,7 @@ use shared::{
 };
 
 use crate::{
-    planned::{PROMPT, PlanAsk, Planned},
+    planned::{AskNode, PROMPT, PlanAsk, Planned},
     state::{
         State,
         clean::clean_line,
@@ -106,28 +106,34 @@ fn measured(state: &State) -> Option<f64> {
 /// What to ask a planner; `None` where no model is known or no node answers.
 pub fn ask(state: &State) -> Option<PlanAsk> {
     let running = state.topology().map(|(topology, _)| topology);
-    let wanted = match (running, &state.wanted) {
-        (Some(topology), _) => Wanted::again(topology, topology.members.len()),
-        (None, Some(wanted)) => wanted.clone(),
-        (None, None) => return None,
-    };
+    match (running, &state.wanted) {
+        (Some(topology), _) => ask_for(state, Wanted::again(topology, topology.members.len())),
+        (None, Some(wanted)) => ask_for(state, wanted.clone()),
+        (None, None) => None,
+    }
+}
+
+/// What to ask a planner about this model and these settings, whatever the layout.
+pub fn ask_for(state: &State, wanted: Wanted) -> Option<PlanAsk> {
     let node = |place: usize| {
         let node = &state.nodes[place];
         let report = node.report.as_ref().filter(|_| node.is_open())?;
         // What runs keeps its memory until the new topology has been loaded.
-        let spare = report.health.memory.map_or(0, |memory| memory.available.0);
-        Some((place, node.name().to_owned(), report.kernels == "neon", spare))
+        let (machine, cores) = &node.machine;
+        Some(AskNode::of(place, (machine, *cores), report, true))
     };
     let nodes: Vec<_> = state.usable().into_iter().filter_map(node).collect();
     let is_known = !nodes.is_empty();
     is_known.then_some(PlanAsk {
         model: wanted.model,
         nodes,
+        goal: state.goal,
         context: wanted.context_length,
         slots: wanted.slots,
         kv: wanted.kv,
         exchange: wanted.exchange,
         choice: wanted.collective,
+        now_unix_ms: state.nodes.iter().filter_map(|node| Some(node.report.as_ref()?.unix_ms)).max().unwrap_or(0),
     })
 }
 
@@ -145,8 +151,9 @@ pub fn preview(state: &State, wanted: &Wanted) -> Vec<String> {
         PROMPT.min(planned.context),
         candidate.memory_max()
     );
+    let warning = planned.past_knee(wanted.layout).map(|warning| format!("Warning: {warning}."));
     let changes = state.topology().and_then(|(topology, _)| changes(state, topology, planned, candidate));
-    std::iter::once(predicted).chain(changes).collect()
+    std::iter::once(predicted).chain(warning).chain(changes).collect()
 }
 
 /// Nodes whose layers differ.
@@ -155,7 +162,7 @@ fn changes(state: &State, topology: &Topology, planned: &Planned, candidate: &Ca
     let after = stages.flat_map(|stage| stage.ranks.iter().map(|rank| (rank, stage.layers.clone())));
     let changed: Vec<String> = after
         .filter_map(|(rank, layers)| {
-            let node = state.nodes.get(planned.ask.nodes.get(rank.node)?.0)?;
+            let node = state.nodes.get(planned.ask.nodes.get(rank.node)?.place)?;
             let member = topology.members.get(state.member_of(node)?)?;
             let before = member.layers.start as usize..member.layers.end as usize;
             (before != layers).then(|| format!("{} {} → {}", node.name(), span(&before), span(&layers)))

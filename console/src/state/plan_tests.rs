@@ -100,7 +100,7 @@ fn what_does_not_fit_is_named_and_cannot_be_assigned() {
     let mut story = planned();
     let Planning::Done(before) = story.state.planning.clone() else { panic!("it is planned") };
     let mut ask = before.ask.clone();
-    ask.nodes.iter_mut().for_each(|node| node.3 = 1);
+    ask.nodes.iter_mut().for_each(|node| node.memory = 1);
     story.arrives(ClientEvent::Planned(Ok(Box::new(Planned::new(ask, sizes())))));
     let rows = table(&story.state).rows;
     assert!(!rows.is_empty() && rows.iter().all(|row| row.key.starts_with("no ")), "{rows:?}");

@@ -2,12 +2,14 @@
 use super::operate;
 use crate::{
     effect::Effect,
+    planned::share_a_machine,
     state::{
         Page, State,
         node::Node,
         plan::{self, Planning},
         tables,
     },
+    wanted::Wanted,
 };
 
 /// `p`: asks the planner.
@@ -27,6 +29,26 @@ pub(super) fn ask(state: &mut State) -> Vec<Effect> {
             Vec::new()
         }
     }
+}
+
+/// Asks the planner before an assignment, where its predictions hold: not for nodes that share a machine, and not twice.
+pub(super) fn ask_before(state: &mut State, wanted: &Wanted) -> Vec<Effect> {
+    let is_known = match &state.planning {
+        Planning::Asked => true,
+        Planning::Done(planned) => planned.ask.model == wanted.model,
+        Planning::Nothing | Planning::Failed(_) => false,
+    };
+    let ask = plan::ask_for(state, wanted.clone()).filter(|ask| !is_known && ask.nodes.len() > 1);
+    let Some(ask) = ask.filter(|ask| !share_a_machine(&ask.nodes)) else { return Vec::new() };
+    state.planning = Planning::Asked;
+    vec![Effect::Plan(Box::new(ask))]
+}
+
+/// The planner's choice where a layout was left open for it.
+pub(super) fn best(state: &State) -> Option<(Wanted, Vec<usize>)> {
+    let Planning::Done(planned) = &state.planning else { return None };
+    let candidate = planned.plan.ranked.first()?;
+    Some((planned.wanted(candidate), planned.members(candidate)))
 }
 
 /// Enter on a candidate: asks whether to assign it.

@@ -1,12 +1,13 @@
 //! Which machine this is and which cores the daemon may use there.
-use std::fs;
+use std::{fs, path::Path};
 
 use nix::{sched::sched_getaffinity, unistd::Pid};
 
 /// Equal for two daemons on one running kernel and different for two Pis made from one SD card image, whose machine-id
-/// files are the same: the boot id, or the host name where there is none.
-pub fn machine() -> String {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned());
+/// files are the same: the boot id, or the host name where there is none. `root` may have another one, for tests.
+pub fn machine(root: &Path) -> String {
+    let boot_id = |root: &Path| fs::read_to_string(root.join("proc/sys/kernel/random/boot_id"));
+    let boot = boot_id(root).or_else(|_| boot_id(Path::new("/"))).map(|id| id.trim().to_owned());
     boot.unwrap_or_else(|_| host_name())
 }
 

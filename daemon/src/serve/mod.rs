@@ -137,7 +137,7 @@ pub async fn serve(
         name: config.name.clone(),
         build: BUILD.into(),
         numeric: NUMERIC_VERSION,
-        machine: machine::machine(),
+        machine: machine::machine(&config.health_root),
         cores: machine::allowed_cores(),
     };
     let (started, committed) = (Instant::now(), state.1.committed.clone());

@@ -29,6 +29,19 @@ impl Link {
     /// TCP with timestamps over Ethernet: 1448 bytes in a frame of 1538, preamble and gap included. A link of 1 Gb/s then
     /// carries 941 Mb/s, as iperf shows it on a Raspberry Pi.
     pub const ETHERNET: Option<(u64, u64)> = Some((1448, 90));
+    /// Bytes of such a packet's payload.
+    pub const ETHERNET_PAYLOAD: f64 = 1448.0;
+    /// Bytes that the wire carries besides.
+    pub const ETHERNET_BESIDES: f64 = 90.0;
+
+    /// The worse of two in each respect.
+    pub fn slower(self, other: Self) -> Self {
+        Self {
+            alpha_ns: self.alpha_ns.max(other.alpha_ns),
+            bits_per_second: self.bits_per_second.min(other.bits_per_second),
+            packets: self.packets.or(other.packets),
+        }
+    }
 
     /// Nanoseconds that a network card is busy with so many bytes.
     pub fn busy_ns(&self, bytes: u64) -> u64 {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::{
     Exchange, KvFormat,
     memory::Holding,
+    planner::ANSWER_TOKENS,
     sizes::ModelSizes,
     spec::KV_BLOCK_LENGTH,
     working::{RankMemory, Seat},
@@ -26,6 +27,8 @@ pub struct PlanNode {
     pub memory: u64,
     /// Rows of a panel of its kernels.
     pub panel_rows: usize,
+    /// Its link as it was measured; `None`: as the demand has it.
+    pub link: Option<Link>,
 }
 
 /// What is wanted of a layout.
@@ -41,7 +44,7 @@ pub struct Demand {
     pub exchange: Exchange,
     /// Which all-reduce.
     pub choice: Choice,
-    /// Between all nodes.
+    /// Between nodes whose links were not measured.
     pub link: Link,
     /// Tokens of the prompt that times are predicted for.
     pub prompt: u32,
@@ -91,12 +94,21 @@ pub struct Prediction {
     pub network: [f64; 2],
 }
 
+impl Prediction {
+    /// Nanoseconds from a prompt to the end of an answer of [`ANSWER_TOKENS`] tokens.
+    pub fn answer(&self) -> u64 {
+        self.ttft.0 + u64::from(ANSWER_TOKENS - 1) * self.tpot.0
+    }
+}
+
 fn setup(stages: &[PlanStage], nodes: &[PlanNode], demand: &Demand) -> Setup {
     let rank = |rank: &PlanRank| (nodes[rank.node].profile.clone(), rank.weight);
     let stage = |stage: &PlanStage| (stage.layers.clone(), stage.ranks.iter().map(rank).collect());
+    // A replica is as fast as its slowest link.
+    let links = stages.iter().flat_map(|stage| &stage.ranks).map(|rank| nodes[rank.node].link.unwrap_or(demand.link));
     Setup {
         stages: stages.iter().map(stage).collect(),
-        link: demand.link,
+        link: links.reduce(Link::slower).unwrap_or(demand.link),
         exchange: demand.exchange,
         choice: demand.choice,
         kv: demand.kv,

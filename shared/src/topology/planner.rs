@@ -2,6 +2,8 @@
 //! cost; what does not fit is dropped with its reason, the rest is ranked by goal. Pure.
 use std::{fmt, str::FromStr};
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     Layout,
     balance::{self, NoFit},
@@ -12,6 +14,8 @@ use super::{
 };
 use crate::{latency::ratio, units::Bytes};
 
+/// Tokens of the answer whose time is [`Goal::Latency`].
+pub const ANSWER_TOKENS: u32 = 128;
 /// A node that makes a token less than this share faster is better used for another replica.
 const GAIN_MIN: f64 = 0.03;
 /// More nodes are tried in these numbers of stages and ranks only.
@@ -19,7 +23,8 @@ const ALL_COUNTS: usize = 16;
 const LARGE_COUNTS: [usize; 6] = [20, 24, 32, 40, 48, 64];
 
 /// What a plan is ranked by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Goal {
     /// The fewest nodes that fit, then more ranks while each makes a token faster, then replicas.
     #[default]
@@ -30,15 +35,17 @@ pub enum Goal {
     Tpot,
     /// Tokens a second of all sequences.
     Throughput,
+    /// An answer of [`ANSWER_TOKENS`] tokens from its prompt to its end.
+    Latency,
 }
 
 impl FromStr for Goal {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let goals = [Self::Balanced, Self::Ttft, Self::Tpot, Self::Throughput];
+        let goals = [Self::Balanced, Self::Latency, Self::Ttft, Self::Tpot, Self::Throughput];
         let found = goals.into_iter().find(|goal| goal.to_string() == text);
-        found.ok_or_else(|| format!("{text:?} is no goal; take balanced, ttft, tpot or throughput"))
+        found.ok_or_else(|| format!("{text:?} is no goal; take balanced, latency, ttft, tpot or throughput"))
     }
 }
 
@@ -49,6 +56,7 @@ impl fmt::Display for Goal {
             Self::Ttft => "ttft",
             Self::Tpot => "tpot",
             Self::Throughput => "throughput",
+            Self::Latency => "latency",
         })
     }
 }
@@ -106,6 +114,9 @@ pub fn plan(sizes: &ModelSizes, nodes: &[PlanNode], demand: &Demand, goal: Goal)
         }
     }
     rank(&mut plan.ranked, goal);
+    if let Some(best) = plan.ranked.first_mut() {
+        choose_head(sizes, nodes, demand, goal, best);
+    }
     plan.warnings = warnings(&plan.ranked, nodes, &order);
     plan
 }
@@ -159,7 +170,8 @@ fn is_same(one: &[PlanStage], two: &[PlanStage], nodes: &[PlanNode]) -> bool {
     one.iter().zip(two).all(|(one, two)| {
         let ranks = one.ranks.iter().zip(&two.ranks);
         let is_same = |(one, two): (&cost::PlanRank, &cost::PlanRank)| {
-            one.weight == two.weight && nodes[one.node].profile == nodes[two.node].profile
+            let [first, second] = [&nodes[one.node], &nodes[two.node]];
+            one.weight == two.weight && first.profile == second.profile && first.link == second.link
         };
         one.layers == two.layers && one.ranks.len() == two.ranks.len() && ranks.into_iter().all(is_same)
     })
@@ -179,14 +191,50 @@ fn layouts(nodes: usize) -> Vec<Layout> {
     layouts
 }
 
+/// What is to be small.
+fn key(prediction: &Prediction, goal: Goal) -> f64 {
+    match goal {
+        Goal::Ttft => prediction.ttft.0 as f64,
+        Goal::Throughput => -prediction.throughput,
+        Goal::Latency => prediction.answer() as f64,
+        Goal::Tpot | Goal::Balanced => prediction.tpot.0 as f64,
+    }
+}
+
+/// Lets the node be the head of each replica with which it does best: the head plans and has the texts besides. Ranks of a stage may
+/// change places, each with its share; equal ones stay.
+fn choose_head(sizes: &ModelSizes, nodes: &[PlanNode], demand: &Demand, goal: Goal, best: &mut Candidate) {
+    for replica in 0..best.replicas.len() {
+        let stages = &best.replicas[replica];
+        let Some(ranks) = stages.first().map(|stage| stage.ranks.len()) else { continue };
+        let profile = |rank: usize| &nodes[stages[0].ranks[rank].node].profile;
+        let predict = |rank: usize| {
+            let mut stages = stages.clone();
+            stages[0].ranks[..=rank].rotate_right(1);
+            let prediction = cost::predict(sizes, &stages, nodes, demand).ok()?;
+            let memory = cost::memory(sizes, &stages, nodes, demand).ok()?;
+            let mut held = stages.iter().flat_map(|stage| &stage.ranks).zip(&memory);
+            let fits = held.all(|(rank, needed)| *needed <= nodes[rank.node].memory);
+            fits.then_some((key(&prediction, goal), rank, (stages, memory, prediction)))
+        };
+        // Alike nodes need no second look.
+        let others = (1..ranks).filter(|rank| profile(*rank) != profile(*rank - 1));
+        let found = std::iter::once(0).chain(others).filter_map(predict);
+        let found = found.min_by(|one, two| one.0.total_cmp(&two.0).then(one.1.cmp(&two.1)));
+        let Some((_, _, (stages, memory, prediction))) = found.filter(|found| found.1 > 0) else { continue };
+        best.memory[replica] = memory;
+        best.replicas[replica] = stages;
+        if best.replicas.len() == 1 {
+            best.prediction = prediction;
+        }
+    }
+}
+
 fn rank(ranked: &mut [Candidate], goal: Goal) {
-    let key = |candidate: &Candidate| match goal {
-        Goal::Ttft => candidate.prediction.ttft.0 as f64,
-        Goal::Throughput => -candidate.prediction.throughput,
-        Goal::Tpot | Goal::Balanced => candidate.prediction.tpot.0 as f64,
-    };
-    ranked
-        .sort_by(|one, two| key(one).total_cmp(&key(two)).then(one.layout.node_count().cmp(&two.layout.node_count())));
+    ranked.sort_by(|one, two| {
+        let keys = (key(&one.prediction, goal), key(&two.prediction, goal));
+        keys.0.total_cmp(&keys.1).then(one.layout.node_count().cmp(&two.layout.node_count()))
+    });
     if goal == Goal::Balanced
         && let Some(best) = balanced(ranked)
     {

@@ -23,6 +23,7 @@ fn pis(count: usize, gigabytes: u64) -> Vec<PlanNode> {
         name: format!("pi{}", index + 1),
         profile: NodeProfile::pi5(),
         memory: gigabytes << 30,
+        link: None,
         panel_rows: PANEL_ROWS,
     };
     (0..count).map(node).collect()

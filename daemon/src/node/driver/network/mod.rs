@@ -55,7 +55,10 @@ impl Driver {
         let works = self.running.as_ref().is_some_and(|running| running.has_worked_within(QUIET));
         match state {
             NodeState::Idle | NodeState::Ready | NodeState::Faulted if !works => Ok(()),
-            NodeState::Ready => Err(FaultKind::NotIdle { state: NodeState::Serving.name().into() }),
+            // Ranks that are no head do not know of how many.
+            NodeState::Ready | NodeState::Serving => {
+                Err(FaultKind::RequestsRun { count: self.node.request_count().max(1) })
+            }
             state => Err(FaultKind::NotIdle { state: state.name().into() }),
         }
     }
@@ -77,7 +80,7 @@ impl Driver {
             let begun = engine.as_ref().map(|engine| engine.progress());
             let may_go_on = || {
                 let busy = engine.as_ref().map(|engine| engine.progress()) != begun;
-                if busy { Err(FaultKind::NotIdle { state: NodeState::Serving.name().into() }) } else { Ok(()) }
+                if busy { Err(FaultKind::RequestsRun { count: 1 }) } else { Ok(()) }
             };
             let (told, mut progress) = channel(PROGRESS_MAX);
             let telling = async {

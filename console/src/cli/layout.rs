@@ -1,0 +1,106 @@
+//! The layout of a new topology: what the planner predicts to be best where none was asked for, and a warning where the one that was asked
+//! for is past the knee. Nothing is measured here: nodes report their memory, their machine and what they have measured before.
+use std::sync::Arc;
+
+use shared::topology::Layout;
+
+use super::{Failure, output};
+use crate::{
+    client::{assign::reports, plan::plan, session::Session},
+    planned::{AskNode, PlanAsk, Planned, share_a_machine},
+    wanted::{Asked, Wanted},
+};
+
+/// Nodes and what they shall hold.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    /// In the order replica, stage, rank.
+    pub(super) sessions: Vec<Arc<Session>>,
+    pub(super) wanted: Wanted,
+}
+
+/// Chooses what was left open, and tells what it chose.
+///
+/// # Errors
+/// A node does not answer, or has no such model.
+pub(super) async fn choose(sessions: &[Arc<Session>], asked: &Asked) -> Result<Chosen, Failure> {
+    let all = asked.wanted(sessions.len());
+    let as_asked = |wanted| Chosen { sessions: sessions.to_vec(), wanted };
+    let Some(planned) = planned(sessions, asked, all.layout).await? else { return Ok(as_asked(all)) };
+    if !asked.leaves_layout_open() {
+        tell_knee(&planned, all.layout);
+        return Ok(as_asked(all));
+    }
+    // Where nothing fits, the assignment says what each node lacks.
+    let Some(best) = planned.plan.ranked.first() else { return Ok(as_asked(all)) };
+    let members = planned.members(best);
+    let links = planned.links_known();
+    output::note(&format!("predicted for {}: {}; {links}", asked.goal, Planned::figures(best)));
+    let unused = planned.ask.nodes.iter().filter(|node| !members.contains(&node.place));
+    let unused: Vec<&str> = unused.map(|node| node.name.as_str()).collect();
+    if !unused.is_empty() {
+        output::note(&output::clean(&format!(
+            "{} would not help and is left out; --topology decides",
+            unused.join(", ")
+        )));
+    }
+    let sessions = members.iter().map(|place| Arc::clone(&sessions[*place])).collect();
+    // What was not asked for stays as it would be without a planner.
+    let wanted = Wanted { context_length: all.context_length, ..planned.wanted(best) };
+    Ok(Chosen { sessions, wanted })
+}
+
+/// Warns where fewer nodes would answer faster than a layout.
+pub(super) async fn warn_past_knee(sessions: &[Arc<Session>], wanted: &Wanted) -> Result<Option<String>, Failure> {
+    let asked = Asked {
+        model: wanted.model.clone(),
+        layout: Some(wanted.layout),
+        weights: Vec::new(),
+        layers: Vec::new(),
+        kv: Some(wanted.kv),
+        exchange: Some(wanted.exchange),
+        collective: Some(wanted.collective),
+        context_length: wanted.context_length,
+        slots: wanted.slots,
+        goal: Default::default(),
+    };
+    let Some(planned) = planned(sessions, &asked, wanted.layout).await? else { return Ok(None) };
+    Ok(tell_knee(&planned, wanted.layout))
+}
+
+fn tell_knee(planned: &Planned, layout: Layout) -> Option<String> {
+    let warning = planned.past_knee(layout)?;
+    output::note(&output::clean(&format!("warning: {warning}; {}", planned.links_known())));
+    Some(warning)
+}
+
+/// What the planner makes of these nodes; `None` where its predictions do not hold: for one node, for nodes that share a machine, and for
+/// groups with roles.
+async fn planned(sessions: &[Arc<Session>], asked: &Asked, layout: Layout) -> Result<Option<Planned>, Failure> {
+    if sessions.len() < 2 || !layout.groups.is_empty() {
+        return Ok(None);
+    }
+    let reports = reports(sessions).await?;
+    let node = |place: usize| {
+        let identity = &sessions[place].identity;
+        AskNode::of(place, (&identity.machine, identity.cores.len()), &reports[place], false)
+    };
+    let nodes: Vec<AskNode> = (0..sessions.len()).map(node).collect();
+    // A node that does not say what it has free cannot be planned for.
+    if share_a_machine(&nodes) || nodes.iter().any(|node| node.memory == 0) {
+        return Ok(None);
+    }
+    let all = asked.wanted(sessions.len());
+    let ask = PlanAsk {
+        model: asked.model.clone(),
+        nodes,
+        goal: asked.goal,
+        context: asked.context_length,
+        slots: all.slots,
+        kv: all.kv,
+        exchange: all.exchange,
+        choice: all.collective,
+        now_unix_ms: reports.iter().map(|report| report.unix_ms).max().unwrap_or(0),
+    };
+    Ok(Some(plan(&sessions[0], ask).await?))
+}

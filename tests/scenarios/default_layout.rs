@@ -1,0 +1,68 @@
+//! Which layout nodes get where none was asked for, and what is said of one past the knee.
+use std::fs;
+
+use harness::programs::{Cluster, console, wait_until};
+use tempfile::TempDir;
+
+const MODEL: &str = "bard-q8_0.gguf";
+
+/// Two nodes that say that they are machines of their own.
+fn apart() -> (Cluster, Vec<TempDir>) {
+    let mut cluster = Cluster::of(2);
+    let mut roots = Vec::new();
+    for index in 0..2 {
+        let root = tempfile::tempdir().expect("a folder can be made");
+        let random = root.path().join("proc/sys/kernel/random");
+        fs::create_dir_all(&random).expect("the folder can be written");
+        fs::write(random.join("boot_id"), format!("boot-{index}\n")).expect("the folder can be written");
+        fs::copy("/proc/meminfo", root.path().join("proc/meminfo")).expect("Linux has it");
+        cluster.signal(index, nix::sys::signal::Signal::SIGTERM);
+        cluster.wait(index);
+        cluster.start_with_arguments(index, &["--health-root", &root.path().to_string_lossy()]);
+        roots.push(root);
+    }
+    (cluster, roots)
+}
+
+#[test]
+fn layout_left_open_is_what_the_planner_predicts_and_one_past_the_knee_is_warned_of() {
+    let (cluster, _roots) = apart();
+    let nodes = cluster.nodes();
+    let generate = |more: &[&str]| {
+        let fixed =
+            ["generate", "--yes", "--nodes", &nodes, "--model", MODEL, "--prompt", "ROMEO:", "--max-tokens", "4"];
+        let ended = console(&[&fixed[..], &["--temperature", "0", "--json"], more].concat());
+        assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
+        (cluster.status(0)["topology"].to_string(), ended)
+    };
+    // For the small demo model a second rank costs more than it computes: two replicas serve more.
+    let (topology, ended) = generate(&[]);
+    assert!(topology.contains("dp2"), "{topology}");
+    assert!(ended.err.contains("predicted for balanced: dp2") && ended.err.contains("links assumed"), "{}", ended.err);
+    let ids = ended.completion()["token_ids"].clone();
+    // What serves is used, whatever its layout.
+    assert!(!generate(&[]).1.err.contains("predicted"));
+    let (topology, ended) = generate(&["--topology", "tp2"]);
+    assert!(topology.contains("tp2") && ended.completion()["token_ids"] == ids, "{topology}");
+    assert!(ended.err.contains("warning: 2 nodes answer slower than 1"), "{}", ended.err);
+    // A file with it is warned of as well, and links that were measured count from then on.
+    let links = ["bench", "links", "--nodes", &nodes, "--pings", "5", "--stream-ms", "5", "--no-incast"];
+    wait_until("the engines rest", || console(&links).code == Some(0));
+    let file = cluster.state(0).join("tp2.toml");
+    fs::write(&file, console(&["topology", "show", "--nodes", &nodes]).out).expect("the folder can be written");
+    let checked = console(&["topology", "check", &file.to_string_lossy(), "--json"]);
+    let warning = checked.json()["warning"].as_str().unwrap_or_default().to_owned();
+    assert!(warning.contains("tp2: ") && checked.err.contains("links measured"), "{} {}", checked.out, checked.err);
+}
+
+#[test]
+fn nodes_of_one_machine_are_ranks_of_one_group_as_before() {
+    let cluster = Cluster::of(2);
+    let ended = cluster.generate(2, &["--prompt", "ROMEO:", "--max-tokens", "2", "--temperature", "0"]);
+    assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
+    assert!(
+        cluster.status(0)["topology"].to_string().contains("tp2") && !ended.err.contains("predicted"),
+        "{}",
+        ended.err
+    );
+}
