@@ -120,6 +120,28 @@ pub fn needed(holding: &Holding<'_>, panel_rows: usize, demand: &Demand, seat: &
     holding.memory(panel_rows, (demand.kv, demand.kv_block_count()), seat)
 }
 
+/// What each rank of a replica takes, in the order of its stages and ranks.
+///
+/// # Errors
+/// The model cannot be cut so.
+pub fn memory(
+    sizes: &ModelSizes,
+    stages: &[PlanStage],
+    nodes: &[PlanNode],
+    demand: &Demand,
+) -> Result<Vec<RankMemory>, SimulateError> {
+    let setup = setup(stages, nodes, demand);
+    let replica = Replica::new(sizes, &setup)?;
+    let seats = stages.iter().enumerate().flat_map(|(stage, held)| {
+        let seat = move |rank| demand.seat((stages.len(), held.ranks.len()), (stage, rank));
+        held.ranks.iter().enumerate().map(move |(index, rank)| (seat(index), rank))
+    });
+    let of = |(holding, (seat, rank)): (Holding<'_>, (Seat, &PlanRank))| {
+        needed(&holding, nodes[rank.node].panel_rows, demand, &seat)
+    };
+    Ok(replica.holdings().zip(seats).map(of).collect())
+}
+
 /// What a replica would do with one prompt, and with as many answers at the same time as it has slots.
 ///
 /// # Errors

@@ -214,7 +214,7 @@ fn choose_head(sizes: &ModelSizes, nodes: &[PlanNode], demand: &Demand, goal: Go
             let prediction = cost::predict(sizes, &stages, nodes, demand).ok()?;
             let memory = cost::memory(sizes, &stages, nodes, demand).ok()?;
             let mut held = stages.iter().flat_map(|stage| &stage.ranks).zip(&memory);
-            let fits = held.all(|(rank, needed)| *needed <= nodes[rank.node].memory);
+            let fits = held.all(|(rank, needed)| needed.total().0 <= nodes[rank.node].memory);
             fits.then_some((key(&prediction, goal), rank, (stages, memory, prediction)))
         };
         // Alike nodes need no second look.
