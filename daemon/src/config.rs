@@ -1,4 +1,5 @@
 //! The daemon's settings: command line over file over defaults, every one checked before anything is opened.
+mod paced;
 mod shown;
 mod supervised;
 
@@ -6,6 +7,7 @@ use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context, bail, ensure};
 use clap::{Parser, Subcommand};
+pub use paced::Paced;
 use serde::Deserialize;
 use shared::{
     protocol::{PORT, seal::Protection},
@@ -139,6 +141,7 @@ struct File {
     http_queue_ms: Option<u64>,
     http_resume_ms: Option<u64>,
     http_request_ms: Option<u64>,
+    paced: Option<paced::Section>,
 }
 
 /// When a peer counts as lost.
@@ -198,7 +201,7 @@ fn milliseconds(key: &str, value: Option<u64>, default: u64, least: u64) -> anyh
 }
 
 /// Checked settings.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Address to listen on.
     pub listen: SocketAddr,
@@ -220,6 +223,8 @@ pub struct Config {
     pub transfer_at_end: bool,
     /// Whether heads draft no tokens and compute every prompt anew, for benchmarks.
     pub plain: bool,
+    /// For benchmarks: the node waits instead of computing.
+    pub paced: Option<Paced>,
     /// Where /proc and /sys are.
     pub health_root: PathBuf,
     /// Compute threads, if they are not left to the assignment.
@@ -314,6 +319,7 @@ impl Config {
         }
         let threads = arguments.threads.or(file.threads);
         ensure!(threads.is_none_or(|threads| (1..=256).contains(&threads)), "threads must be from 1 to 256");
+        let paced = file.paced.map(Paced::check).transpose()?;
         let liveness = Liveness {
             heartbeat: milliseconds("heartbeat_ms", file.heartbeat_ms, 250, 10)?,
             silent: milliseconds("silent_ms", file.silent_ms, 2000, 50)?,
@@ -321,7 +327,8 @@ impl Config {
         };
         ensure!(liveness.silent >= 2 * liveness.heartbeat, "silent_ms must be at least twice heartbeat_ms");
         let http = gateway::Wanted {
-            http: arguments.http.or(file.http),
+            // Nobody may take what a paced node says for an answer.
+            http: if paced.is_some() { Some("off".into()) } else { arguments.http.or(file.http) },
             keys: file.api_keys.unwrap_or_default(),
             key_file: file.api_key_file,
             own: vec![name.clone(), host_name()],
@@ -351,6 +358,7 @@ impl Config {
             prefill_elsewhere_from: file.prefill_elsewhere_from.unwrap_or(ELSEWHERE_FROM),
             transfer_at_end: arguments.transfer_at_end,
             plain: arguments.plain,
+            paced,
             supervised: arguments.supervised || supervised::by_systemd(),
             health_root: arguments.health_root.unwrap_or_else(|| "/".into()),
             threads,

@@ -77,6 +77,9 @@ fn run() -> anyhow::Result<i32> {
         tracing::info!(
             name = config.name, listen = %config.listen, epoch = %kept.epoch, kernels = kernels.name, "brambled {}", env!("CARGO_PKG_VERSION")
         );
+        if let Some(paced) = &config.paced {
+            tracing::warn!("{}: this node computes nothing and waits instead, its answers are worth nothing, and it has no HTTP port", paced.kernels());
+        }
         keys::tell(keyring.current(), &config.key_file);
         if config.insecure && !keyring.has_key() && !config.listen.ip().is_loopback() {
             tracing::warn!("insecure: everyone who reaches {} may use this node", config.listen);

@@ -62,7 +62,8 @@ fn decode(
         let rank = |(rank, (plan, streams))| {
             scope.spawn(move || {
                 let kernels = Kernels::choose(None).expect("a table is there");
-                let source = Source { file, shape, plan: &plan, kernels, cache: None, progress: &|_| true };
+                let source =
+                    Source { file, shape, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
                 let shard = Shard::load(source).expect("the shard can be loaded");
                 let kv = plan.heads_kv.len();
                 let cache = KvCache::new(KvFormat::F16, shape.block_count, BLOCKS, kv, shape.head_length);

@@ -41,15 +41,16 @@ def holder():
 
 class Network:
     """`nodes` namespaces with one link each to the switch, a namespace as well, in which consoles run. `slow_start`: whether a connection
-    that was idle begins slowly again, as kernels have it; a message of 150 kB then takes three round trips more."""
+    that was idle begins slowly again, as kernels have it; a message of 150 kB then takes three round trips more. `burst`: what a link lets pass at
+    once, without its rate."""
 
-    def __init__(self, nodes, rate="1gbit", delay_ms=0.0, slow_start=True):
+    def __init__(self, nodes, rate="1gbit", delay_ms=0.0, slow_start=True, burst=BURST):
         reason = missing()
         if reason:
             sys.exit(f"no network namespaces: {reason}")
         if not 1 <= nodes <= 64:
             sys.exit(f"{nodes} nodes: 1 to 64 can be made")
-        self.rate, self.delay_ms, self.slow_start, self.userspace = rate, delay_ms, slow_start, None
+        self.rate, self.delay_ms, self.slow_start, self.burst, self.userspace = rate, delay_ms, slow_start, burst, None
         self.switch = holder()
         self.nodes = [holder() for _ in range(nodes)]
 
@@ -96,7 +97,7 @@ class Network:
             self.do(node, "ip", "link", "set", "e0", "up")
             if self.rate != "0":
                 for place, device in ((node, "e0"), (None, port)):
-                    self.do(place, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", self.rate, "burst", BURST, "latency", "50ms")
+                    self.do(place, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", self.rate, "burst", self.burst, "latency", "50ms")
 
     def through_userspace(self):
         """No kernel here delays frames: a process does, which holds one end of a tap device of each node and of the console's."""
@@ -116,11 +117,12 @@ class Network:
         return {way: (found[way]["bytes"], found[way]["packets"]) for way in ("rx", "tx")}
 
     def add_daemons(self, cluster, settings="", pin=False):
-        """A daemon on every node."""
+        """A daemon on every node; `settings` of all, or a list with those of each."""
         cores = sorted(os.sched_getaffinity(0))
         for node in range(len(self.nodes)):
             core = ["taskset", "-c", str(cores[node % len(cores)])] if pin else []
-            cluster.add(f"pi{node + 1}", f"10.77.0.{node + 1}:9999", enter=[*self.enter(node), *core], settings=settings, more=[bramble.PLAIN])
+            cluster.add(f"pi{node + 1}", f"10.77.0.{node + 1}:9999", enter=[*self.enter(node), *core],
+                        settings=settings if isinstance(settings, str) else settings[node], more=[bramble.PLAIN])
 
     def wait(self):
         """Until Ctrl-C, or until the network is gone."""

@@ -41,7 +41,8 @@ fn load(model: &Path, state: &Path, world: usize, rank: usize) -> Loaded {
     let kernels = Kernels::choose(None).expect("a table is there");
     let content = Contents::new(state).of(&file, &mut |_, _| true).expect("the model can be read");
     let cache = Some(Cached { cache: Some(&cache), content: &content });
-    let source = Source { file: &file, shape: &shape, plan: &plan, kernels, cache, progress: &progress };
+    let source =
+        Source { file: &file, shape: &shape, plan: &plan, kernels, cache, is_hollow: false, progress: &progress };
     let shard = Shard::load(source).expect("the shard can be loaded");
     let of_layer = |layer: &daemon::model::Layer| {
         [&layer.query, &layer.key, &layer.attention_output, &layer.gate, &layer.down].map(|m| m.view().bytes.to_vec())

@@ -130,7 +130,7 @@ impl Replica {
         streams: Vec<Option<TcpStream>>,
     ) -> Setup {
         let kernels = Kernels::choose(None).expect("a table is there");
-        let source = Source { file, shape, plan: &plan, kernels, cache: None, progress: &|_| true };
+        let source = Source { file, shape, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
         let shard = Shard::load(source).expect("the shard can be loaded");
         let heads = plan.heads_kv.len();
         let kv = KvCache::new(self.kv, plan.layers.len(), self.blocks, heads, shape.head_length);

@@ -242,6 +242,19 @@ impl GgufWriter {
         self.write(&self.metadata, &self.tensors, out)
     }
 
+    /// Writes what stands before the tensors and returns the bytes of the whole file: for a file with a hole in place of weights.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write_header(&self, out: &mut dyn Write) -> io::Result<u64> {
+        let header = self.header(&self.metadata, &self.tensors);
+        out.write_all(&header)?;
+        let next = |length: u64, tensor: &WrittenTensor| {
+            length.next_multiple_of(self.alignment as u64) + tensor.contents.len() as u64
+        };
+        Ok(self.tensors.iter().fold(header.len() as u64, next))
+    }
+
     /// The bytes of `count` splits: all metadata in the first, the tensors shared out in order.
     pub fn finish_splits(&self, count: usize) -> Vec<Vec<u8>> {
         let total = self.tensors.len();
@@ -260,7 +273,7 @@ impl GgufWriter {
             .collect()
     }
 
-    fn write(&self, metadata: &[(String, Value)], tensors: &[WrittenTensor], file: &mut dyn Write) -> io::Result<()> {
+    fn header(&self, metadata: &[(String, Value)], tensors: &[WrittenTensor]) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(self.version.to_le_bytes());
         out.extend((tensors.len() as u64).to_le_bytes());
@@ -279,6 +292,11 @@ impl GgufWriter {
             out.extend(tensor.offset.unwrap_or(offset).to_le_bytes());
             offset += tensor.contents.len().next_multiple_of(self.alignment) as u64;
         }
+        out
+    }
+
+    fn write(&self, metadata: &[(String, Value)], tensors: &[WrittenTensor], file: &mut dyn Write) -> io::Result<()> {
+        let out = self.header(metadata, tensors);
         let mut length = out.len();
         file.write_all(&out)?;
         for tensor in tensors {

@@ -139,7 +139,7 @@ fn rank_of(
 ) -> RankResult {
     let vocabulary = plan.vocabulary.clone();
     let kernels = Kernels::choose(how.kernels).expect("the table is supported here");
-    let source = Source { file, shape, plan: &plan, kernels, cache: None, progress: &|_| true };
+    let source = Source { file, shape, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
     let shard = Shard::load(source).expect("the shard can be loaded");
     let blocks = tokens.len().div_ceil(KV_BLOCK_LENGTH);
     let cache = KvCache::new(how.kv, plan.layers.len(), blocks, plan.heads_kv.len(), shape.head_length)

@@ -10,6 +10,7 @@ mod collectives;
 mod confirm;
 mod dashboard;
 mod demo;
+mod described;
 mod disaggregation;
 mod discover;
 mod doctor;

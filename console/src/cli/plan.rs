@@ -1,4 +1,6 @@
 //! `console plan`: which layout for which nodes, by what the simulation predicts. Nodes are probed, or described by options.
+use std::path::PathBuf;
+
 use clap::Args;
 use serde_json::{Value, json};
 use shared::{
@@ -20,7 +22,7 @@ use shared::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Failure,
+    Failure, described,
     hypothetical::{self, Hypothetical},
     interrupts::Interrupts,
     links, output, sizing,
@@ -56,6 +58,9 @@ pub(super) struct Plan {
     /// Memory of each such node
     #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = hypothetical::bytes)]
     memory: u64,
+    /// Plan for the nodes of a TOML file instead, which may differ: [[node]] with name, free_mib, profile, speed
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["count", "memory"])]
+    described: Option<PathBuf>,
     /// balanced (the fewest nodes that fit, then ranks while they help, then replicas), latency (a whole answer: TTFT and 127 tokens behind it),
     /// ttft, tpot or throughput
     #[arg(long, default_value = "balanced", value_parser = <Goal as std::str::FromStr>::from_str)]
@@ -115,7 +120,9 @@ pub(super) async fn run(options: Plan) -> Result<u8, Failure> {
     }
     let sizes = options.hypothetical.sizes()?;
     let is_live = options.count.is_none() && !live.is_empty();
-    let (nodes, links) = if is_live {
+    let (nodes, links) = if let Some(path) = &options.described {
+        (described::nodes(path)?, None)
+    } else if is_live {
         Interrupts::listen()?.end(probe_all(live, &options, &sizes)).await?
     } else {
         (options.described(usize::from(options.count.unwrap_or(8)), options.memory), None)

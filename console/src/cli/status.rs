@@ -61,7 +61,7 @@ pub(super) fn object(address: &str, answer: &Result<NodeReport, Fault>) -> Value
         "health": report.health, "warnings": report.health.warnings().iter().map(ToString::to_string).collect::<Vec<_>>(),
         "findings": report.health.findings(),
         "collectives": report.collectives, "supervised": report.supervised, "exclusions": report.exclusions,
-        "requests": report.requests, "tokens": report.tokens, "kernels": report.kernels, "build": report.build,
+        "requests": report.requests, "tokens": report.tokens, "kernels": report.kernels, "paced": report.is_paced(), "build": report.build,
     })
 }
 
@@ -95,6 +95,9 @@ fn lines(answers: &[Answer], exclusions: &Exclusions, cordoned: &[&str]) -> Vec<
                 let row = row(report, left.is_some());
                 lines.push(format!("{:<width$}  {address:<21}  {row}", output::clean(&report.name)));
                 let below = |text: &str| format!("{:<width$}  {}", "", output::clean(text));
+                if report.is_paced() {
+                    lines.push(below(&format!("{}: computes nothing, its answers are worth nothing", report.kernels)));
+                }
                 if let Some(entry) = exclusions.of(&report.name, address) {
                     let how = if cordoned.contains(&report.name.as_str()) { "cordoned" } else { "is out" };
                     let (why, by) = (entry.reason.as_deref().unwrap_or_default(), &entry.by);

@@ -30,7 +30,15 @@ pub(super) fn load(path: &Path, kernels: &'static Kernels) -> anyhow::Result<(Sh
     let file = Arc::new(open(path)?);
     let shape = Shape::read(&file)?;
     let plans = cut(&shape, &[1])?;
-    let source = Source { file: &file, shape: &shape, plan: &plans[0], kernels, cache: None, progress: &|_| true };
+    let source = Source {
+        file: &file,
+        shape: &shape,
+        plan: &plans[0],
+        kernels,
+        cache: None,
+        is_hollow: false,
+        progress: &|_| true,
+    };
     let shard = Shard::load(source)?;
     Ok((shape, shard))
 }

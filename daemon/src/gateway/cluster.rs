@@ -290,7 +290,9 @@ impl Cluster {
             let seen = known.nodes.get(&head.address);
             let takes = |seen: &&Seen| {
                 let is_in = seen.report.topology.as_ref().is_some_and(|(_, own, _)| own == hash);
-                is_in && matches!(seen.report.state, NodeState::Ready | NodeState::Serving)
+                let serves = matches!(seen.report.state, NodeState::Ready | NodeState::Serving);
+                // No client may take what a paced node says for an answer.
+                is_in && serves && !seen.report.is_paced()
             };
             let takes = seen.filter(|seen| seen.at.elapsed() < patience).as_ref().is_some_and(takes);
             let entry = |member: &Member| seen?.report.exclusions.of(&member.name, &member.address);

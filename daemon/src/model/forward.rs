@@ -10,6 +10,7 @@ use super::{
     experts::{Routing, experts},
     feed_forward::feed_forward,
     kv_cache::{KvCache, Place},
+    pace::Pace,
     rope::Rope,
     weights::{Layer, Matrix, Shard, wanted_by},
 };
@@ -109,6 +110,8 @@ pub struct Model {
     hidden: Vec<f32>,
     /// `[token that wants logits, vocabulary rows of this rank]`
     logits: Vec<f32>,
+    /// For benchmarks: what it waits for instead of computing.
+    pace: Option<Pace>,
 }
 
 impl Model {
@@ -121,7 +124,12 @@ impl Model {
         let scratch = Scratch::default();
         // For as many as a step may want: memory that is not touched before it is used.
         let logits = Vec::with_capacity(usize::from(SLOTS_MAX) * shard.output.rows);
-        Self { shard, compute, cache, rope, heads, scratch, hidden: Vec::new(), logits }
+        Self { shard, compute, cache, rope, heads, scratch, hidden: Vec::new(), logits, pace: None }
+    }
+
+    /// The same, but it waits instead of computing.
+    pub fn paced(self, pace: Option<Pace>) -> Self {
+        Self { pace, ..self }
     }
 
     /// The weights.
@@ -175,6 +183,10 @@ impl Model {
         collective: &mut dyn Collective,
         sink: &mut dyn KvSink,
     ) -> Result<&[f32], ForwardError> {
+        if self.pace.is_some() {
+            self.wait_through(batch, collective, sink)?;
+            return Ok(&self.logits);
+        }
         if self.shard.plan.is_first_stage() {
             self.embed(batch)?;
         }
@@ -194,6 +206,35 @@ impl Model {
             self.output(batch);
         }
         Ok(&self.logits)
+    }
+
+    /// A step of a paced rank: the same exchanges with the other ranks, and between them as much time as computing would take.
+    fn wait_through(
+        &mut self,
+        batch: Batch<'_>,
+        collective: &mut dyn Collective,
+        sink: &mut dyn KvSink,
+    ) -> Result<(), ForwardError> {
+        let Some(pace) = &mut self.pace else { return Ok(()) };
+        let values = batch.tokens.len() * self.shard.shape.embedding_length;
+        self.hidden.resize(values, 0.0);
+        self.scratch.partial.resize(values, 0.0);
+        pace.begin(batch);
+        for index in 0..self.shard.layers.len() {
+            let layer = LayerIndex((self.shard.plan.layers.start + index) as u32);
+            for kind in [SyncKind::Attention, SyncKind::FeedForward] {
+                pace.half_layer(layer, kind);
+                if kind == SyncKind::Attention {
+                    sink.stored(index, &self.cache);
+                }
+                collective.all_reduce(layer, kind, &self.scratch.partial, &mut self.hidden)?;
+            }
+        }
+        self.logits.clear();
+        if self.shard.plan.is_last_stage(&self.shard.shape) {
+            pace.output(batch, &self.shard, &mut self.logits);
+        }
+        Ok(())
     }
 
     fn embed(&mut self, batch: Batch<'_>) -> Result<(), ForwardError> {

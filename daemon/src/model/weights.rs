@@ -200,6 +200,8 @@ pub struct Source<'a> {
     pub kernels: &'static Kernels,
     /// What the model holds, and where packed shards of it are kept from one start to the next.
     pub cache: Option<Cached<'a>>,
+    /// For benchmarks: only the sizes of tensors are needed, and no memory is filled.
+    pub is_hollow: bool,
     /// Is told the bytes of each part that is done and says whether to go on.
     pub progress: &'a (dyn Fn(u64) -> bool + Sync),
 }
@@ -223,7 +225,7 @@ impl Shard {
     /// # Errors
     /// A tensor vanished or cannot be read, there is no memory, or `progress` said no.
     pub fn load(source: Source<'_>) -> Result<Self, LoadError> {
-        let Source { file, shape, plan, kernels, cache, progress } = source;
+        let Source { file, shape, plan, kernels, cache, is_hollow, progress } = source;
         let slices = Slices::of(file, shape, plan, kernels)?;
         let mut region =
             Region::new(slices.bytes).map_err(|source| LoadError::Memory { bytes: slices.bytes, source })?;
@@ -232,7 +234,7 @@ impl Shard {
             Some((cached, folder)) => folder.read(&key(&cached), region.bytes_mut(), progress)?,
             None => false,
         };
-        if !is_cached {
+        if !is_cached && !is_hollow {
             slices.fill(file, region.bytes_mut(), progress)?;
         }
         let region = Arc::new(region);

@@ -36,6 +36,8 @@ pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
 #[derive(Clone, Debug)]
 pub struct Contents {
     folder: PathBuf,
+    /// No weights are read: see [`Self::hollow`].
+    is_hollow: bool,
 }
 
 /// What is kept for one version of a file.
@@ -52,12 +54,20 @@ static COMPUTING: Mutex<()> = Mutex::new(());
 impl Contents {
     /// Below a daemon's state folder; nothing is made before something is kept.
     pub fn new(state: &Path) -> Self {
-        Self { folder: state.join("contents") }
+        Self { folder: state.join("contents"), is_hollow: false }
+    }
+
+    /// For a node that computes nothing: roots of the header alone. No node that computes has such a root, so that none joins it.
+    pub fn hollow(self, is_hollow: bool) -> Self {
+        Self { is_hollow, ..self }
     }
 
     /// The content of the file, if it was computed since the file was last changed. Reads no weights.
     pub fn known(&self, file: &GgufFile) -> Option<Content> {
         let stamps = file.stamps().ok().filter(|stamps| !stamps.is_empty())?;
+        if self.is_hollow {
+            return Some(Content { root: content::root(file, &[]), stamps });
+        }
         let key = key(file, &stamps);
         let text = fs::read_to_string(self.path(&key)).ok()?;
         let known: Known = toml::from_str(&text).ok()?;

@@ -78,6 +78,11 @@ impl Store {
         Self { folders: folders.to_vec(), hashes: state.join("hashes"), contents: Contents::new(state) }
     }
 
+    /// For a node that computes nothing: no weights are read, see [`Contents::hollow`].
+    pub fn hollow(self, is_hollow: bool) -> Self {
+        Self { contents: self.contents.hollow(is_hollow), ..self }
+    }
+
     /// All model files and unfinished ones, by name. Opens each, reads none.
     pub fn list(&self) -> Vec<ModelFile> {
         let mut files: Vec<ModelFile> = Vec::new();

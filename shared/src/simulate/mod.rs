@@ -1,6 +1,7 @@
 //! A cluster in virtual time: nodes with one core that talks and one network card each, in whole nanoseconds. The same input gives
 //! the same nanosecond on every machine. No clocks, no threads, no sockets; nothing here is measured.
 pub mod collective;
+pub mod costs;
 pub mod jitter;
 pub mod network;
 #[cfg(test)]

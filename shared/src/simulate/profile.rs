@@ -126,6 +126,21 @@ impl NodeProfile {
         }
     }
 
+    /// A machine that computes at a share of this one's speed. What messages cost is as on this one.
+    pub fn at_speed(&self, speed: f64) -> Self {
+        let longer = |ns: u64| (ns as f64 / speed).round() as u64;
+        Self {
+            read_bytes_per_second: self.read_bytes_per_second * speed,
+            macs_per_second: self.macs_per_second * speed,
+            attention_macs_per_second: self.attention_macs_per_second * speed,
+            layer_ns: longer(self.layer_ns),
+            layer_token_ns: longer(self.layer_token_ns),
+            step_ns: longer(self.step_ns),
+            logit_ns: longer(self.logit_ns),
+            ..self.clone()
+        }
+    }
+
     /// As the network sees it.
     pub fn speed(&self) -> NodeSpeed {
         let [send_ns, receive_ns] = self.message_ns;

@@ -4,6 +4,7 @@ use std::{cell::RefCell, collections::BTreeMap, ops::Range};
 
 use super::{
     collective::{self, Tensor},
+    costs::{Load, half_layer_ns, output_ns},
     network::{Action, Closing, Link, NodeSpeed, Stuck},
     profile::NodeProfile,
 };
@@ -13,9 +14,7 @@ use crate::{
     schedule::{Algorithm, Choice, payload_bytes},
     telemetry::SyncKind,
     topology::{
-        CutError, Exchange, KvFormat, Layout, ShardPlan, cut_stages,
-        memory::{self, Holding},
-        sizes::ModelSizes,
+        CutError, Exchange, KvFormat, Layout, ShardPlan, cut_stages, memory::Holding, sizes::ModelSizes,
         spec::NODES_MAX,
     },
 };
@@ -292,9 +291,8 @@ impl<'a> Replica<'a> {
 
     /// Logits of the own rows, candidates to the sampler, the drawn tokens to the head.
     fn sample(&self, index: usize, seat: &Seat, step: Step, out: &mut Vec<Action>) {
-        let logits = seat.plan.vocabulary.len() as u64 * u64::from(step.wants_logits);
-        let work = seat.profile.work_ns(self.holding(seat).output(), step.wants_logits);
-        out.extend([Action::Compute(work + logits * seat.profile.logit_ns), Action::Enter]);
+        let work_ns = output_ns(&seat.profile, &self.holding(seat), step.wants_logits);
+        out.extend([Action::Compute(work_ns), Action::Enter]);
         let [each, besides] = CANDIDATES_BYTES;
         let head = HEADER_BYTES as u64 + besides;
         let sampler = self.sampler();
@@ -312,20 +310,14 @@ impl<'a> Replica<'a> {
         }
     }
 
-    /// Half a layer: matrices, for the attention also keys and values, and what is besides.
+    /// Half a layer.
     fn compute(&self, seat: &Seat, layer: usize, kind: SyncKind, step: Step) -> u64 {
-        let (holding, profile, shape) = (self.holding(seat), &seat.profile, &self.sizes.shape);
-        let besides = (profile.layer_ns + profile.layer_token_ns * u64::from(step.tokens.saturating_sub(1))) / 2;
-        if kind == SyncKind::FeedForward {
-            return besides + profile.work_ns(holding.feed_forward(layer, step.tokens), step.tokens);
-        }
-        let each = f64::from(step.tokens) / f64::from(step.sequences.max(1));
-        let seen = f64::from(step.context) + (each + 1.0) / 2.0;
-        let position = memory::kv_position_bytes(self.setup.kv, &seat.plan, shape.head_length) as f64;
-        // A chunk's queries share what is read of the cache; scores and sums are two multiply-adds a value.
-        let bytes = f64::from(step.sequences) * (f64::from(step.context) + each) * position;
-        let macs = f64::from(step.tokens) * seen * (2 * seat.plan.heads.len() * shape.head_length) as f64;
-        besides + profile.work_ns(holding.attention(layer), step.tokens) + profile.attention_ns(bytes, macs)
+        let (sequences, context) = (f64::from(step.sequences), f64::from(step.context));
+        let each = f64::from(step.tokens) / sequences.max(1.0);
+        let seen = context + (each + 1.0) / 2.0;
+        let load =
+            Load { tokens: step.tokens, read: sequences * (context + each), pairs: f64::from(step.tokens) * seen };
+        half_layer_ns(&seat.profile, &self.holding(seat), self.setup.kv, (layer, kind), load)
     }
 }
 

@@ -15,7 +15,7 @@ pub use bench::{BenchFound, BenchProgress, KernelBench, KnownLink, LinkBench, Li
 pub use finding::{Finding, Severity};
 pub use health::Health;
 pub use hop::{HopRecord, HopSync, StageTime, slow_stage};
-pub use node::{KvUse, LoadProgress, Measured, NodeReport, NodeState};
+pub use node::{KvUse, LoadProgress, Measured, NodeReport, NodeState, PACED};
 pub use request::{RequestReport, RequestStage};
 pub use straggler::{LatenessSums, Named, WINDOW_STEPS, judge, straggler};
 pub use sync::{Arrival, Lateness, LayerSync, PhaseTotals, RankTotals, SyncKind, SyncRecord};

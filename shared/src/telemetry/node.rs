@@ -86,6 +86,9 @@ pub struct Measured {
     pub speed: Option<(Box<NodeBench>, u64)>,
 }
 
+/// How the name of the kernels begins on a node that waits instead of computing (for benchmarks).
+pub const PACED: &str = "paced ";
+
 /// A node's report: sent when asked for and at an interval to those who subscribed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeReport {
@@ -149,6 +152,11 @@ pub struct NodeReport {
 }
 
 impl NodeReport {
+    /// Whether the node only waits as long as computing would take: what it answers is worth nothing.
+    pub fn is_paced(&self) -> bool {
+        self.kernels.starts_with(PACED)
+    }
+
     /// Whether another report says the same, at another time.
     pub fn is_same_but_for_the_time(&self, other: &Self) -> bool {
         self.state == other.state

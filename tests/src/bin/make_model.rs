@@ -29,6 +29,9 @@ struct Arguments {
     /// Another longest sequence
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
+    /// Only the header, and a hole in place of the weights: for paced nodes, which read none
+    #[arg(long)]
+    hollow: bool,
     /// Of every weight
     #[arg(long, default_value_t = 1, value_name = "S")]
     seed: u64,
@@ -43,7 +46,13 @@ fn main() -> anyhow::Result<()> {
     let path = arguments.out.display();
     let write = || {
         let mut out = BufWriter::with_capacity(1 << 20, File::create(&arguments.out)?);
-        model.writer().write_to(&mut out)?;
+        if arguments.hollow {
+            let length = model.writer().write_header(&mut out)?;
+            out.flush()?;
+            out.get_ref().set_len(length)?;
+        } else {
+            model.writer().write_to(&mut out)?;
+        }
         out.flush()?;
         out.get_ref().metadata()
     };

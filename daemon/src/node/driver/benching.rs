@@ -210,6 +210,13 @@ pub(super) fn program() -> PathBuf {
 
 /// The model's file, if it needs one and its memory is there: nothing must end in the out-of-memory killer.
 fn check(config: &Config, kernels: &'static Kernels, bench: &Bench) -> Result<Option<PathBuf>, FaultKind> {
+    if let Some(paced) = &config.paced {
+        let reason = format!(
+            "this node computes nothing ({}); measure nodes without [paced] in their settings",
+            paced.kernels()
+        );
+        return Err(FaultKind::BenchFailed { reason });
+    }
     let opened = bench.model().map(|model| loading::open(&config.models, model)).transpose()?;
     let needed = match (bench, &opened) {
         (Bench::Node(node), Some((_, file, shape))) => node_bytes(node, (file, shape), kernels)?,

@@ -15,6 +15,7 @@ use shared::{
         message::{ModelCard, Prepare},
         models::PART,
     },
+    simulate::Noise,
     telemetry::LoadProgress,
     tokenizer::Tokenizer,
     topology::{
@@ -28,7 +29,7 @@ use shared::{
 
 use super::benching::program;
 use crate::{
-    config::Config,
+    config::{Config, Paced},
     engine::{
         grammar::{self, PieceSource},
         plan::Limits,
@@ -36,7 +37,7 @@ use crate::{
     },
     health::memory,
     kernels::Kernels,
-    model::{Cached, KvCache, LoadError, PackedCache, Shard, Source, weights::shard_bytes},
+    model::{Cached, KvCache, LoadError, Pace, PackedCache, Shard, Source, weights::shard_bytes},
     store::Contents,
     text::{self, ModelText, Program},
 };
@@ -49,6 +50,8 @@ const SCHEMA_STACK_BYTES: usize = 48 << 20;
 pub(super) struct Loaded {
     pub(super) shard: Shard,
     pub(super) cache: KvCache,
+    /// On a paced node.
+    pub(super) pace: Option<Pace>,
     /// In a topology whose groups have roles: what it sends to whom.
     pub(super) partners: Option<Partners>,
     /// On the head only.
@@ -147,7 +150,8 @@ pub(super) fn load(
     let weight_bytes = shard_bytes(&file, &shape, plan, kernels).map_err(|error| invalid(error.to_string()))?;
     let sizes = ModelSizes::of_file(&file, &shape);
     let working = working_bytes(&Holding { sizes: &sizes, plan }, &Seat::of(topology, &place));
-    preflight(weight_bytes + kv + working, config.memory_max)?;
+    let paced = config.paced.as_ref();
+    check_memory(config, weight_bytes + kv + working)?;
     let content = content(config, topology, &file, progress)
         .map_err(|kind| if kind == FaultKind::StoreCancelled { not_prepared(prepare) } else { kind })?;
     let total = Bytes(weight_bytes.max(1));
@@ -162,7 +166,8 @@ pub(super) fn load(
         shape: &shape,
         plan,
         kernels,
-        cache: Some(Cached { cache: config.packed_shards.then_some(&packed), content: &content }),
+        cache: Some(Cached { cache: (config.packed_shards && paced.is_none()).then_some(&packed), content: &content }),
+        is_hollow: paced.is_some(),
         progress: &tell,
     };
     let shard = Shard::load(source).map_err(|error| match error {
@@ -181,12 +186,28 @@ pub(super) fn load(
         text::check_template(&Program::of(program()), &mut text);
         text
     });
+    let pace = paced.map(|paced| pace(paced, (&file, &shape), plan, topology));
     let pieces = place.is_last_stage().then(|| PieceSource {
         aside,
         file: Arc::clone(&file),
         vocabulary_length: shape.vocabulary_length,
     });
-    Ok(Loaded { shard, cache, partners, text, pieces, bytes: Bytes(weight_bytes + kv) })
+    Ok(Loaded { shard, cache, pace, partners, text, pieces, bytes: Bytes(weight_bytes + kv) })
+}
+
+/// What a paced node waits for in place of computing its shard.
+fn pace(paced: &Paced, (file, shape): (&GgufFile, &Shape), plan: &ShardPlan, topology: &Topology) -> Pace {
+    let noise = if paced.jitter_ppm > 0 { Noise::Random { mean_ppm: paced.jitter_ppm } } else { Noise::None };
+    let rank = (ModelSizes::of_file(file, shape), plan.clone(), topology.kv);
+    Pace::new((paced.profile.clone(), paced.slow_motion), rank, (noise, paced.seed))
+}
+
+/// A paced node needs no memory for weights: its own limit alone counts.
+fn check_memory(config: &Config, needed: u64) -> Result<(), FaultKind> {
+    if config.paced.is_some() && config.memory_max.is_none_or(|most| needed <= most) {
+        return Ok(());
+    }
+    preflight(needed, config.memory_max)
 }
 
 /// The assignment was given up while it was loaded.
@@ -202,7 +223,7 @@ fn content(
     progress: &(dyn Fn(LoadProgress) -> bool + Sync),
 ) -> Result<Content, FaultKind> {
     let mut tell = |done, total| progress(LoadProgress { done: Bytes(done), total: Bytes(total) });
-    let content = Contents::new(&config.state).of(file, &mut tell)?;
+    let content = Contents::new(&config.state).hollow(config.paced.is_some()).of(file, &mut tell)?;
     match topology.content {
         Some(expected) if expected != content.root => Err(FaultKind::ContentDiffers {
             model: topology.model.clone(),

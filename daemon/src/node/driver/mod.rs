@@ -66,7 +66,7 @@ use super::{
     slowness::Slowness,
 };
 use crate::{
-    config::Config,
+    config::{Config, Paced},
     health::{Monitor, memory},
     kernels::Kernels,
 };
@@ -362,12 +362,13 @@ impl Driver {
 
     fn report(&self, cursors: &mut report::Cursors) -> ResponseBody {
         let ring = self.running.as_ref().map(|running| &*running.ring);
+        let paced = self.config.paced.as_ref().map(Paced::kernels);
         let constants = Constants {
             name: &self.config.name,
             instance: self.instance,
             supervised: self.config.supervised,
             recovers: self.config.recovery.enabled,
-            kernels: self.around.kernels.name,
+            kernels: paced.as_deref().unwrap_or(self.around.kernels.name),
         };
         ResponseBody::Report(Box::new(report::report(
             &self.node,

@@ -79,7 +79,7 @@ impl Driver {
         }
         let wanted = Arc::new(AtomicBool::new(true));
         self.jobs.0.insert((session, id), Arc::clone(&wanted));
-        let store = Store::new(&self.config.models, &self.config.state);
+        let store = Store::new(&self.config.models, &self.config.state).hollow(self.config.paced.is_some());
         let config = Arc::clone(&self.config);
         let job = Job { config, store, identity: self.identity.clone(), wanted, outbox, id };
         spawn_blocking(move || job.run(request));

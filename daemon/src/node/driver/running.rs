@@ -388,12 +388,12 @@ fn setup(
     let limits = Limits::of(&place.topology, loaded.shard.shape.vocabulary_length);
     let kernels = around.kernels;
     let options = PoolOptions { threads, cores, spin: member.spin };
-    let (shard, cache) = (loaded.shard, loaded.cache);
+    let (shard, cache, pace) = (loaded.shard, loaded.cache, loaded.pace);
     // Pool and model are made on the engine's thread, which pins itself first.
     let model = Box::new(move || {
         let pool = Pool::new(options);
         pool.pin_caller();
-        Model::new(shard, cache, Compute { kernels, pool })
+        Model::new(shard, cache, Compute { kernels, pool }).paced(pace)
     });
     let (node, place, plain) = (around.name.clone(), place.seat(), around.plain);
     let (tokenizer, pieces) = (None, loaded.pieces);

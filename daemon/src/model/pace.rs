@@ -1,0 +1,91 @@
+//! Waiting instead of computing, for benchmarks: as long as a profile of a machine says that this rank would compute. What goes between
+//! the ranks is as long and comes in the same order as when it is computed.
+use std::time::Duration;
+
+use nix::{
+    errno::Errno,
+    sys::time::TimeSpec,
+    time::{ClockId, ClockNanosleepFlags, clock_gettime, clock_nanosleep},
+};
+use shared::{
+    ids::LayerIndex,
+    simulate::{
+        Jitter, NodeProfile, Noise,
+        costs::{Load, half_layer_ns, output_ns},
+    },
+    telemetry::SyncKind,
+    topology::{KvFormat, ShardPlan, memory::Holding, sizes::ModelSizes},
+};
+
+use super::{Batch, Shard};
+
+/// A rank that waits.
+#[derive(Debug)]
+pub struct Pace {
+    profile: NodeProfile,
+    sizes: ModelSizes,
+    plan: ShardPlan,
+    kv: KvFormat,
+    slow_motion: f64,
+    jitter: Jitter,
+    load: Load,
+    /// By how much the wait before ended too late, as the system wakes threads up: the next one is shorter by it.
+    late: TimeSpec,
+}
+
+impl Pace {
+    /// A rank of a model on a machine; all times are `slow_motion` times as long. Extra times are drawn with `seed`.
+    pub fn new(
+        (profile, slow_motion): (NodeProfile, f64),
+        (sizes, plan, kv): (ModelSizes, ShardPlan, KvFormat),
+        (noise, seed): (Noise, u64),
+    ) -> Self {
+        let jitter = Jitter::new(noise, seed, 0);
+        Self { profile, sizes, plan, kv, slow_motion, jitter, load: Load::default(), late: TimeSpec::new(0, 0) }
+    }
+
+    /// A step begins. Waits of this thread end when they should from now on, not up to 50 us later.
+    pub(super) fn begin(&mut self, batch: Batch<'_>) {
+        // A wish: where it is not granted, waits are longer by that.
+        let _ = nix::sys::prctl::set_timerslack(1);
+        let last = |index: usize| batch.tokens.get(index + 1).is_none_or(|next| next.slot != batch.tokens[index].slot);
+        let tokens = batch.tokens.iter().enumerate();
+        self.load = Load::of(tokens.map(|(index, token)| (token.position, last(index))));
+    }
+
+    /// Half a layer.
+    pub(super) fn half_layer(&mut self, layer: LayerIndex, kind: SyncKind) {
+        let holding = Holding { sizes: &self.sizes, plan: &self.plan };
+        let usual = half_layer_ns(&self.profile, &holding, self.kv, (layer.0 as usize, kind), self.load);
+        self.wait(usual);
+    }
+
+    /// The logits of the tokens that want some: after each token comes the same once more, so that all are of the vocabulary and none
+    /// ends an answer that the prompt did not end.
+    pub(super) fn output(&mut self, batch: Batch<'_>, shard: &Shard, logits: &mut Vec<f32>) {
+        let wanted = batch.tokens.iter().filter(|token| token.wants_logits);
+        let rows = &shard.plan.vocabulary;
+        for token in wanted.clone() {
+            let begin = logits.len();
+            logits.resize(begin + rows.len(), 0.0);
+            if let Some(row) = (token.token as usize).checked_sub(rows.start).filter(|row| *row < rows.len()) {
+                logits[begin + row] = 1.0;
+            }
+        }
+        let count = wanted.count() as u32;
+        if count > 0 {
+            let holding = Holding { sizes: &self.sizes, plan: &self.plan };
+            self.wait(output_ns(&self.profile, &holding, count));
+        }
+    }
+
+    /// Until a point in time, not for a time: an interrupted wait is not longer than one that is not. Never spins.
+    fn wait(&mut self, usual: u64) {
+        let ns = self.jitter.stretch(usual) as f64 * self.slow_motion;
+        let clock = ClockId::CLOCK_MONOTONIC;
+        let Ok(now) = clock_gettime(clock) else { return };
+        let until = now + TimeSpec::from_duration(Duration::from_nanos(ns as u64)) - self.late;
+        while clock_nanosleep(clock, ClockNanosleepFlags::TIMER_ABSTIME, &until) == Err(Errno::EINTR) {}
+        self.late = clock_gettime(clock).map_or(TimeSpec::new(0, 0), |now| now - until);
+    }
+}

@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""1 to 16 paced daemons in network namespaces (pacing.py): real sockets, schedules, plans and all-reduces through links of 1 Gb/s; only the
+computing is a wait, as long as the profile of a machine says. Times to the first token, times per token and shares of the network for each
+number of nodes, beside what `console simulate` predicts for the same nodes and links.
+
+usage: tests/netns/paced.py [--shape llama-3.1-8b] [--nodes 1,2,4,8,16] [--prompt 512] [--tokens 32] [--requests N] [--short] [--baselines]
+
+--short takes less than a minute: a small model on 2 and 4 nodes. --baselines runs the models, numbers of nodes and prompts of baselines.toml
+and prints both.
+
+Exit code 1 where 8 nodes need more than 0.65 of the time to the first token of 4, where more nodes make a token slower, where the p99 of the
+time to the first token is further from its p50 with 8 nodes than with 4, or where the simulator is off by more than 10 %. All times are those
+of the paced nodes: measured times divided by how much slower than reality they run here (`motion`).
+"""
+import argparse
+import json
+import os
+import sys
+import tomllib
+
+import pacing
+from pacing import bramble
+from network import Network
+
+JITTER_PPM = 10_000
+TTFT_8_OF_4, SIMULATED = 0.65, 0.10
+# p99 over p50 is the largest of a few requests: what it may be worse by before that counts.
+SPREAD = 0.02
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def measure(arguments, nodes, model):
+    """Answers of so many nodes, one after the other, and what the simulator says of them."""
+    motion = pacing.motion_of(nodes) * arguments.slower
+    settings = [pacing.settings(arguments.profile, motion, seed=node + 1, jitter_ppm=JITTER_PPM) for node in range(nodes)]
+    with Network(nodes, pacing.rate(arguments.mbit, motion), slow_start=False, burst=pacing.BURST) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
+        alpha = pacing.alpha_us(network) / motion if nodes > 1 else 0
+        network.add_daemons(cluster, settings)
+        prompt = arguments.text or bramble.letters(arguments.prompt)
+        context = max(64, arguments.prompt + arguments.tokens + 32)
+        more = ["--topology", f"tp{nodes}", "--exchange", arguments.exchange]
+        ask = lambda text, tokens: bramble.generate(cluster.daemons, os.path.basename(model), text, tokens, *more, enter=network.enter(), context=context)
+        ask("a", 2)
+        answers = [ask(prompt, arguments.tokens) for _ in range(arguments.requests)]
+        status = bramble.console("status", "--nodes", cluster.daemons[0].address, enter=network.enter())
+    if not all(node["paced"] for node in status["nodes"]):
+        sys.exit(f"a node does not say that it is paced: {status}")
+    tokens = len(answers[0]["prompt_token_ids"])
+    simulated = bramble.console("simulate", "--model", model, "--profile", arguments.profile, "--nodes", str(nodes), "--prompt", str(tokens),
+                                "--tokens", str(arguments.tokens - 1), "--exchange", arguments.exchange, "--alpha-us", str(round(alpha)),
+                                "--bandwidth-mbit", str(arguments.mbit), "--jitter", str(JITTER_PPM))["runs"][0]
+    return row(nodes, motion, alpha, answers, simulated)
+
+
+def row(nodes, motion, alpha, answers, simulated):
+    ttft = [answer["timings"]["ttft_ms"] / motion for answer in answers]
+    tpot = [answer["timings"]["tpot_ms"] / motion for answer in answers]
+    share = lambda phase: bramble.median([pacing.network_share(answer["ranks"], phase) for answer in answers])
+    return {"nodes": nodes, "motion": motion, "alpha_us": alpha, "requests": len(answers),
+            "ttft_ms": {name: pacing.quantile(ttft, part) for name, part in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))},
+            "tpot_ms": {name: pacing.quantile(tpot, part) for name, part in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))},
+            "network": {"prefill": share("prefill"), "decode": share("decode")},
+            "simulated": {"ttft_ms": simulated["ttft_ms"], "tpot_ms": simulated["tpot_ms"], "network": simulated["network_fraction"]},
+            "off": {"ttft": pacing.quantile(ttft, 0.5) / simulated["ttft_ms"], "tpot": pacing.quantile(tpot, 0.5) / simulated["tpot_ms"]}}
+
+
+def line(found):
+    ttft, tpot, simulated, off = found["ttft_ms"], found["tpot_ms"], found["simulated"], found["off"]
+    return (f"{found['nodes']:>5}  {found['motion']:>6g}  {ttft['p50']:>9.1f}  {ttft['p95']:>9.1f}  {ttft['p99']:>9.1f}  {simulated['ttft_ms']:>9.1f}  {off['ttft']:>5.2f}  "
+            f"{tpot['p50']:>8.2f}  {tpot['p99']:>8.2f}  {simulated['tpot_ms']:>8.2f}  {off['tpot']:>5.2f}  "
+            f"{100 * found['network']['prefill']:>4.0f} / {100 * simulated['network']['prefill']:>2.0f} %  {100 * found['network']['decode']:>4.0f} / {100 * simulated['network']['decode']:>2.0f} %")
+
+
+HEAD = ("nodes  motion  TTFT p50   p95        p99        simulated  ratio  TPOT p50  p99       simulated ratio  net prefill  net decode (measured / simulated), times in ms")
+
+
+def knee(rows):
+    """From how many nodes on more of them make a token slower; `None` where none do."""
+    for one, more in zip(rows, rows[1:]):
+        if more["tpot_ms"]["p50"] >= one["tpot_ms"]["p50"]:
+            return one["nodes"]
+    return None
+
+
+def missed(rows):
+    by = {found["nodes"]: found for found in rows}
+    lines = []
+    if 4 in by and 8 in by:
+        ratio = by[8]["ttft_ms"]["p50"] / by[4]["ttft_ms"]["p50"]
+        if ratio > TTFT_8_OF_4:
+            lines.append(f"TTFT with 8 nodes is {ratio:.2f} of that with 4, wanted at most {TTFT_8_OF_4}")
+        spread = {nodes: by[nodes]["ttft_ms"]["p99"] / by[nodes]["ttft_ms"]["p50"] for nodes in (4, 8)}
+        if spread[8] > spread[4] + SPREAD:
+            lines.append(f"p99/p50 of TTFT is {spread[8]:.3f} with 8 nodes and {spread[4]:.3f} with 4")
+    if found := knee(rows):
+        lines.append(f"more than {found} nodes do not make a token faster")
+    for found in rows:
+        for what, off in found["off"].items():
+            if abs(off - 1) > SIMULATED:
+                lines.append(f"{found['nodes']} nodes: {what.upper()} is {off:.2f} of what the simulator says")
+    return lines
+
+
+def run(arguments):
+    model = os.path.abspath(pacing.model(arguments.shape, "q4_0", arguments.models))
+    rows = []
+    say = (lambda text: print(text, flush=True)) if not arguments.json else (lambda text: None)
+    say(f"{arguments.shape} q4_0 on {arguments.profile}, prompt of {arguments.text or arguments.prompt}, {arguments.tokens} tokens, {arguments.requests} requests, "
+        f"{arguments.mbit} Mb/s, exchange {arguments.exchange}")
+    say(HEAD)
+    for nodes in arguments.nodes:
+        rows.append(measure(arguments, nodes, model))
+        say(line(rows[-1]))
+    return rows
+
+
+def baselines(arguments):
+    """Ours beside each published figure: the same numbers of nodes, prompt and (where no more is needed for a mean) steps."""
+    with open(os.path.join(HERE, "baselines.toml"), "rb") as file:
+        published = tomllib.load(file)["baseline"]
+    lines, found = [], []
+    for one in published:
+        arguments.shape, arguments.nodes, arguments.text = one["shape"], one["nodes"], one["prompt"]
+        rows = run(arguments)
+        print(f"{one['model']}: {one['source']}; ours: {one['shape']} on {arguments.profile}, paced")
+        for index, ours in enumerate(rows):
+            theirs = lambda name: one[name][index] if name in one else None
+            ttft = f"TTFT {theirs('ttft_s'):.1f} s, " if "ttft_s" in one else ""
+            speed = 1e3 / ours["tpot_ms"]["p50"]
+            print(f"  {ours['nodes']} nodes: published {ttft}{theirs('tokens_per_second'):.2f} tokens/s; ours TTFT {ours['ttft_ms']['p50'] / 1e3:.2f} s, {speed:.2f} tokens/s", flush=True)
+        target, by = one.get("target"), {ours["nodes"]: ours["ttft_ms"]["p50"] / 1e3 for ours in rows}
+        if target and by[target["nodes"]] > max(target["ttft_s"], target["times_of_four"] * by[4]):
+            lines.append(f"{one['model']}: TTFT with {target['nodes']} nodes is {by[target['nodes']]:.1f} s, the target is {target['ttft_s']} s or {target['times_of_four']} times that of 4")
+        lines += [f"{one['shape']}: {text}" for text in missed(rows)]
+        found.append({"published": one, "ours": rows})
+    return found, lines
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="llama-3.1-8b")
+    parser.add_argument("--profile", default="pi5")
+    parser.add_argument("--nodes", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2, 4, 8, 16])
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--text", help=argparse.SUPPRESS)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--requests", type=int, default=6)
+    parser.add_argument("--mbit", type=int, default=1000)
+    parser.add_argument("--exchange", default="q80")
+    parser.add_argument("--slower", type=float, default=1.0, help="so many times slower still, for machines that are busy")
+    parser.add_argument("--models", default=os.path.join(bramble.ROOT, "target", "models"), metavar="DIR")
+    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--baselines", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.short:
+        arguments.shape, arguments.nodes, arguments.prompt, arguments.tokens, arguments.requests = "tinyllama-1.1b", [2, 4], 128, 16, 3
+    bramble.favour()
+    if arguments.baselines:
+        rows, lines = baselines(arguments)
+    else:
+        rows = run(arguments)
+        lines = missed(rows)
+    if arguments.json:
+        print(json.dumps({"rows": rows, "missed": lines}))
+    for text in lines:
+        print(f"MISSED: {text}", file=sys.stderr)
+    sys.exit(bool(lines))
+
+
+if __name__ == "__main__":
+    bramble.command(main)
