@@ -33,7 +33,7 @@ def measure(arguments, nodes, model):
     """Answers of so many nodes, one after the other, and what the simulator says of them."""
     motion = pacing.motion_of(nodes) * arguments.slower
     settings = [pacing.settings(arguments.profile, motion, seed=node + 1, jitter_ppm=JITTER_PPM) for node in range(nodes)]
-    with Network(nodes, pacing.rate(arguments.mbit, motion), slow_start=False, burst=pacing.BURST) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
+    with Network(nodes, pacing.rate(arguments.mbit, motion), slow_start=False, burst=pacing.burst(arguments.mbit, motion)) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         alpha = pacing.alpha_us(network) / motion if nodes > 1 else 0
         network.add_daemons(cluster, settings)
         prompt = arguments.text or bramble.letters(arguments.prompt)

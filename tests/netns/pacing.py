@@ -13,16 +13,22 @@ import sys
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
 import bramble
 
-# A packet or two: a bucket of the usual size would let whole messages pass at the machine's speed, and a token's are no longer than that.
-BURST = "3kb"
 # Heartbeats of many nodes cost a core more than they tell here.
 SETTINGS = "heartbeat_ms = 2000\nsilent_ms = 60000\nstall_ms = 600000\nmdns = false\nthreads = 1\nrecover = false\nexclude_slow_ms = 0\n"
-CORES = 2
+# What a link lets pass at once: as much as passes in this time, so that a timer that comes late costs no rate. A bucket of the usual size would let
+# whole messages pass at the machine's speed: a token's are no longer than that.
+BURST_S, BURST_LEAST = 120e-6, 3000
 
 
 def motion_of(nodes):
-    """How much slower than reality, so that each node has as much of a core as it would have of one of its own."""
-    return max(0.5, nodes / CORES)
+    """How much slower than reality: each node has a core for itself on a machine of two cores, and half of it is left to others. Lone nodes wait
+    for nobody; two would need links that are faster than timers here."""
+    return float(max(4, nodes)) if nodes > 1 else 1.0
+
+
+def burst(mbit, motion):
+    """The bucket of such a link."""
+    return f"{max(BURST_LEAST, round(mbit * 1e6 / motion / 8 * BURST_S))}b"
 
 
 def model(shape, form, folder):

@@ -66,6 +66,8 @@ mod operate;
 mod operator;
 // Packed shards from one start to the next.
 mod packed;
+// Nodes that wait instead of computing.
+mod paced;
 // What the planner expects of memory against what the daemon's preflight asks for.
 mod planning;
 mod profile;

@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""How much is lost by taking the planner's first choice: random clusters of 2 to 8 paced nodes (pacing.py), whose speeds, memory and links are
+drawn by seed. `console plan` ranks the layouts for what the nodes are; the daemons then run them.
+
+usage: tests/netns/regret.py [--clusters 100] [--seed 1] [--shape tinyllama-1.1b] [--prompt 64] [--layouts 6] [--minutes M] [--json]
+
+For each cluster and each goal (ttft, tpot) the regret is what the first choice takes longer than the fastest layout that was run. Layouts of one
+replica are run: replicas do not change a single answer. Of a cluster's layouts those are run that are predicted to be within --within of the
+first (nobody else could be the best unless a prediction were that wrong) and one other, by chance, up to --layouts; how many that leaves out is
+printed.
+
+Exit code 1 where the first choice is more than 5 % behind in more than 5 % of the clusters, or where predictions of a kind of layout (tp, pp,
+pp-tp) are off by more than 10 % in the median.
+"""
+import argparse
+import json
+import os
+import random
+import sys
+import time
+
+import pacing
+from pacing import bramble
+from network import Network
+
+REGRET, SHARE, OFF = 0.05, 0.95, 0.10
+SPEEDS, MBITS = [0.5, 0.6, 0.75, 0.9, 1.0, 1.0, 1.0], [250, 500, 1000, 1000, 1000]
+# For the 1.1B shape, which needs about 650 MiB in all: some layouts do not fit, and some node must take less than its share.
+MEMORY_MIB = [160, 256, 400, 800, 2000, 2000]
+CONTEXT = 256
+
+
+def kind(layout):
+    """tp, pp or pp-tp."""
+    stages = "pp" in layout and not layout.startswith("pp1-")
+    ranks = "tp" in layout and not layout.endswith("tp1")
+    return {(True, True): "pp-tp", (True, False): "pp", (False, True): "tp"}.get((stages, ranks), "tp1")
+
+
+def draw(seed):
+    """Speed and memory of each node, and the links' rate."""
+    chance = random.Random(seed)
+    count = chance.randint(2, 8)
+    nodes = [{"name": f"pi{index + 1}", "speed": chance.choice(SPEEDS), "free_mib": chance.choice(MEMORY_MIB)} for index in range(count)]
+    return nodes, chance.choice(MBITS), chance
+
+
+def plan(model, nodes, mbit, alpha, goal, arguments, folder):
+    path = os.path.join(folder, "nodes.toml")
+    with open(path, "w") as file:
+        for node in nodes:
+            file.write(f'[[node]]\nname = "{node["name"]}"\nspeed = {node["speed"]!r}\nfree_mib = {node["free_mib"]}\n')
+    return bramble.console("plan", "--model", model, "--described", path, "--goal", goal, "--prompt", str(arguments.prompt), "--context", str(CONTEXT),
+                           "--alpha-us", str(round(alpha)), "--bandwidth-mbit", str(mbit), "--exchange", arguments.exchange, "--all", is_good=(0, 5, 6, 7))["ranked"]
+
+
+def chosen(ranked, arguments, chance):
+    """The layouts of one replica that are run, of all goals; and how many are left out."""
+    single = {goal: [one for one in found if not one["topology"].startswith("dp")] for goal, found in ranked.items()}
+    wanted = {}
+    for goal, key in (("ttft", "ttft_ms"), ("tpot", "tpot_ms")):
+        near = [one for one in single[goal] if one[key] <= (1 + arguments.within) * single[goal][0][key]]
+        for one in near[: arguments.layouts // 2]:
+            wanted[one["topology"]] = one
+    others = [one for one in single["ttft"] if one["topology"] not in wanted]
+    if others:
+        other = chance.choice(others)
+        wanted[other["topology"]] = other
+    return single, list(wanted.values()), len(others) - bool(others)
+
+
+def run(network, cluster, model, layout, motion, arguments):
+    """Time to the first token and per token of a layout: medians of what was asked."""
+    parts = layout["assign"].split()
+    options = dict(zip(parts[::2], parts[1::2]))
+    by_name = {daemon.name: daemon for daemon in cluster.daemons}
+    daemons = [by_name[name] for name in options.pop("--nodes").split(",")]
+    more = [part for pair in options.items() for part in pair] + ["--exchange", arguments.exchange]
+    ask = lambda prompt, tokens: bramble.generate(daemons, os.path.basename(model), prompt, tokens, *more, enter=network.enter(), context=CONTEXT)
+    ask("a", 2)
+    answers = [ask(bramble.letters(arguments.prompt), arguments.tokens) for _ in range(arguments.requests)]
+    return {key: bramble.median([answer["timings"][key] for answer in answers]) / motion for key in ("ttft_ms", "tpot_ms")}
+
+
+def cluster_of(seed, model, arguments):
+    """All that one random cluster tells, `None` where nothing fits into it."""
+    nodes, mbit, chance = draw(seed)
+    motion = max(2.0, len(nodes)) * arguments.slower
+    settings = [pacing.settings("pi5", motion, seed=seed * 100 + index, speed=node["speed"], memory_mib=node["free_mib"]) for index, node in enumerate(nodes)]
+    with Network(len(nodes), pacing.rate(mbit, motion), slow_start=False, burst=pacing.burst(mbit, motion)) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
+        alpha = pacing.alpha_us(network) / motion
+        ranked = {}
+        for goal in ("ttft", "tpot"):
+            try:
+                ranked[goal] = plan(model, nodes, mbit, alpha, goal, arguments, cluster.folder)
+            except bramble.Failed:
+                return None
+        single, wanted, left_out = chosen(ranked, arguments, chance)
+        network.add_daemons(cluster, settings)
+        found = {}
+        for layout in wanted:
+            measured = run(network, cluster, model, layout, motion, arguments)
+            found[layout["topology"]] = {"measured": measured, "predicted": {key: layout[key] for key in measured}}
+    regret = {}
+    for goal, key in (("ttft", "ttft_ms"), ("tpot", "tpot_ms")):
+        best = min(found, key=lambda name: found[name]["measured"][key])
+        first = single[goal][0]["topology"]
+        regret[goal] = {"first": first, "best": best, "regret": found[first]["measured"][key] / found[best]["measured"][key] - 1}
+    return {"seed": seed, "nodes": nodes, "mbit": mbit, "motion": motion, "layouts": found, "left_out": left_out, "regret": regret}
+
+
+def errors(clusters):
+    """How far predictions are off, by kind of layout: relative, each with its sign."""
+    found = {}
+    for one in clusters:
+        for name, layout in one["layouts"].items():
+            for key in ("ttft_ms", "tpot_ms"):
+                found.setdefault((kind(name), key), []).append(layout["measured"][key] / layout["predicted"][key] - 1)
+    return found
+
+
+def judge(clusters):
+    lines, missed = [], []
+    for goal in ("ttft", "tpot"):
+        regrets = [one["regret"][goal]["regret"] for one in clusters]
+        good = sum(regret <= REGRET for regret in regrets)
+        lines.append(f"{goal}: the first choice is within {100 * REGRET:.0f} % of the best in {good} of {len(regrets)} clusters; p50 {100 * pacing.quantile(regrets, 0.5):.1f} %, "
+                     f"p95 {100 * pacing.quantile(regrets, 0.95):.1f} %, most {100 * max(regrets):.1f} %")
+        if good < SHARE * len(regrets):
+            missed.append(lines[-1])
+    for (name, key), off in sorted(errors(clusters).items()):
+        median, signed = bramble.median([abs(one) for one in off]), bramble.median(off)
+        lines.append(f"{name:6} {key[:4]}: predictions off by {100 * median:.1f} % in the median (measured {100 * signed:+.1f} %), {len(off)} layouts")
+        if median > OFF:
+            missed.append(lines[-1])
+    return lines, missed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clusters", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--shape", default="tinyllama-1.1b")
+    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=12)
+    parser.add_argument("--requests", type=int, default=1)
+    parser.add_argument("--layouts", type=int, default=6)
+    parser.add_argument("--within", type=float, default=0.3)
+    parser.add_argument("--slower", type=float, default=1.0)
+    parser.add_argument("--exchange", default="q80")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no further cluster after so long")
+    parser.add_argument("--models", default=os.path.join(bramble.ROOT, "target", "models"), metavar="DIR")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    bramble.favour()
+    model = os.path.abspath(pacing.model(arguments.shape, "q4_0", arguments.models))
+    clusters, empty, begin, seed = [], 0, time.monotonic(), arguments.seed
+    while len(clusters) < arguments.clusters and time.monotonic() - begin < 60 * arguments.minutes:
+        found, seed = cluster_of(seed, model, arguments), seed + 1
+        if not found:
+            empty += 1
+            continue
+        clusters.append(found)
+        if not arguments.json:
+            told = ", ".join(f"{goal} {one['first']}{'' if one['first'] == one['best'] else ' (best ' + one['best'] + ')'} {100 * one['regret']:.1f} %" for goal, one in found["regret"].items())
+            print(f"seed {found['seed']}: {len(found['nodes'])} nodes, {found['mbit']} Mb/s, {len(found['layouts'])} layouts run, {found['left_out']} left out; {told}", flush=True)
+    if not clusters:
+        sys.exit("the model fits into none of these clusters")
+    lines, missed = judge(clusters)
+    if arguments.json:
+        print(json.dumps({"clusters": clusters, "empty": empty, "missed": missed}))
+    else:
+        print(f"{len(clusters)} clusters of seeds {arguments.seed} to {seed - 1}; into {empty} others the model did not fit")
+        print("\n".join(lines))
+    for line in missed:
+        print(f"MISSED: {line}", file=sys.stderr)
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    bramble.command(main)
