@@ -5,7 +5,10 @@ number of nodes, beside what `console simulate` predicts for the same nodes and 
 
 usage: tests/netns/paced.py [--shape llama-3.1-8b] [--nodes 1,2,4,8,16] [--prompt 512] [--tokens 32] [--requests N] [--short] [--baselines]
 
---short takes less than a minute: a small model on 2 and 4 nodes. --baselines runs the models, numbers of nodes and prompts of baselines.toml
+       tests/netns/paced.py --layouts tp4,pp2-tp2,dp2-tp2 [--at-once 8]
+
+--layouts compares layouts (a replica alone is simulated); --at-once also asks so many requests at a time, for tokens/s of all of them and the p95
+of their times to the first token. --short takes less than a minute: a small model on 2 and 4 nodes. --baselines runs the models, numbers of nodes and prompts of baselines.toml
 and prints both.
 
 Exit code 1 where 8 nodes need more than 0.65 of the time to the first token of 4, where more nodes make a token slower, where the p99 of the
@@ -13,9 +16,13 @@ time to the first token is further from its p50 with 8 nodes than with 4, or whe
 of the paced nodes: measured times divided by how much slower than reality they run here (`motion`).
 """
 import argparse
+import concurrent.futures
 import json
+import math
 import os
+import re
 import sys
+import time
 import tomllib
 
 import pacing
@@ -29,49 +36,73 @@ SPREAD = 0.02
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def measure(arguments, nodes, model):
-    """Answers of so many nodes, one after the other, and what the simulator says of them."""
+def count_of(layout):
+    """Nodes of a layout."""
+    return math.prod(int(count) for count in re.findall(r"(?:dp|pp|tp)(\d+)", layout))
+
+
+def measure(arguments, layout, model):
+    """Answers of a layout, one after the other, and what the simulator says of them."""
+    nodes = count_of(layout)
     motion = pacing.motion_of(nodes) * arguments.slower
     settings = [pacing.settings(arguments.profile, motion, seed=node + 1, jitter_ppm=JITTER_PPM) for node in range(nodes)]
-    with Network(nodes, pacing.rate(arguments.mbit, motion), slow_start=False, burst=pacing.burst(arguments.mbit, motion)) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
+    with Network(nodes, pacing.rate(arguments.mbit, motion), slow_start=False, burst=pacing.burst(arguments.mbit, motion)) as network, \
+            bramble.Cluster(os.path.dirname(model)) as cluster:
         alpha = pacing.alpha_us(network) / motion if nodes > 1 else 0
         network.add_daemons(cluster, settings)
         prompt = arguments.text or bramble.letters(arguments.prompt)
         context = max(64, arguments.prompt + arguments.tokens + 32)
-        more = ["--topology", f"tp{nodes}", "--exchange", arguments.exchange]
+        more = ["--topology", layout, "--exchange", arguments.exchange]
         ask = lambda text, tokens: bramble.generate(cluster.daemons, os.path.basename(model), text, tokens, *more, enter=network.enter(), context=context)
         ask("a", 2)
         answers = [ask(prompt, arguments.tokens) for _ in range(arguments.requests)]
+        at_once = many(ask, prompt, arguments) if arguments.at_once else None
         status = bramble.console("status", "--nodes", cluster.daemons[0].address, enter=network.enter())
     if not all(node["paced"] for node in status["nodes"]):
         sys.exit(f"a node does not say that it is paced: {status}")
     tokens = len(answers[0]["prompt_token_ids"])
-    simulated = bramble.console("simulate", "--model", model, "--profile", arguments.profile, "--nodes", str(nodes), "--prompt", str(tokens),
+    simulated = bramble.console("simulate", "--model", model, "--profile", arguments.profile, "--topology", re.sub(r"dp\d+-", "", layout), "--prompt", str(tokens),
                                 "--tokens", str(arguments.tokens - 1), "--exchange", arguments.exchange, "--alpha-us", str(round(alpha)),
                                 "--bandwidth-mbit", str(arguments.mbit), "--jitter", str(JITTER_PPM))["runs"][0]
-    return row(nodes, motion, alpha, answers, simulated)
+    found = row(nodes, motion, alpha, answers, simulated)
+    if at_once:
+        seconds, ttft, tokens = at_once
+        found["at_once"] = {"requests": arguments.at_once, "tokens_per_second": tokens / seconds * motion, "ttft_p95_ms": pacing.quantile(ttft, 0.95) / motion}
+    return {"layout": layout, **found}
+
+
+def many(ask, prompt, arguments):
+    """Requests at the same time: how long all of them took, their times to the first token, their tokens."""
+    begin = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(arguments.at_once) as pool:
+        answers = list(pool.map(lambda _: ask(prompt, arguments.tokens), range(arguments.at_once)))
+    return time.monotonic() - begin, [answer["timings"]["ttft_ms"] for answer in answers], sum(len(answer["token_ids"]) for answer in answers)
 
 
 def row(nodes, motion, alpha, answers, simulated):
     ttft = [answer["timings"]["ttft_ms"] / motion for answer in answers]
     tpot = [answer["timings"]["tpot_ms"] / motion for answer in answers]
     share = lambda phase: bramble.median([pacing.network_share(answer["ranks"], phase) for answer in answers])
-    return {"nodes": nodes, "motion": motion, "alpha_us": alpha, "requests": len(answers),
-            "ttft_ms": {name: pacing.quantile(ttft, part) for name, part in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))},
-            "tpot_ms": {name: pacing.quantile(tpot, part) for name, part in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))},
-            "network": {"prefill": share("prefill"), "decode": share("decode")},
+    bubble = lambda answer: sum(rank["decode"]["bubble_ms"] for rank in answer["ranks"]) / max(1e-9, sum(
+        rank["decode"][name] for rank in answer["ranks"] for name in ("compute_ms", "wait_ms", "wire_ms", "bubble_ms")))
+    quantiles = lambda values: {name: pacing.quantile(values, part) for name, part in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))}
+    return {"nodes": nodes, "motion": motion, "alpha_us": alpha, "requests": len(answers), "ttft_ms": quantiles(ttft), "tpot_ms": quantiles(tpot),
+            "network": {"prefill": share("prefill"), "decode": share("decode")}, "bubble": bramble.median([bubble(answer) for answer in answers]),
             "simulated": {"ttft_ms": simulated["ttft_ms"], "tpot_ms": simulated["tpot_ms"], "network": simulated["network_fraction"]},
             "off": {"ttft": pacing.quantile(ttft, 0.5) / simulated["ttft_ms"], "tpot": pacing.quantile(tpot, 0.5) / simulated["tpot_ms"]}}
 
 
 def line(found):
     ttft, tpot, simulated, off = found["ttft_ms"], found["tpot_ms"], found["simulated"], found["off"]
-    return (f"{found['nodes']:>5}  {found['motion']:>6g}  {ttft['p50']:>9.1f}  {ttft['p95']:>9.1f}  {ttft['p99']:>9.1f}  {simulated['ttft_ms']:>9.1f}  {off['ttft']:>5.2f}  "
+    at_once = found.get("at_once")
+    tail = f"  bubble {100 * found['bubble']:.0f} %" if found["bubble"] > 0.005 else ""
+    tail += f"  {at_once['requests']} at once: {at_once['tokens_per_second']:.2f} tokens/s, TTFT p95 {at_once['ttft_p95_ms']:.0f}" if at_once else ""
+    return (f"{found['layout']:<8}  {found['motion']:>6g}  {ttft['p50']:>9.1f}  {ttft['p95']:>9.1f}  {ttft['p99']:>9.1f}  {simulated['ttft_ms']:>9.1f}  {off['ttft']:>5.2f}  "
             f"{tpot['p50']:>8.2f}  {tpot['p99']:>8.2f}  {simulated['tpot_ms']:>8.2f}  {off['tpot']:>5.2f}  "
-            f"{100 * found['network']['prefill']:>4.0f} / {100 * simulated['network']['prefill']:>2.0f} %  {100 * found['network']['decode']:>4.0f} / {100 * simulated['network']['decode']:>2.0f} %")
+            f"{100 * found['network']['prefill']:>4.0f} / {100 * simulated['network']['prefill']:>2.0f} %  {100 * found['network']['decode']:>4.0f} / {100 * simulated['network']['decode']:>2.0f} %{tail}")
 
 
-HEAD = ("nodes  motion  TTFT p50   p95        p99        simulated  ratio  TPOT p50  p99       simulated ratio  net prefill  net decode (measured / simulated), times in ms")
+HEAD = ("layout    motion  TTFT p50   p95        p99        simulated  ratio  TPOT p50  p99       simulated ratio  net prefill  net decode (measured / simulated), times in ms")
 
 
 def knee(rows):
@@ -83,6 +114,7 @@ def knee(rows):
 
 
 def missed(rows):
+    rows_of_all, rows = rows, [found for found in rows if found["layout"] == f"tp{found['nodes']}"]
     by = {found["nodes"]: found for found in rows}
     lines = []
     if 4 in by and 8 in by:
@@ -94,10 +126,10 @@ def missed(rows):
             lines.append(f"p99/p50 of TTFT is {spread[8]:.3f} with 8 nodes and {spread[4]:.3f} with 4")
     if found := knee(rows):
         lines.append(f"more than {found} nodes do not make a token faster")
-    for found in rows:
+    for found in rows_of_all:
         for what, off in found["off"].items():
             if abs(off - 1) > SIMULATED:
-                lines.append(f"{found['nodes']} nodes: {what.upper()} is {off:.2f} of what the simulator says")
+                lines.append(f"{found['layout']}: {what.upper()} is {off:.2f} of what the simulator says")
     return lines
 
 
@@ -108,8 +140,8 @@ def run(arguments):
     say(f"{arguments.shape} q4_0 on {arguments.profile}, prompt of {arguments.text or arguments.prompt}, {arguments.tokens} tokens, {arguments.requests} requests, "
         f"{arguments.mbit} Mb/s, exchange {arguments.exchange}")
     say(HEAD)
-    for nodes in arguments.nodes:
-        rows.append(measure(arguments, nodes, model))
+    for layout in arguments.layouts or [f"tp{nodes}" for nodes in arguments.nodes]:
+        rows.append(measure(arguments, layout, model))
         say(line(rows[-1]))
     return rows
 
@@ -141,6 +173,8 @@ def main():
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--profile", default="pi5")
     parser.add_argument("--nodes", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2, 4, 8, 16])
+    parser.add_argument("--layouts", type=lambda text: text.split(","))
+    parser.add_argument("--at-once", type=int, default=0)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--text", help=argparse.SUPPRESS)
     parser.add_argument("--tokens", type=int, default=32)

@@ -1,12 +1,9 @@
 """Paced daemons in network namespaces: what runs on them is real but for the computing, which is a wait of the profile's length.
 
 A machine with few cores has no time for the messages of many nodes. All times are therefore `motion` times as long: waits by the daemons' setting,
-the links' rate by the link. What is measured is divided by it again; so is the time that messages cost the cores of this machine. With half as
-many times as there are nodes, each node has one core of two for itself."""
-import json
+the links' rate by the link. What is measured is divided by it again. What a message costs a core is that of the profile as well: a rank waits for
+what its messages have not cost yet here."""
 import os
-import socket
-import struct
 import subprocess
 import sys
 

@@ -15,6 +15,7 @@ use super::{
     accounting::Span,
     execute::{Buffers, Execution, Tensor},
     program::{Operation, compile},
+    toll::Toll,
 };
 use crate::kernels::Kernels;
 
@@ -45,6 +46,8 @@ pub struct Group {
     pub(super) step: u64,
     sequence: u32,
     omits_exchange: bool,
+    /// On a paced node.
+    toll: Option<Toll>,
 }
 
 impl Group {
@@ -64,6 +67,7 @@ impl Group {
             step: 0,
             sequence: 0,
             omits_exchange: false,
+            toll: None,
         }
     }
 
@@ -90,6 +94,11 @@ impl Group {
     /// For benchmarks alone: no all-reduce exchanges anything from now on, and what the ranks compute is worth nothing.
     pub fn omit_exchange(&mut self) {
         self.omits_exchange = true;
+    }
+
+    /// For benchmarks alone: messages of all-reduces cost as much time as on another machine.
+    pub fn set_toll(&mut self, toll: Option<Toll>) {
+        self.toll = toll;
     }
 
     /// Whether all-reduces are left out.
@@ -186,12 +195,17 @@ impl Group {
         let at = (self.step, self.sequence);
         let program = &self.programs[usize::from(algorithm.number()) - 1];
         links.listen();
+        self.toll.iter_mut().for_each(Toll::begin);
         let execution = Execution::new(links, &mut self.buffers, tensor, algorithm, at, (compute, sent));
         let found = execution.run(program, partial, hidden)?;
         self.sequence += 1;
         links.pump()?;
+        let (slowest, last, mut arrived) = (found.slowest, found.last, found.arrived);
+        if let Some(toll) = &mut self.toll {
+            toll.pay(found.sent.1);
+            arrived = Instant::now();
+        }
         self.accounting.sent(found.sent.0, found.sent.1);
-        let (slowest, last, arrived) = (found.slowest, found.last, found.arrived);
         close(&mut self.accounting, Span { compute, slowest, last, sent, arrived }, links);
         Ok(())
     }

@@ -17,6 +17,7 @@ mod sealed_tests;
 #[cfg(test)]
 mod tests;
 mod timing;
+pub mod toll;
 mod tune;
 mod words;
 
@@ -33,6 +34,7 @@ pub use group::{Group, Settings};
 pub use link::{Links, Mark, Seat};
 pub use peer::{Calls, Socket};
 pub use ring::SyncRing;
+pub use toll::{Toll, Waits};
 
 /// Why a collective did not finish. The links are of no use after it.
 #[derive(Debug, thiserror::Error)]

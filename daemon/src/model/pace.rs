@@ -1,12 +1,5 @@
 //! Waiting instead of computing, for benchmarks: as long as a profile of a machine says that this rank would compute. What goes between
 //! the ranks is as long and comes in the same order as when it is computed.
-use std::time::Duration;
-
-use nix::{
-    errno::Errno,
-    sys::time::TimeSpec,
-    time::{ClockId, ClockNanosleepFlags, clock_gettime, clock_nanosleep},
-};
 use shared::{
     ids::LayerIndex,
     simulate::{
@@ -18,6 +11,7 @@ use shared::{
 };
 
 use super::{Batch, Shard};
+use crate::collective::{Toll, Waits};
 
 /// A rank that waits.
 #[derive(Debug)]
@@ -29,8 +23,7 @@ pub struct Pace {
     slow_motion: f64,
     jitter: Jitter,
     load: Load,
-    /// By how much the wait before ended too late, as the system wakes threads up: the next one is shorter by it.
-    late: TimeSpec,
+    waits: Waits,
 }
 
 impl Pace {
@@ -41,13 +34,18 @@ impl Pace {
         (noise, seed): (Noise, u64),
     ) -> Self {
         let jitter = Jitter::new(noise, seed, 0);
-        Self { profile, sizes, plan, kv, slow_motion, jitter, load: Load::default(), late: TimeSpec::new(0, 0) }
+        Self { profile, sizes, plan, kv, slow_motion, jitter, load: Load::default(), waits: Waits::default() }
     }
 
-    /// A step begins. Waits of this thread end when they should from now on, not up to 50 us later.
+    /// What messages cost on this machine.
+    pub fn toll(&self) -> Toll {
+        let [send, receive] = self.profile.message_ns;
+        Toll::new((send + receive) as f64 * self.slow_motion)
+    }
+
+    /// A step begins.
     pub(super) fn begin(&mut self, batch: Batch<'_>) {
-        // A wish: where it is not granted, waits are longer by that.
-        let _ = nix::sys::prctl::set_timerslack(1);
+        Waits::be_exact();
         let last = |index: usize| batch.tokens.get(index + 1).is_none_or(|next| next.slot != batch.tokens[index].slot);
         let tokens = batch.tokens.iter().enumerate();
         self.load = Load::of(tokens.map(|(index, token)| (token.position, last(index))));
@@ -79,13 +77,7 @@ impl Pace {
         }
     }
 
-    /// Until a point in time, not for a time: an interrupted wait is not longer than one that is not. Never spins.
     fn wait(&mut self, usual: u64) {
-        let ns = self.jitter.stretch(usual) as f64 * self.slow_motion;
-        let clock = ClockId::CLOCK_MONOTONIC;
-        let Ok(now) = clock_gettime(clock) else { return };
-        let until = now + TimeSpec::from_duration(Duration::from_nanos(ns as u64)) - self.late;
-        while clock_nanosleep(clock, ClockNanosleepFlags::TIMER_ABSTIME, &until) == Err(Errno::EINTR) {}
-        self.late = clock_gettime(clock).map_or(TimeSpec::new(0, 0), |now| now - until);
+        self.waits.wait(self.jitter.stretch(usual) as f64 * self.slow_motion);
     }
 }

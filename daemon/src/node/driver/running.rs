@@ -37,7 +37,7 @@ use crate::{
         transfer::{Partners, Transfers},
     },
     kernels::{Compute, Kernels, Pool, PoolOptions},
-    model::Model,
+    model::{Model, Pace},
     node::{
         Progress,
         event::{EngineCommand, Event},
@@ -132,6 +132,7 @@ impl Running {
             tracing::warn!("all-reduces are left out: what this node computes is worth nothing");
             group.omit_exchange();
         }
+        group.set_toll(loaded.pace.as_ref().map(Pace::toll));
         let (far_data, far_control) = apart(&place, links.across);
         let transfers = transfers(around, &place, &mut loaded, far_data).map_err(failed)?;
         let sink = Arc::new(sink(around.inputs.clone(), run, place.epoch));
