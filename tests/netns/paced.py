@@ -152,7 +152,7 @@ def baselines(arguments):
         published = tomllib.load(file)["baseline"]
     lines, found = [], []
     for one in published:
-        arguments.shape, arguments.nodes, arguments.text = one["shape"], one["nodes"], one["prompt"]
+        arguments.shape, arguments.nodes, arguments.text, arguments.profile = one["shape"], one["nodes"], one["prompt"], one["profile"]
         rows = run(arguments)
         print(f"{one['model']}: {one['source']}; ours: {one['shape']} on {arguments.profile}, paced")
         for index, ours in enumerate(rows):
@@ -188,7 +188,8 @@ def main():
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.short:
-        arguments.shape, arguments.nodes, arguments.prompt, arguments.tokens, arguments.requests = "tinyllama-1.1b", [2, 4], 128, 16, 3
+        arguments.shape, arguments.nodes, arguments.prompt, arguments.tokens, arguments.requests = "tinyllama-1.1b", [2, 4], 128, 8, 3
+        arguments.slower = 2.0
     bramble.favour()
     if arguments.baselines:
         rows, lines = baselines(arguments)
