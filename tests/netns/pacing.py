@@ -14,7 +14,7 @@ import bramble
 SETTINGS = "heartbeat_ms = 2000\nsilent_ms = 60000\nstall_ms = 600000\nmdns = false\nthreads = 1\nrecover = false\nexclude_slow_ms = 0\n"
 # What a link lets pass at once: as much as passes in this time, so that a timer that comes late costs no rate. A bucket of the usual size would let
 # whole messages pass at the machine's speed: a token's are no longer than that.
-BURST_S, BURST_LEAST = 120e-6, 3000
+BURST_S, BURST_LEAST = 120e-6, 1600
 
 
 def motion_of(nodes):
