@@ -68,7 +68,7 @@ fn parse(text: &str) -> Result<Vec<PlanNode>, String> {
             return Err(format!("{name}: speed {speed} or free_mib {free_mib} is out of bounds"));
         }
         let profile = NodeProfile::named(&profile)?.at_speed(speed);
-        Ok(PlanNode { name, profile, memory: free_mib << 20, panel_rows: PANEL_ROWS })
+        Ok(PlanNode { name, profile, memory: free_mib << 20, panel_rows: PANEL_ROWS, link: None })
     };
     file.node.into_iter().map(node).collect()
 }

@@ -240,6 +240,7 @@ fn the_object_of_a_generation_has_exactly_the_fields_of_the_contract() {
         "prefill_tokens_per_second",
         "threads_ms",
         "tpot_ms",
+        "trace",
         "transfer",
         "ttft_ms",
         "wait_ms",

@@ -148,10 +148,8 @@ pub(super) fn load(
     }
     let kv = kv_bytes(topology, &shape, plan);
     let weight_bytes = shard_bytes(&file, &shape, plan, kernels).map_err(|error| invalid(error.to_string()))?;
-    let sizes = ModelSizes::of_file(&file, &shape);
-    let working = working_bytes(&Holding { sizes: &sizes, plan }, &Seat::of(topology, &place));
     let paced = config.paced.as_ref();
-    check_memory(config, weight_bytes + kv + working)?;
+    check_memory(config, weight_bytes + kv + working((&file, &shape), plan, (topology, &place)))?;
     let content = content(config, topology, &file, progress)
         .map_err(|kind| if kind == FaultKind::StoreCancelled { not_prepared(prepare) } else { kind })?;
     let total = Bytes(weight_bytes.max(1));
@@ -193,6 +191,12 @@ pub(super) fn load(
         vocabulary_length: shape.vocabulary_length,
     });
     Ok(Loaded { shard, cache, pace, partners, text, pieces, bytes: Bytes(weight_bytes + kv) })
+}
+
+/// Bytes that computing takes beside weights and cache.
+fn working((file, shape): (&GgufFile, &Shape), plan: &ShardPlan, (topology, place): (&Topology, &Place)) -> u64 {
+    let sizes = ModelSizes::of_file(file, shape);
+    working_bytes(&Holding { sizes: &sizes, plan }, &Seat::of(topology, place))
 }
 
 /// What a paced node waits for in place of computing its shard.
