@@ -411,7 +411,7 @@ mod tests {
         let text = include_str!("../../packaging/bramble.toml");
         let is_setting = |line: &&str| line.contains(" = ") && !line.starts_with("# ");
         let settings: Vec<&str> = text.lines().filter(is_setting).map(|line| line.trim_start_matches('#')).collect();
-        assert_eq!(settings.len(), 32);
+        assert_eq!(settings.len(), 33);
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         let shipped = check(text).expect("every line is known");

@@ -57,7 +57,7 @@ fn a_file_outside_the_model_folders_is_never_opened() {
 
 #[test]
 fn a_model_that_does_not_fit_in_memory_is_refused_before_it_is_loaded() {
-    let cluster = Cluster::with(2, &demo_models(), "memory_max_mib = 33\n");
+    let cluster = Cluster::with(2, &demo_models(), "memory_max_mib = 10\n");
     check_refused(&cluster, "bard-q8_0.gguf", &[], 4, "memory_short", &["node pi", "needs", "free"]);
 }
 

@@ -6,7 +6,7 @@ use shared::{
     protocol::error::{Fault, FaultKind},
     telemetry::{NodeReport, RequestReport},
     topology::{
-        Exclusion, Member,
+        Exclusion, Member, Topology,
         replan::{Stays, replan},
     },
     units::Bytes,
@@ -15,11 +15,12 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    assign::{Assigned, assign_as, identify, report},
+    assign::{Assigned, assign_as, assign_until, identify, report},
     cluster::{Cluster, ClusterNode},
     event::{AssignEvent, OperateEvent},
     session::{Session, own_name},
 };
+use crate::wanted::Wanted;
 
 /// Running requests may finish within this before the topology is assigned again.
 pub const GRACE: Duration = Duration::from_secs(20);
@@ -207,8 +208,11 @@ async fn assign_rest(
     let desired = cluster.desired().unwrap_or(topology);
     let is_subject = |member: &Member| member.name == subject.name || member.address == subject.address;
     let is_member = topology.members.iter().any(is_subject);
-    if is_member == joins || !desired.members.iter().any(is_subject) {
+    if is_member == joins {
         return Ok(None);
+    }
+    if joins && !desired.members.iter().any(is_subject) {
+        return extend(cluster, subject, topology, stop, tell).await.map(Some);
     }
     let stays = |member: &Member| match is_subject(member) {
         true => joins,
@@ -261,6 +265,24 @@ async fn assign_rest(
     let told = |event: AssignEvent| tell(OperateEvent::Assign(event));
     let wanted = (!next.is_alike(desired)).then(|| Box::new(desired.clone()));
     assign_as(&sessions, (next, wanted), stop, &told).await.map(Some)
+}
+
+/// Assigns what runs on its nodes and one more, in the order of the cluster: it was assigned while that one was out.
+async fn extend(
+    cluster: &Cluster,
+    subject: &Subject,
+    topology: &Topology,
+    stop: &CancellationToken,
+    tell: &(dyn Fn(OperateEvent) + Sync),
+) -> Result<Assigned, Fault> {
+    let stays = |other: &&ClusterNode| {
+        let name = cluster.name(other);
+        name == subject.name || topology.members.iter().any(|member| member.name == name)
+    };
+    let all = cluster.nodes.iter().filter(stays);
+    let sessions = all.map(ClusterNode::session).collect::<Result<Vec<Arc<Session>>, Fault>>()?;
+    let told = |event: AssignEvent| tell(OperateEvent::Assign(event));
+    assign_until(&sessions, &Wanted::again(topology, sessions.len()), stop, &told).await
 }
 
 fn refused(subject: &Subject, reason: String) -> Fault {

@@ -221,7 +221,9 @@ impl Router {
 
     /// How many times as long as the fastest of these a replica takes for a token; 1 where that is not clear.
     fn slowness(&self, head: &str, among: &[&Replica]) -> f64 {
-        let known = |head: &str| self.heads.get(head).filter(|one| one.samples >= SAMPLES_MIN).map(|one| one.token_ms);
+        // One that comes back from being out is judged by its probe.
+        let is_known = |one: &&Standing| one.samples >= SAMPLES_MIN && one.gate == Gate::Closed;
+        let known = |head: &str| self.heads.get(head).filter(is_known).map(|one| one.token_ms);
         let fastest = among.iter().filter_map(|replica| known(&replica.head)).min_by(f64::total_cmp);
         let times = known(head).zip(fastest).map_or(1.0, |(own, fastest)| own / fastest.max(f64::MIN_POSITIVE));
         if times > CLEARLY { times } else { 1.0 }

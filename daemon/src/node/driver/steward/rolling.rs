@@ -9,7 +9,7 @@ use std::{
 use shared::{
     protocol::recovery::{RecoveryAsk, Standing},
     telemetry::NodeState,
-    topology::{Rolling, rolling::Phase},
+    topology::{Rolling, Topology, rolling::Phase},
 };
 
 use super::{Steward, peers::Peers};
@@ -67,7 +67,7 @@ pub(super) async fn look(
             Some(rolling.in_phase(Phase::Paused(format!("{target} has nothing that would start it again"))))
         }
         (None, Some(standing)) if well.is_ok() => Some(rolling.begun(standing.instance)),
-        (Some(before), Some(standing)) if standing.instance != before && well.is_ok() => {
+        (Some(before), Some(standing)) if standing.instance != before && well.is_ok() && !has_left(own, target) => {
             tracing::info!("rolling restart: {target} is back and serves, {} ms after it was told", since.as_millis());
             Some(rolling.advanced())
         }
@@ -113,14 +113,19 @@ async fn spread(steward: &Steward, peers: &mut Peers, rolling: &Rolling, address
     }
 }
 
+/// Whether the others went on without a node, which takes part again when it is back.
+fn has_left(own: &Standing, node: &str) -> bool {
+    let is_in = |topology: &Topology| topology.members.iter().any(|member| member.name == node);
+    let left = own.committed.as_ref().is_some_and(|held| is_in(held.desired()) && !is_in(&held.topology));
+    // One that an operator took out stays out.
+    left && own.exclusions.out().all(|entry| entry.node != node)
+}
+
 /// Whether all members of the topology serve it; who does not.
 fn is_well(own: &Standing, answers: &BTreeMap<String, Standing>) -> Result<(), String> {
     // Whoever drives need not be a member itself.
     let all = answers.values().chain([own]).filter_map(|standing| standing.committed.as_ref());
     let Some(committed) = all.max_by_key(|committed| committed.epoch) else { return Ok(()) };
-    if let Some(desired) = &committed.desired {
-        return Err(format!("{} serves, and {} is not back", committed.topology.layout, desired.layout));
-    }
     for member in &committed.topology.members {
         let mut named = answers.values().filter(|standing| standing.name == member.name);
         match named.next().map(|standing| standing.state) {
