@@ -34,8 +34,8 @@ def limit(network, node, rate, burst):
 
 def metrics(network):
     """The hops and the nodes that /metrics names."""
-    script = f"import urllib.request as u; print(u.urlopen('http://10.77.0.1:{PORT}/metrics', timeout=10).read().decode())"
-    text = subprocess.run([*network.enter(), sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    script = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{PORT}/metrics', timeout=10).read().decode())"
+    text = subprocess.run([*network.enter(0), sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     hops = re.findall(r'^bramble_slow_hop\{from="(.+?)",to="(.+?)"\} 1$', text, re.M)
     return hops, re.findall(r'^bramble_straggler\{node="(.+?)",', text, re.M)
 
@@ -74,10 +74,12 @@ def main():
     path = bramble.model(arguments.shape, arguments.format, os.path.join(bramble.ROOT, "target", "speed"))
     found = {}
     with Network(2, "1gbit") as network, bramble.Cluster(os.path.dirname(path)) as cluster:
-        settings = f'heartbeat_ms = {HEARTBEAT_MS}\nmdns = false\nthreads = 1\nhttp = "0.0.0.0:{PORT}"\n' + bramble.QUIET
+        settings = f'heartbeat_ms = {HEARTBEAT_MS}\nmdns = false\nthreads = 1\nhttp = "127.0.0.1:{PORT}"\n' + bramble.QUIET
         network.add_daemons(cluster, settings, pin=True)
         model = os.path.basename(path)
         bramble.generate(cluster.daemons, model, "abcdefgh", 8, "--topology", "pp2", enter=network.enter(), context=512)
+        # From the first scrape on the gateway watches all nodes.
+        metrics(network)
         time.sleep(BEATS * HEARTBEAT_MS / 1e3)
         for name, rate, burst, expected in (("1gbit", "1gbit", BURST, []), (arguments.rate, arguments.rate, SMALL_BURST, [("pi1", "pi2")])):
             limit(network, 0, rate, burst)

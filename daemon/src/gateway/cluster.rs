@@ -35,6 +35,8 @@ const LOOK: Duration = Duration::from_millis(250);
 pub(super) const GRACE: Duration = Duration::from_millis(600);
 /// A report that is older says nothing of what slows the cluster down now.
 const FRESH: Duration = Duration::from_secs(5);
+/// All members are watched for so long after somebody asked what slows the cluster down: scrapes come more often.
+const ASKED: Duration = Duration::from_secs(180);
 /// Longest pause before a node that is away is dialled again.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
@@ -88,6 +90,8 @@ struct Known {
     latest: Option<(Epoch, TopologyHash, Arc<Topology>)>,
     /// When a node said last that it serves.
     served: Option<Instant>,
+    /// When somebody last asked what slows the cluster down.
+    asked: Option<Instant>,
     /// The topology that the windows are of.
     judged: Option<TopologyHash>,
 }
@@ -144,14 +148,17 @@ impl Cluster {
         }
     }
 
-    /// Own node, peers, heads; all members while nothing serves: one of them may know of another topology.
+    /// Own node, peers, heads; all members while nothing serves, since one of them may know of another topology, and while somebody asks
+    /// what slows the cluster down.
     fn wanted(&self) -> Vec<String> {
         let is_serving = self.serving().replicas.iter().any(|replica| replica.is_serving);
         let mut wanted = vec![self.own.clone()];
         wanted.extend(self.peers.iter().cloned());
-        if let Some((.., topology)) = &self.known().latest {
+        let known = self.known();
+        if let Some((.., topology)) = &known.latest {
+            let is_asked = known.asked.is_some_and(|asked| asked.elapsed() < ASKED);
             let is_head = |index: usize| topology.layout.heads().any(|head| head.index() == index);
-            let matters = |(index, _): &(usize, &Member)| !is_serving || is_head(*index);
+            let matters = |(index, _): &(usize, &Member)| !is_serving || is_asked || is_head(*index);
             let members = topology.members.iter().enumerate().filter(matters);
             wanted.extend(members.map(|(_, member)| member.address.clone()));
         }
@@ -249,9 +256,11 @@ impl Cluster {
         known.nodes.insert(address.into(), Seen { report: Arc::new(report), at: Instant::now(), window });
     }
 
-    /// What slows the running topology down, with the names of its members.
+    /// What slows the running topology down, with the names of its members. The first answer knows little: from it on all members are
+    /// watched.
     pub(super) fn culprits(&self) -> Option<(Arc<Topology>, Culprits)> {
-        let known = self.known();
+        let mut known = self.known();
+        known.asked = Some(Instant::now());
         let (_, _, topology) = known.latest.as_ref()?;
         let seen: Vec<Option<&Seen>> = topology.members.iter().map(|member| known.nodes.get(&member.address)).collect();
         // What a node said long ago says nothing of now.
