@@ -187,7 +187,7 @@ impl Recovery {
             enabled: file.recover.unwrap_or(true),
             exclude_after: unless_zero("exclude_after_ms", file.exclude_after_ms, 60_000)?,
             exclude_slow: unless_zero("exclude_slow_ms", file.exclude_slow_ms, 60_000)?,
-            rebalance_after: unless_zero("rebalance_after_ms", file.rebalance_after_ms, 15_000)?,
+            rebalance_after: unless_zero("rebalance_after_ms", file.rebalance_after_ms.or(Some(0)), 0)?,
             retry_slow: unless_zero("retry_slow_ms", file.retry_slow_ms, 600_000)?,
             witness: file.witness.clone(),
         })
