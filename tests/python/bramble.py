@@ -99,12 +99,15 @@ def favour():
 
     try:
         with open(path) as file:
-            before = file.read().split()[-1]
+            told = file.read().split()
+        # The file is empty for a process in a control group of its own, which is then what the kernel schedules.
+        if not told:
+            return False
         write("-20")
     except OSError:
         return False
-    # The session may be that of a shell, which goes on.
-    atexit.register(write, before)
+    # The session may be that of a shell, which runs on after this script.
+    atexit.register(write, told[-1])
     return True
 
 
