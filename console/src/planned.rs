@@ -1,4 +1,4 @@
-//! A question to the planner and its answer: what dashboard and client speak of. Pure.
+//! The planner's input and its result, as the dashboard and the client use them. Pure.
 use shared::{
     latency::ratio,
     schedule::Choice,
@@ -23,7 +23,7 @@ const CONTEXT: u32 = 4096;
 pub const LINK: Link = Link { alpha_ns: 60_000, bits_per_second: 1_000_000_000, packets: Link::ETHERNET };
 /// Cores of the machines whose profiles are built in.
 const PROFILE_CORES: usize = 4;
-/// Fewer nodes must answer faster by this share before a layout is called past the knee: a prediction is not more exact.
+/// Minimum speed-up with fewer nodes before a layout counts as past the knee: predictions are not more accurate than this.
 const KNEE_MIN: f64 = 0.03;
 
 /// A node as it is planned with.
@@ -64,7 +64,7 @@ pub struct PlanAsk {
     pub exchange: Exchange,
     /// Which all-reduce.
     pub choice: Choice,
-    /// The latest time that a node has told: milliseconds since 1970.
+    /// The latest timestamp in the nodes' reports: milliseconds since 1970.
     pub now_unix_ms: u64,
 }
 
@@ -82,7 +82,7 @@ pub struct Planned {
 }
 
 impl AskNode {
-    /// A node by its report; `keeps` says whether what it holds now stays.
+    /// Builds a node from its report. With `keeps`, the current shard stays in memory and its bytes are not available.
     pub fn of(place: usize, (machine, cores): (&str, usize), report: &NodeReport, keeps: bool) -> Self {
         let free = report.health.memory.map_or(0, |memory| memory.available.0);
         Self {
@@ -96,7 +96,7 @@ impl AskNode {
         }
     }
 
-    /// What it does in what time: as it measured itself with this model, else as the machine with the same instructions.
+    /// Its speed: from its own bench of this model, otherwise the built-in profile with the same instruction set.
     pub fn profile(&self, sizes: &ModelSizes, model: &str) -> NodeProfile {
         let base = if self.kernels == "neon" { NodeProfile::pi4() } else { NodeProfile::pi5() };
         let cores = if self.cores == 0 { PROFILE_CORES } else { self.cores } as f64 / PROFILE_CORES as f64;
@@ -115,13 +115,13 @@ impl AskNode {
     }
 }
 
-/// Whether two of these run on one machine: ranks there divide its cores, so that no prediction for machines of their own holds.
+/// Whether two of these nodes share a machine. Such ranks share its cores, so predictions for separate machines do not apply.
 pub fn share_a_machine(nodes: &[AskNode]) -> bool {
     nodes.iter().enumerate().any(|(index, node)| nodes[..index].iter().any(|other| other.machine == node.machine))
 }
 
-/// The own link of each node as these nodes measured them: its best neighbour tells it, since a slow neighbour slows only what goes
-/// there. `None` where nothing is known of a node.
+/// Each node's link, derived from all measurements. The best value over its peers counts, because a slow peer slows down only the
+/// traffic to that peer. `None` if no measurement involves the node.
 pub fn links<'a>(nodes: impl Iterator<Item = (&'a str, &'a [KnownLink])> + Clone) -> Vec<Option<Link>> {
     let of = |name: &str| {
         let own = nodes.clone().filter(|(receiver, _)| *receiver == name).flat_map(|(_, known)| known);
@@ -204,8 +204,7 @@ impl Planned {
         format!("{layout}: {rate:.1} tokens/s, TTFT {}", prediction.ttft)
     }
 
-    /// A warning where fewer nodes would answer faster than this layout. Nothing where its nodes share a machine, or where it was not
-    /// planned for.
+    /// Warns if fewer nodes would answer faster than this layout. `None` if nodes share a machine or the layout is not a candidate.
     pub fn past_knee(&self, layout: Layout) -> Option<String> {
         let asked = self.candidate(&layout.to_string()).filter(|_| !share_a_machine(&self.ask.nodes))?;
         let fewer = self.plan.ranked.iter().filter(|other| {
@@ -216,7 +215,7 @@ impl Planned {
         (gain >= KNEE_MIN).then(|| {
             let (few, many) = (best.layout.node_count(), layout.node_count());
             format!(
-                "{many} nodes answer slower than {few} (prompt of {}, answer of {ANSWER_TOKENS} tokens): predicted {}; predicted {}",
+                "{many} nodes answer slower than {few} (predicted for a prompt of {} and an answer of {ANSWER_TOKENS} tokens): {}; {}",
                 PROMPT.min(self.context),
                 Self::figures(asked),
                 Self::figures(best)
@@ -224,7 +223,7 @@ impl Planned {
         })
     }
 
-    /// What is known of the links, in words: how many nodes have measured theirs, and how long ago the oldest was.
+    /// Describes the link measurements: how many nodes they cover, and the age of the oldest.
     pub fn links_known(&self) -> String {
         let known = self.ask.nodes.iter().map(|node| (node.name.as_str(), node.measured.links.as_slice()));
         links_known(known, self.ask.now_unix_ms)
@@ -237,7 +236,7 @@ pub fn links_known<'a>(nodes: impl Iterator<Item = (&'a str, &'a [KnownLink])> +
     let oldest = nodes.clone().flat_map(|(_, known)| known).map(|link| link.unix_ms).min();
     let Some((slowest, oldest)) = found.iter().copied().reduce(Link::slower).zip(oldest) else {
         return format!(
-            "links assumed: {} us, {} Mb/s (console bench links measures them)",
+            "links assumed: {} us, {} Mb/s (run console bench links to measure them)",
             LINK.alpha_ns / 1000,
             LINK.bits_per_second / 1_000_000
         );

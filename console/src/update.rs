@@ -324,7 +324,7 @@ fn send(state: &mut State) -> Vec<Effect> {
 
 /// Assigns now if every node that is in is there and has said what it knows of nodes that are out, else as soon as they have.
 fn assign(state: &mut State) -> Vec<Effect> {
-    // While the planner thinks, what it was asked for waits.
+    // Wait for the planner's answer.
     let may = !state.readonly && !state.assigns_best;
     let Some(wanted) = state.assignable().filter(|_| may) else { return Vec::new() };
     if !state.all_report() {
@@ -354,7 +354,7 @@ fn assign(state: &mut State) -> Vec<Effect> {
     assign_to(state, (wanted, members), is_start)
 }
 
-/// Assigns, after a question where something else would end.
+/// Assigns, or asks for confirmation if that would replace another topology.
 fn assign_to(state: &mut State, (wanted, members): (Wanted, Vec<usize>), is_start: bool) -> Vec<Effect> {
     if replaces(state, &wanted, is_start) {
         state.assignment = Assignment::Nothing;
@@ -366,7 +366,7 @@ fn assign_to(state: &mut State, (wanted, members): (Wanted, Vec<usize>), is_star
     vec![Effect::Assign { wanted, members }]
 }
 
-/// The planner has answered: a layout that was left open to it is assigned. What it cannot plan is assigned as before.
+/// Assigns the planner's best layout if the layout was left open to it, or one for all nodes if nothing could be planned.
 fn on_planned(state: &mut State) -> Vec<Effect> {
     if !std::mem::take(&mut state.assigns_best) {
         return Vec::new();

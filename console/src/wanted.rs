@@ -126,18 +126,18 @@ pub struct Asked {
     pub context_length: Option<u32>,
     /// Sequences at the same time, of a new one.
     pub slots: u16,
-    /// What a layout that was left open is to be best for.
+    /// What to optimise an open layout for.
     #[serde(default)]
     pub goal: Goal,
 }
 
 impl Asked {
-    /// Whether the planner may choose: shares and layers are given for a layout that somebody has in mind.
+    /// Whether the planner may choose the layout. Explicit shares or layers imply one.
     pub fn leaves_layout_open(&self) -> bool {
         self.layout.is_none() && self.weights.is_empty() && self.layers.is_empty()
     }
 
-    /// A new topology on so many nodes: tensor-parallel on all of them where neither a layout was asked for nor the planner can choose.
+    /// A new topology on `nodes` nodes; without a requested layout, tensor-parallel on all of them.
     pub fn wanted(&self, nodes: usize) -> Wanted {
         let all = Layout::tensor_parallel(u16::try_from(nodes).unwrap_or(u16::MAX));
         Wanted {

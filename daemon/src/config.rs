@@ -179,15 +179,15 @@ impl Recovery {
             "witness {:?} is not ADDRESS:PORT; for example 192.168.1.20:9999",
             file.witness.as_deref().unwrap_or_default()
         );
-        let unless_zero = |key, value, default| match value {
-            Some(0) => Ok(None),
-            value => milliseconds(key, value, default, 100).map(Some),
+        let unless_zero = |key, value: Option<u64>, default| match value.unwrap_or(default) {
+            0 => Ok(None),
+            value => milliseconds(key, Some(value), value, 100).map(Some),
         };
         Ok(Self {
             enabled: file.recover.unwrap_or(true),
             exclude_after: unless_zero("exclude_after_ms", file.exclude_after_ms, 60_000)?,
             exclude_slow: unless_zero("exclude_slow_ms", file.exclude_slow_ms, 60_000)?,
-            rebalance_after: unless_zero("rebalance_after_ms", file.rebalance_after_ms.or(Some(0)), 0)?,
+            rebalance_after: unless_zero("rebalance_after_ms", file.rebalance_after_ms, 0)?,
             retry_slow: unless_zero("retry_slow_ms", file.retry_slow_ms, 600_000)?,
             witness: file.witness.clone(),
         })

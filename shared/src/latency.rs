@@ -24,13 +24,13 @@ pub struct RequestTimes {
     pub accepted_tokens: u32,
     /// What another group did of it; zeros where none did.
     pub transfer: TransferTimes,
-    /// The prompt was through the layers of the last stage, before a token was drawn; 0: not told.
+    /// End of prefill: the prompt has passed the last stage, no token is sampled yet. 0: not reported.
     #[serde(default, with = "crate::protocol::version::since_5")]
     pub prefilled: Nanoseconds,
-    /// The first token had been handed to the socket of the session that asked; 0: not told.
+    /// The first token was written to the requesting session's socket. 0: not reported.
     #[serde(default, with = "crate::protocol::version::since_5")]
     pub sent: Nanoseconds,
-    /// When the request was received, by the head's own clock: what `sent` is counted from. 0: not told.
+    /// When the request was received, on the head's clock; `sent` counts from here. 0: not reported.
     #[serde(default, with = "crate::protocol::version::since_5")]
     pub received: Nanoseconds,
 }
@@ -56,7 +56,7 @@ impl RequestTimes {
         self.first_token.milliseconds()
     }
 
-    /// The end of the prompt's computing; from a peer that does not tell it, the first token.
+    /// End of prefill; the first token if the peer does not report it.
     pub fn prefill_done(&self) -> Nanoseconds {
         if self.prefilled.0 == 0 {
             self.first_token

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What `console topology check` says that each node will take, beside the peak that the kernel counts (VmHWM): real daemons serve
-prompts that fill the KV cache, then as many answers as there are slots, with texts that repeat themselves, so that steps are filled with drafts.
+"""Compares the memory that `console topology check` predicts for each node with the peak that the kernel reports (VmHWM). Real daemons
+serve prompts that fill the KV cache, then one request per slot with repetitive text, so that steps are full of speculative tokens.
 
 usage: tests/limits/memory.py [--short] [--json]
 
-Ends with 1 where a node of at least 100 MB is more than 5 % away, or a smaller one more than 8 MiB. Makes its models under
-target/limits with make_model (random weights, real shapes); the daemons are the released ones.
+Exit code 1 if the prediction for a node is off by more than 5 %, or by more than 8 MiB for a node below 100 MB. The models are made
+under target/limits with make_model (random weights, real shapes); the daemons are release builds.
 """
 import argparse
 import json
@@ -63,7 +63,7 @@ def peak(daemon):
 
 
 def topology(path, model, layout, daemons, context, slots):
-    """Writes a topology file: only there slots can be said."""
+    """Writes a topology file: the number of slots can only be set there."""
     stages = [daemons] if layout.startswith("tp") else [[daemon] for daemon in daemons]
     with open(path, "w") as file:
         file.write(f'model = "{model}"\ncontext_length = {context}\nslots = {slots}\n')
@@ -81,7 +81,7 @@ def load(daemons, model, context, slots):
             failed.append(str(error))
 
     failed, chance = [], random.Random(1)
-    # One fills all but a block for each further slot, which a second with another text takes.
+    # The first prompt fills all blocks but one for each further slot; a second, different prompt takes those.
     for _ in range(2):
         ask("".join(chance.choice(string.ascii_lowercase) for _ in range(context - 12)), 8)
     letters = string.ascii_lowercase + string.ascii_uppercase
@@ -138,7 +138,7 @@ def main():
     if arguments.json:
         print(json.dumps(found))
     if not all(map(is_near, found)):
-        sys.exit("a node takes another amount of memory than was said")
+        sys.exit("predicted and measured memory differ by more than the tolerance on at least one node")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What nodes measure of their links against what the links are: daemons behind a switch with a rate, and behind one with a delay. `console
-bench links` should show the payload that TCP carries at that rate (1448 of 1538 bytes on the wire) and a round trip of two delays; a link
-that is slower than the others is told from them, in its own direction.
+"""Compares the link measurements of nodes with the configured links: daemons behind a switch with a rate, and behind one with a delay. `console
+bench links` should report the payload that TCP carries at that rate (1448 of 1538 bytes on the wire) and a round trip of two delays. A link
+that is slowed down in one direction should show as slow in that direction only.
 
 usage: tests/netns/links.py [--nodes 3] [--rate 100mbit] [--delay-ms 5] [--json]
 
-Fails where a throughput is more than 10 % off, a round trip more than 20 %, or where a short measurement of all links (as `console plan`
-makes it) takes longer than two seconds.
+Exit code 1 if a throughput is off by more than 10 % or a round trip by more than 20 %, or if a short measurement of all links (as
+`console plan` runs it) takes longer than two seconds.
 """
 import argparse
 import json
@@ -25,7 +25,7 @@ SHORT_SECONDS = 2
 
 
 def measure(network, nodes, *more):
-    """What `console bench links` finds: throughput and round trip by (sender, receiver), and incast by receiver."""
+    """Runs `console bench links`; returns the links by (sender, receiver) and the incast by receiver."""
     found = bramble.console("bench", "links", "--nodes", nodes, *more, enter=network.enter())["nodes"]
     links = {(link["peer"], node["node"]): link for node in found for link in node["links"]}
     return links, {node["node"]: node["incast"] for node in found}

@@ -40,9 +40,9 @@ def holder():
 
 
 class Network:
-    """`nodes` namespaces with one link each to the switch, a namespace as well, in which consoles run. `slow_start`: whether a connection
-    that was idle begins slowly again, as kernels have it; a message of 150 kB then takes three round trips more. `burst`: what a link lets pass at
-    once, without its rate."""
+    """`nodes` namespaces with one link each to the switch, a namespace as well, in which consoles run. `slow_start`: whether an idle
+    connection falls back to slow start, the kernel's default; a message of 150 kB then takes three more round trips. `burst`: the bucket size of a
+    link, in the notation of `tc`."""
 
     def __init__(self, nodes, rate="1gbit", delay_ms=0.0, slow_start=True, burst=BURST):
         reason = missing()

@@ -1,25 +1,28 @@
-"""Paced daemons in network namespaces: what runs on them is real but for the computing, which is a wait of the profile's length.
+"""Paced daemons in network namespaces: everything is real except the computation, which is a wait as long as the profile predicts.
 
-A machine with few cores has no time for the messages of many nodes. All times are therefore `motion` times as long: waits by the daemons' setting,
-the links' rate by the link. What is measured is divided by it again. What a message costs a core is that of the profile as well: a rank waits for
-what its messages have not cost yet here."""
+A machine with few cores cannot handle the messages of many nodes in real time. All times are therefore stretched by the factor `motion`: waits by a
+setting of the daemons, transfers by the rate of the links. Measured times are divided by it. The CPU cost of a message also comes from the profile:
+a rank waits for the part of it that was not spent here."""
+import argparse
+import json
 import os
 import subprocess
 import sys
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
 import bramble
+from network import Network
 
-# Heartbeats of many nodes cost a core more than they tell here.
+# Frequent heartbeats of many nodes would take CPU time, and nothing here depends on them.
 SETTINGS = "heartbeat_ms = 2000\nsilent_ms = 60000\nstall_ms = 600000\nmdns = false\nthreads = 1\nrecover = false\nexclude_slow_ms = 0\n"
-# What a link lets pass at once: as much as passes in this time, so that a timer that comes late costs no rate. A bucket of the usual size would let
-# whole messages pass at the machine's speed: a token's are no longer than that.
+# The bucket of a link holds the bytes that pass in this time, so that a late timer does not reduce the rate. A bucket of the usual size would let
+# whole messages pass at the machine's speed: those of a decoded token are no larger.
 BURST_S, BURST_LEAST = 120e-6, 1600
 
 
 def motion_of(nodes):
-    """How much slower than reality: each node has a core for itself on a machine of two cores, and half of it is left to others. Lone nodes wait
-    for nobody; two would need links that are faster than timers here."""
+    """The slow-motion factor: on a machine with two cores each node gets the time of a whole core, half of it spare. A single node waits for
+    no peer; with a smaller factor two nodes would need links that are faster than the timers here."""
     return float(max(4, nodes)) if nodes > 1 else 1.0
 
 
@@ -39,16 +42,40 @@ def model(shape, form, folder):
     return path
 
 
-def settings(profile, motion, seed, jitter_ppm=0, speed=1.0, memory_mib=None):
+def settings(profile, motion, seed, jitter_ppm=0, speed=1.0, memory_mib=None, base=SETTINGS):
     """The settings of a paced daemon."""
     memory = f"memory_max_mib = {memory_mib}\n" if memory_mib else ""
     paced = f'[paced]\nprofile = "{profile}"\nspeed = {speed!r}\nslow_motion = {float(motion)!r}\njitter_ppm = {jitter_ppm}\nseed = {seed}\n'
-    return SETTINGS + memory + paced
+    return base + memory + paced
 
 
-def rate(mbit, motion):
-    """The rate of a link for `tc`, slowed down."""
-    return f"{round(mbit * 1000 / motion)}kbit"
+def network(nodes, mbit, motion):
+    """Nodes behind links of this rate, slowed down."""
+    return Network(nodes, f"{round(mbit * 1000 / motion)}kbit", slow_start=False, burst=burst(mbit, motion))
+
+
+def parser(doc, shape, prompt, tokens, requests):
+    """The options that benches of paced nodes share."""
+    options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--shape", default=shape, help="as make_model takes it")
+    options.add_argument("--profile", default="pi5")
+    options.add_argument("--prompt", type=int, default=prompt)
+    options.add_argument("--tokens", type=int, default=tokens)
+    options.add_argument("--requests", type=int, default=requests)
+    options.add_argument("--exchange", default="q80")
+    options.add_argument("--slower", type=float, default=1.0, help="slow all times down by this factor as well, for a busy machine")
+    options.add_argument("--models", default=os.path.join(bramble.ROOT, "target", "models"), metavar="DIR")
+    options.add_argument("--json", action="store_true")
+    return options
+
+
+def finish(found, missed, as_json):
+    """Ends a bench: prints its figures as JSON if asked for and the missed targets on stderr; exit code 1 if there are any."""
+    if as_json:
+        print(json.dumps({**found, "missed": missed}))
+    for line in missed:
+        print(f"MISSED: {line}", file=sys.stderr)
+    sys.exit(bool(missed))
 
 
 PING = """
@@ -74,7 +101,7 @@ else:
 
 
 def alpha_us(network):
-    """Half of a small message's round trip between two programs, at rest."""
+    """Half of the round trip of a small message between two processes on an idle network, in microseconds."""
     address = "10.77.0.2"
     answers = subprocess.Popen([*network.enter(1), sys.executable, "-c", PING, "answer", address], stdout=subprocess.PIPE, text=True)
     try:

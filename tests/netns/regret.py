@@ -1,19 +1,16 @@
 #!/usr/bin/env python3
-"""How much is lost by taking the planner's first choice: random clusters of 2 to 8 paced nodes (pacing.py), whose speeds, memory and links are
-drawn by seed. `console plan` ranks the layouts for what the nodes are; the daemons then run them.
+"""The regret of taking the planner's first choice, on random clusters of 2 to 8 paced nodes (pacing.py) whose speeds, memory and links depend
+on the seed. `console plan` ranks the layouts for these nodes; the daemons then run them.
 
 usage: tests/netns/regret.py [--clusters 100] [--seed 1] [--shape tinyllama-1.1b] [--prompt 64] [--layouts 6] [--minutes M] [--json]
 
-For each cluster and each goal (ttft, tpot) the regret is what the first choice takes longer than the fastest layout that was run. Layouts of one
-replica are run: replicas do not change a single answer. Of a cluster's layouts those are run that are predicted to be within --within of the
-first (nobody else could be the best unless a prediction were that wrong) and one other, by chance, up to --layouts; how many that leaves out is
-printed.
+For each cluster and each goal (ttft, tpot) the regret is the relative extra time of the first choice over the fastest layout that was run. Only
+layouts of one replica are run: replicas do not change the time of a single request. A cluster runs the layouts predicted within --within of the
+first (any other could only win if a prediction were that wrong) and one other at random, at most --layouts; the number left out is printed.
 
-Exit code 1 where the first choice is more than 5 % behind in more than 5 % of the clusters, or where predictions of a kind of layout (tp, pp,
-pp-tp) are off by more than 10 % in the median.
+Exit code 1 if the first choice is more than 5 % behind in more than 5 % of the clusters, or if the median error of the predictions for a kind of
+layout (tp, pp, pp-tp) exceeds 10 %.
 """
-import argparse
-import json
 import os
 import random
 import sys
@@ -21,11 +18,10 @@ import time
 
 import pacing
 from pacing import bramble
-from network import Network
 
 REGRET, SHARE, OFF = 0.05, 0.95, 0.10
 SPEEDS, MBITS = [0.5, 0.6, 0.75, 0.9, 1.0, 1.0, 1.0], [250, 500, 1000, 1000, 1000]
-# For the 1.1B shape, which needs about 650 MiB in all: some layouts do not fit, and some node must take less than its share.
+# For the 1.1B shape, which needs about 650 MiB in all: some layouts do not fit, and some nodes get less than their share.
 MEMORY_MIB = [160, 256, 400, 800, 2000, 2000]
 CONTEXT = 256
 
@@ -55,7 +51,7 @@ def plan(model, nodes, mbit, alpha, goal, arguments, folder):
 
 
 def chosen(ranked, arguments, chance):
-    """The layouts of one replica that are run, of all goals; and how many are left out."""
+    """The ranked layouts of one replica by goal, the layouts to run, and the number left out."""
     single = {goal: [one for one in found if not one["topology"].startswith("dp")] for goal, found in ranked.items()}
     wanted = {}
     for goal, key in (("ttft", "ttft_ms"), ("tpot", "tpot_ms")):
@@ -83,11 +79,11 @@ def run(network, cluster, model, layout, motion, arguments):
 
 
 def cluster_of(seed, model, arguments):
-    """All that one random cluster tells, `None` where nothing fits into it."""
+    """The results of one random cluster; `None` if the model does not fit."""
     nodes, mbit, chance = draw(seed)
     motion = max(2.0, len(nodes)) * arguments.slower
-    settings = [pacing.settings("pi5", motion, seed=seed * 100 + index, speed=node["speed"], memory_mib=node["free_mib"]) for index, node in enumerate(nodes)]
-    with Network(len(nodes), pacing.rate(mbit, motion), slow_start=False, burst=pacing.burst(mbit, motion)) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
+    settings = [pacing.settings(arguments.profile, motion, seed=seed * 100 + index, speed=node["speed"], memory_mib=node["free_mib"]) for index, node in enumerate(nodes)]
+    with pacing.network(len(nodes), mbit, motion) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         alpha = pacing.alpha_us(network) / motion
         ranked = {}
         for goal in ("ttft", "tpot"):
@@ -137,20 +133,12 @@ def judge(clusters):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pacing.parser(__doc__, shape="tinyllama-1.1b", prompt=64, tokens=12, requests=1)
     parser.add_argument("--clusters", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--shape", default="tinyllama-1.1b")
-    parser.add_argument("--prompt", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=12)
-    parser.add_argument("--requests", type=int, default=1)
     parser.add_argument("--layouts", type=int, default=6)
     parser.add_argument("--within", type=float, default=0.3)
-    parser.add_argument("--slower", type=float, default=1.0)
-    parser.add_argument("--exchange", default="q80")
-    parser.add_argument("--minutes", type=float, default=1e6, help="begin no further cluster after so long")
-    parser.add_argument("--models", default=os.path.join(bramble.ROOT, "target", "models"), metavar="DIR")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--minutes", type=float, default=1e6, help="start no further cluster after this time")
     arguments = parser.parse_args()
     bramble.favour()
     model = os.path.abspath(pacing.model(arguments.shape, "q4_0", arguments.models))
@@ -167,14 +155,10 @@ def main():
     if not clusters:
         sys.exit("the model fits into none of these clusters")
     lines, missed = judge(clusters)
-    if arguments.json:
-        print(json.dumps({"clusters": clusters, "empty": empty, "missed": missed}))
-    else:
-        print(f"{len(clusters)} clusters of seeds {arguments.seed} to {seed - 1}; into {empty} others the model did not fit")
+    if not arguments.json:
+        print(f"{len(clusters)} clusters of seeds {arguments.seed} to {seed - 1}; the model did not fit into {empty} others")
         print("\n".join(lines))
-    for line in missed:
-        print(f"MISSED: {line}", file=sys.stderr)
-    sys.exit(bool(missed))
+    pacing.finish({"clusters": clusters, "empty": empty}, missed, arguments.json)
 
 
 if __name__ == "__main__":

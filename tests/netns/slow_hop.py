@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Whether a hop is named whose link has 100 Mb/s: a pipeline of two stages in network namespaces, its links of 1 Gb/s and then the first
-node's with less, with a bucket so small that no message of a decoded token just passes it.
+"""Checks that a hop over a link of 100 Mb/s is reported as slow: a pipeline of two stages in network namespaces, first with links of 1 Gb/s, then
+with a slower link of the first node, whose bucket is smaller than a message of a decoded token.
 
 usage: tests/netns/slow_hop.py [--runs 20] [--tokens 64] [--shape tinyllama-1.1b] [--format q8_0] [--rate 100mbit] [--json]
 
-Wanted: `console sync`, its JSON and `/metrics` name the hop after each answer of so many tokens while the link is slow, and no hop and no
-node in any run while it is not. Exit code 1 where something is missed.
+Expected: `console sync --json` (hops and verdict) and `/metrics` report the hop after each answer of --tokens tokens while the link is slow, and
+no hop and no node while it is not. Exit code 1 if a run differs.
 """
 import argparse
 import json
@@ -21,7 +21,7 @@ from network import BURST, Network
 
 # One frame: what is longer waits for the rate.
 SMALL_BURST = "2kb"
-# Clocks are compared by heartbeats: four exchanges, and a few more to have a quick one among them.
+# Clock offsets are estimated from heartbeats: four exchanges, and more so that a fast one is among them.
 HEARTBEAT_MS, BEATS = 100, 20
 # The gateway's own reports come every quarter of a second.
 REPORT_S = 0.6
@@ -41,7 +41,7 @@ def metrics(network):
 
 
 def look(network, cluster):
-    """What is named: by `sync --json`, by `sync` and by /metrics, as (hops, nodes)."""
+    """The slow hops, the slow nodes and the verdict that `console sync --json` reports."""
     nodes = ",".join(daemon.address for daemon in cluster.daemons)
     shown = bramble.console("sync", "--nodes", nodes, enter=network.enter())
     hops = [(hop["from"], hop["to"]) for hop in shown["hand_overs"] if hop["slow"]]

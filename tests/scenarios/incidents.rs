@@ -1,4 +1,4 @@
-//! Incidents on one replica while clients stream from the other, and changes of the only one; the long run is the command `incidents`.
+//! Incidents on one of two replicas while clients stream, and layout changes of a single replica; the program `incidents` runs more of them.
 use std::time::Duration;
 
 use harness::incidents::{change_layout, strike};
@@ -13,6 +13,6 @@ fn what_happens_to_one_replica_is_not_noticed_on_the_other_and_the_layout_that_w
 fn streams_pause_for_a_moment_while_the_layout_changes() {
     let mut pauses = change_layout(4, &mut |line| println!("{line}"));
     pauses.sort_unstable();
-    // The median: other tests have the cores now and then.
+    // Only the median is checked: other tests compete for the cores.
     assert!(pauses[2] < Duration::from_secs(1), "{pauses:?}");
 }

@@ -1,4 +1,4 @@
-//! Links between nodes: measured by the nodes, refused beside requests and to strangers.
+//! Link measurements between nodes: refused while requests run, to consoles and to clients without a key.
 use std::{path::Path, time::Duration};
 
 use harness::programs::{Cluster, console, deep_models, finish, wait_until};
@@ -127,7 +127,7 @@ fn only_nodes_measure_links_and_nothing_that_they_send_is_believed() {
             let ended = timeout(PATIENCE, socket.read_to_end(&mut rest)).await.expect("the node hangs up");
             assert!(rest.is_empty(), "{ended:?}: {} bytes for {bytes:?}", rest.len());
         }
-        // Only so many at a time.
+        // The number of connections at the same time is limited.
         let mut held = Vec::new();
         let full = loop {
             match dialled(address, &Keyring::empty(Role::Node)).await {

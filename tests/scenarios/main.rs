@@ -38,7 +38,7 @@ mod gguf_round_trip;
 mod gguf_splits;
 // Answers that must have a form.
 mod grammar;
-// Nodes of one of two replicas taken out and in, killed and restarted; layouts that change while clients stream.
+// Nodes of one of two replicas excluded, included, killed and restarted; layouts that change while clients stream.
 mod incidents;
 // What machines say of themselves.
 mod health;
@@ -54,7 +54,7 @@ mod cordon;
 mod keys;
 // Links between nodes, measured by them.
 mod links;
-// Which layout nodes get where none was asked for.
+// The default layout when none is requested.
 mod default_layout;
 // Links that flip bits.
 mod damage;

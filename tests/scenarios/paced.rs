@@ -1,4 +1,4 @@
-//! Nodes that wait instead of computing: they take as long as the profile says, hold no weights, and cannot be mistaken for others.
+//! Nodes that wait instead of computing: steps take the time of the profile, no weights are loaded, and status and log report the mode.
 use harness::{
     programs::{Cluster, DEEP, folder_with},
     tiny_model::TinyModel,
@@ -33,7 +33,7 @@ fn paced_nodes_take_as_long_as_their_profile_and_hold_no_weights() {
     let tokens = answer["token_ids"].as_array().expect("a list");
     assert_eq!(tokens.len(), TOKENS, "none ends the answer: {answer}");
     let prompt = answer["prompt_token_ids"].as_array().and_then(|ids| ids.last()).expect("a prompt");
-    assert!(tokens.iter().all(|id| id == prompt), "each token is the one before: {answer}");
+    assert!(tokens.iter().all(|id| id == prompt), "each token repeats the last token of the prompt: {answer}");
     // Half of each layer's matrices in F16, at 12.2 GB/s.
     let layer = (4096 * 4096 * 2 + 2 * 4096 * 256 + 3 * 4096 * 14_336) as f64;
     let least = layer * LAYERS as f64 * 2.0 / 2.0 / 12.2e9 * 1e3;

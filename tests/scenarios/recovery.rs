@@ -102,7 +102,7 @@ fn a_node_that_stays_away_is_taken_out_the_rest_goes_on_and_when_it_is_back_all_
         kill(&mut cluster, victim);
         let rest_of: Vec<usize> = (0..3).filter(|index| *index != victim).collect();
         let text = rest(running);
-        assert!(text.len() > 100, "the answer goes on on the rest: {text:?}");
+        assert!(text.len() > 100, "the answer continues on the remaining nodes: {text:?}");
         serves(&cluster, &rest_of, 2);
         let status = cluster.status(rest_of[0]);
         assert_eq!(status["topology"]["layout"], "tp2");
@@ -115,7 +115,7 @@ fn a_node_that_stays_away_is_taken_out_the_rest_goes_on_and_when_it_is_back_all_
         let status = cluster.status(victim);
         assert_eq!((&status["topology"]["layout"], &status["desired"]), (&json!("tp3"), &Value::Null));
         assert!(status["exclusions"][0]["reason"].is_null(), "{status}");
-        assert!(rest(running).len() > 100, "an answer goes on meanwhile");
+        assert!(rest(running).len() > 100, "a running answer continues meanwhile");
     }
 }
 

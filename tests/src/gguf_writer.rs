@@ -242,7 +242,7 @@ impl GgufWriter {
         self.write(&self.metadata, &self.tensors, out)
     }
 
-    /// Writes what stands before the tensors and returns the bytes of the whole file: for a file with a hole in place of weights.
+    /// Writes everything before the tensor data and returns the length of the whole file: for a file with a hole in place of the weights.
     ///
     /// # Errors
     /// Those of `out`.

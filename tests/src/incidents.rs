@@ -1,5 +1,5 @@
-//! Incidents on two replicas while clients stream: nodes of one replica are taken out and in, killed and restarted. Streams of the other
-//! replica must not notice, and what the operator asked for must be back soon after the last incident.
+//! Incidents on two replicas while clients stream: nodes of one replica are excluded, included, killed and restarted. Streams on the
+//! other replica must not be affected, and the requested layout must be restored soon after the last incident.
 use std::{
     fmt,
     sync::{
@@ -19,18 +19,18 @@ use crate::{
     random::Random,
 };
 
-/// Dead nodes are noticed and taken out soon.
+/// Lost nodes are detected and excluded quickly.
 const SETTINGS: &str = "recover = true\nsilent_ms = 1000\nstall_ms = 20000\nexclude_after_ms = 1500\n";
 const LAYOUT: &str = "dp2-tp2";
 const NODES: usize = 4;
 /// Streams at the same time, and tokens of each.
 const STREAMS: usize = 3;
 const TOKENS: u32 = 60;
-/// A stream of the replica that nothing happens to may pause for so long.
+/// The longest pause allowed for a stream on the untouched replica.
 const GAP: Duration = Duration::from_secs(1);
-/// Where other programs hold the cores, each rank that a token needs may be held up for as long as this test is.
+/// On a busy machine each rank that a token needs may be delayed by as much as a thread of this test.
 const STALLS: u32 = 4;
-/// What was asked for must serve again within this.
+/// Deadline for the requested layout to serve again.
 const BACK: Duration = Duration::from_secs(15);
 
 /// What is done to a node.
@@ -62,32 +62,32 @@ impl fmt::Display for Action {
 struct Streamed {
     /// The head that ended it.
     head: String,
-    /// How often it went on elsewhere or again.
+    /// How often it was resumed, on another replica or on the same.
     resumed: u64,
     /// The longest pause between two of its events.
     gap: Duration,
 }
 
-/// What many sequences found.
+/// The results of all sequences.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
-    /// Streams that came to their end with the right text.
+    /// Streams that completed with the expected text.
     pub streams: usize,
-    /// Those of them that went on elsewhere.
+    /// Streams that were resumed at least once.
     pub resumed: usize,
-    /// The longest pause of a stream that stayed on the replica that nothing happened to, and of any.
+    /// The longest pause of a stream that stayed on the untouched replica.
     pub gap_beside: Duration,
-    /// Of any stream.
+    /// The longest pause of any stream.
     pub gap: Duration,
-    /// From the last action to what was asked for.
+    /// For each sequence, the time from the last action until the requested layout served again.
     pub back: Vec<Duration>,
 }
 
-/// Runs so many sequences of 5 to 10 actions on one cluster.
+/// Runs `sequences` sequences of 5 to 10 actions on one cluster.
 ///
 /// # Panics
-/// A stream failed or had another text, one of the other replica paused for longer than a second, an engine of the other replica was
-/// replaced, or what was asked for did not come back within 15 s.
+/// If a stream fails or has another text, a stream on the untouched replica pauses for longer than a second, an engine of that replica
+/// is replaced, or the requested layout does not serve again within 15 s.
 pub fn strike(sequences: usize, seed: u64, tell: &mut dyn FnMut(&str)) -> Found {
     let (mut random, models) = (Random::new(seed), deep_models());
     let mut cluster = Cluster::with(NODES, models.path(), SETTINGS);
@@ -140,7 +140,8 @@ fn of(replica: usize) -> std::ops::Range<usize> {
     2 * replica..2 * replica + 2
 }
 
-/// Does 5 to 10 things to the nodes of a replica, then starts and includes all of them. Returns what was done, and when that began.
+/// Performs 5 to 10 random actions on the nodes of a replica, then starts and includes all of them. Returns the actions, and when the
+/// restoration began.
 fn act(cluster: &mut Cluster, replica: usize, random: &mut Random) -> (String, Instant) {
     let (mut lives, mut is_out) = ([true; NODES], [false; NODES]);
     let mut story = Vec::new();
@@ -200,7 +201,7 @@ fn perform(cluster: &mut Cluster, node: usize, action: Action, lives: bool) {
     }
 }
 
-/// Runs a command of the console until it is done: another assignment may be under way at that moment.
+/// Repeats a console command until it succeeds: another assignment may be in progress.
 fn change(arguments: &[&str], nodes: &str) {
     let begun = Instant::now();
     loop {
@@ -224,7 +225,7 @@ fn is_whole(cluster: &Cluster) -> bool {
         })
 }
 
-/// How often a node has changed its state, apart from the beginnings and ends of requests.
+/// The number of state changes in a node's log, without those at the start and the end of requests.
 fn changes(cluster: &Cluster, node: usize) -> usize {
     let is_change = |line: &&str| {
         [" -> idle", " -> faulted", " -> loading", " -> connecting"].iter().any(|change| line.contains(change))
@@ -237,7 +238,7 @@ fn text(address: &str, kind: usize) -> (String, Streamed) {
     text_with(address, kind, &|_| {})
 }
 
-/// As [`text`]; each pause between two events is told.
+/// As [`text`]; passes each pause between two events to `tell`.
 fn text_with(address: &str, kind: usize, tell: &dyn Fn(Duration)) -> (String, Streamed) {
     let prompt: String = "ab".chars().cycle().take(2 + 5 * kind).collect();
     let body = json!({"prompt": prompt, "max_tokens": TOKENS, "temperature": 0.8, "seed": kind, "stream": true});
@@ -263,8 +264,9 @@ fn text_with(address: &str, kind: usize, tell: &dyn Fn(Duration)) -> (String, St
     panic!("a stream ended without [DONE] after {:?}", events.last());
 }
 
-/// Changes the layout of one replica of three nodes so often while clients stream: a node is taken out and in again, restarted by the
-/// others as after an upgrade, or killed and started when the others have gone on without it. Returns the longest pause of any stream at each change; a loss is none.
+/// Changes the layout of one replica of three nodes at least `count` times while clients stream: a node is excluded and included, restarted
+/// by the others as after an upgrade, or killed, and started again once the others continue without it. Returns the longest pause of any
+/// stream at each change; a kill does not count as one.
 ///
 /// # Panics
 /// A stream failed or had another text, or a layout did not come.
@@ -310,7 +312,7 @@ struct Clients {
     /// The longest pause between two events since it was set to 0, in milliseconds, and how many events came.
     longest: Arc<AtomicU64>,
     events: Arc<AtomicU64>,
-    /// The longest time for which a thread that wanted to run did not, in milliseconds.
+    /// The longest scheduling delay of a thread of this test, in milliseconds.
     stall: Arc<AtomicU64>,
     threads: Vec<thread::JoinHandle<()>>,
     done: Arc<Mutex<Vec<Streamed>>>,
@@ -349,13 +351,13 @@ impl Clients {
         Self { end, longest, events, stall, threads, done }
     }
 
-    /// Waits until every stream has gone on.
+    /// Waits until the streams have received 20 more events each on average.
     fn move_on(&self) {
         let before = self.events.load(Ordering::Acquire);
         wait_until("streams go on", || self.events.load(Ordering::Acquire) > before + 20 * STREAMS as u64);
     }
 
-    /// Waits for the streams that run; returns them, and for how long the machine held a thread up at most.
+    /// Waits for the running streams; returns the results of all, and the longest scheduling delay of a thread.
     ///
     /// # Panics
     /// One failed.

@@ -164,8 +164,8 @@ fn meaning(stage: &str) -> &'static str {
         "wait" => "waiting for the slowest rank",
         "wire" => "the wire between ranks",
         "bubble" => "stages that wait for each other",
-        "sampling" => "drawing the first token",
-        "flush" => "sending the first token on",
+        "sampling" => "sampling the first token",
+        "flush" => "writing the first token to the socket",
         _ => "what happens outside of the ranks' steps",
     }
 }

@@ -53,7 +53,7 @@ pub(super) enum BenchWhat {
     Drafts(Box<drafts::Drafts>),
     /// A prefill group against replicas that do both, on the same nodes: for which prompts roles are worth it
     Disagg(Box<disaggregation::Disaggregation>),
-    /// Links between nodes: round trips, throughput of each pair, and all nodes streaming to one
+    /// Measure the links between nodes: round-trip time, throughput of each pair, and incast
     Links(links::Links),
     /// Two matrices: exit code 1 where the second is worse by more than the noise of their repeats
     Compare(pages::Compare),

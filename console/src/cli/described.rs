@@ -1,4 +1,4 @@
-//! Nodes that need not exist and differ from one another, from a file: for `console plan --described`.
+//! Reads hypothetical nodes, which may differ, from a TOML file, for `console plan --described`.
 use std::{fs, path::Path};
 
 use anyhow::Context;
@@ -28,7 +28,7 @@ struct Node {
     /// Share of the profile's.
     #[serde(default = "one")]
     speed: f64,
-    /// What a shard, its KV cache and what computing takes may have.
+    /// Memory for the shard, its KV cache and its working buffers, in MiB.
     free_mib: u64,
 }
 
@@ -49,7 +49,7 @@ pub(super) fn nodes(path: &Path) -> Result<Vec<PlanNode>, Failure> {
     let length = fs::metadata(path).with_context(reading)?.len();
     let usage = |message: String| Failure::Usage {
         message: format!("{}: {message}", path.display()),
-        next: "write [[node]] with name, free_mib, and if wanted profile (pi4, pi5) and speed (0.01 to 100) for each node",
+        next: "add a [[node]] table per node: name, free_mib, optionally profile (pi4, pi5) and speed (0.01 to 100)",
     };
     if length > BYTES_MAX {
         return Err(usage(format!("{length} bytes, at most {BYTES_MAX} are read")));
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn files_with_values_out_of_bounds_are_refused_by_name() {
+    fn bad_value_is_refused_and_named() {
         for (text, named) in [
             ("node = []", "0 nodes"),
             ("[[node]]\nname = \"a\"\nfree_mib = 1\nspeed = 0", "a: speed 0"),

@@ -39,7 +39,7 @@ const QUIET_GAPS: usize = 48;
 const BEGIN: Duration = Duration::from_secs(120);
 /// Answers that run beside a prompt, at most: every head has as many slots at least, and one for the prompt.
 const RUNNING_MAX: i64 = 3;
-/// Positions that a prompt and its answer may take beyond their tokens: what is left of their last block.
+/// Positions that a prompt and its answer occupy beyond their tokens, at most: the rest of their last KV block.
 const BLOCK: u32 = 32;
 
 /// A running answer may take this part of the context: a prompt beside it must find its blocks, too.
@@ -56,7 +56,7 @@ pub(super) struct Disaggregation {
     /// The same nodes with roles and without [default: half of them prefill:tpN+decode:tpN, against dp2-tpN]
     #[arg(long, value_delimiter = ',', value_name = "T,T", num_args = 2, value_parser = layout)]
     topologies: Vec<Layout>,
-    /// Lengths of prompts in tokens; without --context the context is as long as the longest needs, at most the model's
+    /// Prompt lengths in tokens. Without --context, the context fits the longest prompt, up to the model's maximum
     #[arg(long, value_delimiter = ',', value_name = "N,..", default_value = "128,512,1024,2048,4096,8192",
         value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     prompts: Vec<u32>,
@@ -147,7 +147,7 @@ pub(super) async fn run(options: Disaggregation) -> Result<u8, Failure> {
 }
 
 impl Disaggregation {
-    /// The context that a prompt needs with its answer beside those that run.
+    /// The context length that a prompt and its answer need next to the running answers.
     fn needed(&self, tokens: u32) -> u32 {
         let own = tokens.saturating_add(self.tokens).saturating_add(BLOCK);
         (u64::from(own) * u64::from(ANSWER_SHARE)).div_ceil(u64::from(ANSWER_SHARE) - u64::from(self.running)) as u32
@@ -158,7 +158,7 @@ impl Disaggregation {
         self.prompts.iter().map(|tokens| self.needed(*tokens)).max().unwrap_or(1)
     }
 
-    /// Prompts for which a context is too short, and the one that would do.
+    /// Prompts that do not fit into `context`, each with the context length that it needs.
     fn left_out(&self, context: u32) -> impl Iterator<Item = (u32, u32)> {
         self.prompts.iter().map(|tokens| (*tokens, self.needed(*tokens))).filter(move |(_, needed)| *needed > context)
     }
@@ -289,7 +289,7 @@ async fn beside(
         return Err(Failure::Interrupted { code });
     }
     let times = &completion.finished.times;
-    // Until its first token: then it is an answer like the others.
+    // Up to its first token: after that it decodes like the other answers.
     let first = asked + Duration::from_nanos(times.first_token.0);
     let (quiet, beside) = (answers.p95(begin, asked), answers.p95(asked, first));
     Ok(Found { ttft: times.ttft_ms(), tpot: times.tpot_ms(), quiet, beside, transfer: transfer(&times.transfer) })
@@ -350,7 +350,7 @@ impl Row {
 fn table(roles: &Layout, alike: &Layout, rows: &[Row]) -> Vec<String> {
     let mut lines = vec![
         format!(
-            "{roles} against {alike}; ms: first token of a prompt, of it computing and visible transfer, time per token of its answer; p95 between tokens of running answers meanwhile (before)"
+            "{roles} against {alike}, in ms: TTFT, its prefill and visible transfer, TPOT; p95 between running answers' tokens in prefill (before)"
         ),
         format!(
             "{:>7}  {:>9} {:>9} {:>9} {:>7} {:>18}   {:>9} {:>7} {:>18}   worth it",

@@ -320,7 +320,7 @@ fn timings(times: &RequestTimes, totals: &PhaseTotals) -> Value {
     object
 }
 
-/// The stages of an answer, in milliseconds since the head received the request: the names of the gateway's trace.
+/// Timestamps of a request, in milliseconds since the head received it, under the field names of the gateway's trace.
 pub(super) fn trace(times: &RequestTimes) -> Value {
     let sent = (times.sent.0 > 0).then(|| times.sent.milliseconds());
     json!({

@@ -104,7 +104,7 @@ impl Hypothetical {
         self.over(LINK)
     }
 
-    /// A link with what was typed in place of what was measured or assumed.
+    /// `link` with the values of the options in place of measured or assumed ones.
     pub(super) fn over(&self, link: Link) -> Link {
         Link {
             alpha_ns: self.alpha_us.map_or(link.alpha_ns, |us| us * 1000),

@@ -1,5 +1,5 @@
-//! The layout of a new topology: what the planner predicts to be best where none was asked for, and a warning where the one that was asked
-//! for is past the knee. Nothing is measured here: nodes report their memory, their machine and what they have measured before.
+//! Chooses the layout of a new topology: the planner's best if the operator gave none. Warns if fewer nodes would answer faster than the given
+//! layout. Measures nothing: nodes report their memory, their machine and their earlier measurements.
 use std::sync::Arc;
 
 use shared::topology::Layout;
@@ -19,7 +19,7 @@ pub(super) struct Chosen {
     pub(super) wanted: Wanted,
 }
 
-/// Chooses what was left open, and tells what it chose.
+/// Chooses the layout if the operator left it open, and prints the choice on standard error.
 ///
 /// # Errors
 /// A node does not answer, or has no such model.
@@ -40,7 +40,7 @@ pub(super) async fn choose(sessions: &[Arc<Session>], asked: &Asked) -> Result<C
     let unused: Vec<&str> = unused.map(|node| node.name.as_str()).collect();
     if !unused.is_empty() {
         output::note(&output::clean(&format!(
-            "{} would not help and is left out; --topology decides",
+            "not used, because the planner predicts no gain: {}; override with --topology",
             unused.join(", ")
         )));
     }
@@ -74,8 +74,8 @@ fn tell_knee(planned: &Planned, layout: Layout) -> Option<String> {
     Some(warning)
 }
 
-/// What the planner makes of these nodes; `None` where its predictions do not hold: for one node, for nodes that share a machine, and for
-/// groups with roles.
+/// Plans for these nodes; `None` where predictions do not hold: for one node, nodes that share a machine or report no free memory, and groups
+/// with roles.
 async fn planned(sessions: &[Arc<Session>], asked: &Asked, layout: Layout) -> Result<Option<Planned>, Failure> {
     if sessions.len() < 2 || !layout.groups.is_empty() {
         return Ok(None);

@@ -31,7 +31,7 @@ pub(super) struct Links {
     #[arg(long, value_name = "MS", default_value_t = STREAM_MS_DEFAULT,
         value_parser = clap::value_parser!(u32).range(*STREAM_MS.start() as i64..=*STREAM_MS.end() as i64))]
     stream_ms: u32,
-    /// Do not let all nodes stream to each at once in the end
+    /// Skip the incast measurement, in which all other nodes stream to one at once
     #[arg(long)]
     no_incast: bool,
     /// Print JSON
@@ -39,10 +39,10 @@ pub(super) struct Links {
     pub(super) json: bool,
 }
 
-/// Runs the command. A signal ends it: the nodes end what they measure with its sessions.
+/// Runs the command. A signal closes its sessions, and with them the measurements on the nodes.
 pub(super) async fn run(options: Links) -> Result<u8, Failure> {
     if options.nodes.len() < 2 {
-        let message = format!("links are between nodes, and {} is named", options.nodes.len());
+        let message = format!("cannot measure links: at least 2 nodes are needed, {} given", options.nodes.len());
         return Err(Failure::Usage { message, next: "name at least two: --nodes A,B" });
     }
     let found = Interrupts::listen()?.end(find(&options)).await?;

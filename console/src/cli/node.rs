@@ -307,7 +307,7 @@ pub(super) async fn ok_to_stop(options: OkToStop) -> Result<u8, Failure> {
     Ok(u8::from(!outlook.is_ok()))
 }
 
-/// What the model costs, as the first node says that answers.
+/// The model's sizes, from the first node that answers.
 async fn sizes(cluster: &Cluster, model: &str) -> Option<ModelSizes> {
     for node in &cluster.nodes {
         let Ok(session) = node.session() else { continue };
@@ -322,20 +322,20 @@ async fn sizes(cluster: &Cluster, model: &str) -> Option<ModelSizes> {
 fn sentence(outlook: &replan::Outlook) -> String {
     let needed = outlook.needed;
     let others = match outlook.replicas {
-        1 => "the other replica serves on without a pause".to_owned(),
-        count => format!("{count} other replicas serve on without a pause"),
+        1 => "the other replica keeps serving without a pause".to_owned(),
+        count => format!("{count} other replicas keep serving without a pause"),
     };
     match (outlook.replicas, outlook.layout()) {
         (1.., Some(layout)) if outlook.has_majority => {
             format!("{others}; then {layout} serves, up to {needed} a node, until the node is back")
         }
-        (1.., _) => format!("{others}; its own waits for the node"),
+        (1.., _) => format!("{others}; the node's replica waits until the node is back"),
         (0, None) => format!("nothing would serve: the rest has no room, each node would need {needed}"),
         (0, Some(layout)) if outlook.has_majority => {
             format!("answers pause, then {layout} serves on the rest, up to {needed} a node, until the node is back")
         }
         (0, Some(layout)) => format!(
-            "nothing would serve by itself: the rest is no majority; {layout} would fit (up to {needed} a node), by console node remove or topology take-over"
+            "nothing would serve: no majority is left. {layout} would fit (up to {needed} a node): run console node remove or topology take-over"
         ),
     }
 }

@@ -43,12 +43,12 @@ pub(super) struct Nodes {
 /// What to assign, beside nodes and model.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Assignment {
-    /// tpN, ppS-tpN or dpR-ppS-tpN: R replicas of S stages of N nodes; with roles prefill:tpN+decode:tpM [default: what the planner predicts
-    /// to be best for --goal; tp with all nodes where several nodes share a machine]
+    /// tpN, ppS-tpN or dpR-ppS-tpN: R replicas of S stages of N nodes; with roles prefill:tpN+decode:tpM [default: the planner's best for
+    /// --goal; tp over all nodes if nodes share a machine]
     #[arg(long, value_parser = layout)]
     pub(super) topology: Option<Layout>,
-    /// What the default topology is best for: balanced (the fewest nodes that fit, more ranks while each answers faster, then replicas), latency (a
-    /// whole answer: TTFT and 127 tokens behind it), ttft, tpot or throughput
+    /// Optimise the default topology for: balanced (fewest nodes that fit, then ranks while answers get faster, then replicas), latency (a whole
+    /// answer: TTFT plus 127 tokens), ttft, tpot or throughput
     #[arg(long, default_value = "balanced", value_parser = <Goal as std::str::FromStr>::from_str)]
     pub(super) goal: Goal,
     /// Shares of each layer, for the ranks of a stage or for all nodes, for example 3,2,1 [default: equal]

@@ -58,10 +58,10 @@ pub(super) struct Plan {
     /// Memory of each such node
     #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = hypothetical::bytes)]
     memory: u64,
-    /// Plan for the nodes of a TOML file instead, which may differ: [[node]] with name, free_mib, profile, speed
+    /// Plan for the nodes of a TOML file: a [[node]] table each, with name, free_mib and optionally profile and speed
     #[arg(long, value_name = "FILE", conflicts_with_all = ["count", "memory"])]
     described: Option<PathBuf>,
-    /// balanced (the fewest nodes that fit, then ranks while they help, then replicas), latency (a whole answer: TTFT and 127 tokens behind it),
+    /// balanced (the fewest nodes that fit, then ranks while they help, then replicas), latency (a whole answer: TTFT plus 127 tokens),
     /// ttft, tpot or throughput
     #[arg(long, default_value = "balanced", value_parser = <Goal as std::str::FromStr>::from_str)]
     goal: Goal,
@@ -148,8 +148,8 @@ pub(super) async fn run(options: Plan) -> Result<u8, Failure> {
     }
 }
 
-/// Asks each node for its memory and measures it with the model, one after the other, and then the links between them; says where their
-/// figures are from.
+/// Benches the nodes with the model, one after another, then measures the links between them. Also returns a line on the source of the link
+/// figures.
 async fn probe_all(
     live: &[String],
     options: &Plan,
@@ -166,7 +166,7 @@ async fn probe_all(
     let measured = measure(&sessions, Effort::short(sessions.len()), &|_, _| {}, &CancellationToken::new()).await;
     if let Err(fault) = measured {
         // What the nodes measured earlier is better than nothing.
-        output::note(&output::clean(&format!("the links are not measured now: {fault}")));
+        output::note(&output::clean(&format!("cannot measure the links, using earlier figures or defaults: {fault}")));
     }
     let reports = reports(&sessions).await?;
     let known = || reports.iter().map(|report| (report.name.as_str(), report.measured.links.as_slice()));

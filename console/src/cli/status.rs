@@ -121,7 +121,7 @@ fn lines(answers: &[Answer], exclusions: &Exclusions, cordoned: &[&str]) -> Vec<
     lines
 }
 
-/// What an operator asked for, and which of its nodes are not there, where a smaller topology serves meanwhile.
+/// Reports the desired topology and its missing nodes, if another topology serves until they are back.
 fn lacking(report: &NodeReport) -> Option<String> {
     let (topology, ..) = report.topology.as_ref()?;
     let desired = report.desired.as_ref()?;
@@ -129,7 +129,7 @@ fn lacking(report: &NodeReport) -> Option<String> {
     let names: Vec<&str> =
         desired.members.iter().map(|member| member.name.as_str()).filter(|name| !serves(name)).collect();
     let (asked, now, names) = (desired.layout, topology.layout, names.join(", "));
-    Some(format!("{now} serves meanwhile; {asked}, which was asked for, comes back with {names}"))
+    Some(format!("{now} serves until {asked} can be restored; missing: {names}"))
 }
 
 /// What stands behind name and address.

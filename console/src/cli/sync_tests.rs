@@ -1,4 +1,4 @@
-//! Who does not serve, as console sync says it.
+//! How `console sync` reports members that do not serve.
 use shared::protocol::error::{FaultKind, Loss};
 
 use super::*;
@@ -22,7 +22,7 @@ fn picture(members: &[Of]) -> Picture<'_> {
 }
 
 #[test]
-fn a_broken_cluster_is_said_to_be_one_and_decides_the_exit_code() {
+fn broken_cluster_is_reported_and_sets_exit_code() {
     let lost = Fault::new("pi4", FaultKind::NodeLost { how: Loss::Silent });
     let members = [member("pi1", None), member("pi4", Some(lost.clone()))];
     let broken = picture(&members).seen(&[]);

@@ -205,7 +205,7 @@ async fn assign(options: &AssignFile) -> Result<u8, Failure> {
     let sessions = reached.usable(nodes.len())?;
     let names: Vec<String> = sessions.iter().map(|session| output::clean(&session.identity.name)).collect();
     let (what, count) = (format!("{} with {}", wanted.layout, output::clean(&wanted.model)), names.len());
-    // Said before the question is asked.
+    // Warn before asking for confirmation.
     warn_past_knee(sessions, &wanted).await?;
     let losses = reached.losses(None);
     let question = match &losses {

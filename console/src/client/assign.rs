@@ -94,8 +94,8 @@ pub async fn assign_until(
     make(sessions, &reports, (topology, None), stop, tell).await
 }
 
-/// Makes this topology run on the nodes of the sessions, which are its members in their order; `desired` is what an operator asked
-/// for where this is only the nearest to it. Replicas that run already as they are here go on.
+/// Assigns this topology to the sessions, which are its members in order. `desired` is the operator's topology where this one only
+/// approximates it. Replicas that already run unchanged keep running.
 ///
 /// # Errors
 /// As [`assign_until`].

@@ -162,7 +162,7 @@ impl Cluster {
         Some((topology, reports().filter(holds).collect()))
     }
 
-    /// What an operator asked for, where the topology is only the nearest to it.
+    /// The desired topology, if the current one only approximates it.
     pub fn desired(&self) -> Option<&Topology> {
         let (_, reports) = self.topology()?;
         reports.into_iter().find_map(|report| report.desired.as_deref())

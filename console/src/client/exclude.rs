@@ -24,7 +24,7 @@ use crate::wanted::Wanted;
 
 /// Running requests may finish within this before the topology is assigned again.
 pub const GRACE: Duration = Duration::from_secs(20);
-/// A gateway's request with no more tokens than this is not waited for.
+/// A gateway's request of at most this many tokens may be interrupted: the gateway replays it.
 const REPLAY_TOKENS: u32 = 512;
 /// Between two looks at the head.
 const LOOK: Duration = Duration::from_millis(100);
@@ -196,7 +196,7 @@ impl Subject {
     }
 }
 
-/// Assigns what an operator asked for on the nodes of it that are in, with the subject or without it; `None` if nothing has to change.
+/// Assigns the desired topology to its included members, with or without the subject; `None` if nothing has to change.
 async fn assign_rest(
     cluster: &Cluster,
     subject: &Subject,
@@ -229,7 +229,7 @@ async fn assign_rest(
             Fault::new(&member.name, FaultKind::ParameterInvalid { reason })
         };
         let known = &cluster.nodes[known.ok_or_else(not_named)?];
-        // One that is lost as well is left out as nodes do it by a vote, and takes part again when it is back.
+        // Skip a member that is lost as well, as a vote of the nodes would; it rejoins when it is back.
         if goes_on && known.session().is_err() {
             continue;
         }
@@ -267,7 +267,7 @@ async fn assign_rest(
     assign_as(&sessions, (next, wanted), stop, &told).await.map(Some)
 }
 
-/// Assigns what runs on its nodes and one more, in the order of the cluster: it was assigned while that one was out.
+/// Assigns the running topology to its members and the subject, in cluster order; it was assigned while the subject was excluded.
 async fn extend(
     cluster: &Cluster,
     subject: &Subject,
@@ -330,8 +330,8 @@ async fn wait_for_requests(
     wait_while(head, deadline, stop, &|report| report.requests, tell).await;
 }
 
-/// As [`wait_for_requests`], for those alone that would fail or pause for long: gateways, which are nodes, have theirs go on
-/// elsewhere or again, for which all of their tokens are computed anew.
+/// As [`wait_for_requests`], but only for requests that would fail or pause for long: a gateway, which is a node, continues its
+/// requests on another replica or replays them, which computes all of their tokens again.
 async fn wait_for_sessions(
     head: &Session,
     deadline: Instant,

@@ -25,7 +25,7 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// Little enough that all links between so many nodes take about a second.
+    /// A short measurement: about a second for up to 8 nodes, and at least 8 ms for each link of more.
     pub fn short(nodes: usize) -> Self {
         let links = (nodes * nodes.saturating_sub(1)).max(1) as u32;
         Self { pings: (1000 / links).clamp(8, 64), stream_ms: (800 / links).clamp(8, 60), incast: false }

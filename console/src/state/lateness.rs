@@ -72,7 +72,7 @@ mod tests {
     };
 
     #[test]
-    fn metrics_name_whom_the_dashboard_names_and_hops_that_take_too_long() {
+    fn metrics_name_dashboard_straggler_and_slow_hops() {
         let state = Story::generating().state;
         let (topology, _) = state.topology().expect("one runs");
         let mut windows: Vec<Window> = state.nodes.iter().map(|node| node.window.clone()).collect();

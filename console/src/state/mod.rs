@@ -179,7 +179,7 @@ pub struct State {
     pub rolling_since: Duration,
     /// What layouts are ranked by.
     pub goal: Goal,
-    /// Whether the planner was asked for the layout to assign.
+    /// Whether the planner's answer is to be assigned.
     pub assigns_best: bool,
     /// What this dashboard does to nodes.
     pub operation: Option<Operation>,

@@ -34,7 +34,7 @@ pub fn outlook(state: &State, place: usize) -> Option<Outlook> {
     Some(ok_to_stop((topology, desired), MemberIndex(leaving as u16), &now, false, None))
 }
 
-/// What an operator asked for, where what runs is only the nearest to it.
+/// The desired topology, if the running one only approximates it.
 pub fn desired(state: &State) -> Option<&Topology> {
     let (running, _) = state.topology()?;
     let holds = |report: &&NodeReport| report.topology.as_ref().is_some_and(|(held, ..)| held == running);

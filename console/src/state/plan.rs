@@ -176,7 +176,7 @@ pub fn span(layers: &Range<usize>) -> String {
     if layers.len() < 2 { layers.start.to_string() } else { format!("{}–{}", layers.start, layers.end - 1) }
 }
 
-/// What each member of what runs takes, where the model's sizes are known.
+/// Memory of each member of the running topology, if the model's sizes are known.
 pub fn division(state: &State) -> Option<Vec<RankMemory>> {
     let Planning::Done(planned) = &state.planning else { return None };
     let (topology, _) = state.topology()?;

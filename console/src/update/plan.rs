@@ -31,7 +31,7 @@ pub(super) fn ask(state: &mut State) -> Vec<Effect> {
     }
 }
 
-/// Asks the planner before an assignment, where its predictions hold: not for nodes that share a machine, and not twice.
+/// Asks the planner before an assignment, unless it was asked already or nodes share a machine, where predictions do not hold.
 pub(super) fn ask_before(state: &mut State, wanted: &Wanted) -> Vec<Effect> {
     let is_known = match &state.planning {
         Planning::Asked => true,
@@ -44,7 +44,7 @@ pub(super) fn ask_before(state: &mut State, wanted: &Wanted) -> Vec<Effect> {
     vec![Effect::Plan(Box::new(ask))]
 }
 
-/// The planner's choice where a layout was left open for it.
+/// The planner's best candidate, and its members by their place in the list.
 pub(super) fn best(state: &State) -> Option<(Wanted, Vec<usize>)> {
     let Planning::Done(planned) = &state.planning else { return None };
     let candidate = planned.plan.ranked.first()?;

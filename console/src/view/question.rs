@@ -152,8 +152,8 @@ fn left(state: &State, node: usize, how: How) -> Paragraph {
     };
     let rest = |needed: Bytes| format!("{needed} a node");
     let others = match outlook.replicas {
-        1 => "ok to stop: 1 other replica serves on without a pause".to_owned(),
-        count => format!("ok to stop: {count} other replicas serve on without a pause"),
+        1 => "ok to stop: 1 other replica keeps serving without a pause".to_owned(),
+        count => format!("ok to stop: {count} other replicas keep serving without a pause"),
     };
     let text = match (outlook.replicas, outlook.layout(), how) {
         (1.., Some(layout), How::Exclude) => format!("{others}; then {layout} serves, about {}.", rest(outlook.needed)),

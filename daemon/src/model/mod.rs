@@ -6,7 +6,7 @@ pub mod experts;
 pub mod feed_forward;
 pub mod forward;
 pub mod kv_cache;
-pub mod pace;
+mod pace;
 pub mod packed;
 pub mod region;
 pub mod rope;
@@ -15,6 +15,6 @@ pub mod weights;
 
 pub use forward::{Batch, BatchToken, ForwardError, KvSink, Model};
 pub use kv_cache::KvCache;
-pub use pace::Pace;
+pub use pace::{Pace, PacedMachine};
 pub use packed::{Cached, PackedCache};
 pub use weights::{Layer, LoadError, Matrix, Shard, Source};

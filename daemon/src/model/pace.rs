@@ -1,5 +1,7 @@
 //! Waiting instead of computing, for benchmarks: as long as a profile of a machine says that this rank would compute. What goes between
 //! the ranks is as long and comes in the same order as when it is computed.
+use std::time::Instant;
+
 use shared::{
     ids::LayerIndex,
     simulate::{
@@ -13,34 +15,44 @@ use shared::{
 use super::{Batch, Shard};
 use crate::collective::{Toll, Waits};
 
+/// The machine that a paced rank stands for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PacedMachine {
+    /// How long it computes.
+    pub profile: NodeProfile,
+    /// Factor on all times.
+    pub slow_motion: f64,
+    /// From this time on it has this share of its speed.
+    pub slows: Option<(Instant, f64)>,
+}
+
 /// A rank that waits.
 #[derive(Debug)]
 pub struct Pace {
-    profile: NodeProfile,
+    machine: PacedMachine,
     sizes: ModelSizes,
     plan: ShardPlan,
     kv: KvFormat,
-    slow_motion: f64,
     jitter: Jitter,
     load: Load,
     waits: Waits,
 }
 
 impl Pace {
-    /// A rank of a model on a machine; all times are `slow_motion` times as long. Extra times are drawn with `seed`.
+    /// A rank of a model on a machine. Extra times are drawn with `seed`.
     pub fn new(
-        (profile, slow_motion): (NodeProfile, f64),
+        machine: PacedMachine,
         (sizes, plan, kv): (ModelSizes, ShardPlan, KvFormat),
         (noise, seed): (Noise, u64),
     ) -> Self {
         let jitter = Jitter::new(noise, seed, 0);
-        Self { profile, sizes, plan, kv, slow_motion, jitter, load: Load::default(), waits: Waits::default() }
+        Self { machine, sizes, plan, kv, jitter, load: Load::default(), waits: Waits::default() }
     }
 
     /// What messages cost on this machine.
     pub fn toll(&self) -> Toll {
-        let [send, receive] = self.profile.message_ns;
-        Toll::new((send + receive) as f64 * self.slow_motion)
+        let [send, receive] = self.machine.profile.message_ns;
+        Toll::new((send + receive) as f64 * self.machine.slow_motion)
     }
 
     /// A step begins.
@@ -54,7 +66,7 @@ impl Pace {
     /// Half a layer.
     pub(super) fn half_layer(&mut self, layer: LayerIndex, kind: SyncKind) {
         let holding = Holding { sizes: &self.sizes, plan: &self.plan };
-        let usual = half_layer_ns(&self.profile, &holding, self.kv, (layer.0 as usize, kind), self.load);
+        let usual = half_layer_ns(&self.machine.profile, &holding, self.kv, (layer.0 as usize, kind), self.load);
         self.wait(usual);
     }
 
@@ -73,11 +85,13 @@ impl Pace {
         let count = wanted.count() as u32;
         if count > 0 {
             let holding = Holding { sizes: &self.sizes, plan: &self.plan };
-            self.wait(output_ns(&self.profile, &holding, count));
+            self.wait(output_ns(&self.machine.profile, &holding, count));
         }
     }
 
     fn wait(&mut self, usual: u64) {
-        self.waits.wait(self.jitter.stretch(usual) as f64 * self.slow_motion);
+        let PacedMachine { slow_motion, slows, .. } = &self.machine;
+        let speed = slows.as_ref().filter(|(from, _)| Instant::now() >= *from).map_or(1.0, |(_, speed)| *speed);
+        self.waits.wait(self.jitter.stretch(usual) as f64 * slow_motion / speed);
     }
 }

@@ -57,7 +57,7 @@ impl Node {
             let kind = FaultKind::Superseded { epoch: prepare.epoch, by: by.clone() };
             effects.extend(self.fail_open(self.fault_here(kind)));
         }
-        // A broken topology serves nobody: its memory is free for the next. Groups with roles come up together.
+        // Stop a broken engine first to free its memory for the next one. Groups with roles start together.
         let is_useless =
             |running: &mut Running| running.fault.is_some() || (again && running.assignment.epoch == prepare.epoch);
         if let Some(mut running) = self.running.take_if(is_useless) {
@@ -88,7 +88,7 @@ impl Node {
         effects
     }
 
-    /// The own place in a topology that leaves the replica that runs here as it is.
+    /// This node's place in `next`, if its running replica is unchanged there and has no fault.
     pub(super) fn kept_in(&self, next: &Topology) -> Option<MemberIndex> {
         let running = self.running.as_ref().filter(|running| running.fault.is_none())?;
         running.assignment.topology.kept_in(running.assignment.member, next)
@@ -172,7 +172,7 @@ impl Node {
         }
         let mut effects = self.keep_committed();
         if let Some(open) = self.open.take_if(|open| open.keeps) {
-            // If the replica broke meanwhile, it is brought up again as a part of what is committed now.
+            // If the replica has failed since the prepare, recovery restarts it as part of the topology committed here.
             self.running.iter_mut().for_each(|running| running.assignment = open.assignment.clone());
             effects.push(Effect::Respond { session, id, body: ResponseBody::Committed });
             return effects;

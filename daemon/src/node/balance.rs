@@ -1,17 +1,17 @@
-//! Shares of a stage by what its ranks take: who computes longer than the others gets less, from the live profile of the last moments.
-//! Pure.
+//! Rebalances the shares of a stage from the recently measured compute time of its ranks: a rank that computes longer than its peers
+//! gets a smaller share. Pure.
 use shared::{ids::MemberIndex, latency::ratio, topology::Topology};
 
 use super::steward::View;
 
-/// A step with other shares must take at most this share of the time that it takes now; else it stays.
+/// New shares are worth a reload only if they shorten the step to this fraction of its current time or less.
 const WORTH: f64 = 0.9;
-/// The sum of new shares: fine enough for every cut.
+/// Approximate sum of the new weights of a stage; finer than the unit in which any model is cut.
 const WHOLE: f64 = 1000.0;
-/// What a rank gets at least.
+/// Smallest weight of a rank.
 const LEAST: u32 = 20;
 
-/// The same topology with other shares in the stages where that is worth the change; `None`: in none.
+/// The topology with new weights in the stages that gain enough from them; `None` if no stage does.
 pub(super) fn rebalanced(topology: &Topology, views: &[View]) -> Option<Topology> {
     if topology.layout.has_roles() {
         return None;
@@ -39,15 +39,15 @@ pub(super) fn rebalanced(topology: &Topology, views: &[View]) -> Option<Topology
     is_other.then_some(next)
 }
 
-/// New shares of ranks that hold `weights` and compute for `busy` of the same time.
+/// New weights for ranks with these `weights` that compute for `busy` thousandths of a step.
 fn shares(weights: &[f64], busy: &[f64]) -> Option<Vec<u32>> {
-    // Work in the time that a rank takes for it.
+    // Work per unit of compute time.
     let speeds: Vec<f64> = weights.iter().zip(busy).map(|(weight, busy)| ratio(*weight, *busy)).collect();
     let (all, held): (f64, f64) = (speeds.iter().sum(), weights.iter().sum());
     let longest = busy.iter().copied().fold(0.0, f64::max);
     let together = ratio(held, all);
     let share = |speed: &f64| ((WHOLE * ratio(*speed, all)).round() as u32).max(LEAST);
-    // What is waiting now stays, but for the longest rank's part of it.
+    // The part of a step in which even the slowest rank waits does not change.
     (1000.0 - longest + together <= WORTH * 1000.0).then(|| speeds.iter().map(share).collect())
 }
 
@@ -72,24 +72,24 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_computes_longer_gets_less_and_small_differences_are_left() {
+    fn slower_rank_gets_smaller_share_unless_gain_is_small() {
         let tp2 = Layout::tensor_parallel(2);
-        // One node runs at 0.6 of its speed: it computes all the time, the other 0.6 of it.
+        // The second node is throttled to 0.6 of its speed: it computes all the time, its peer for 0.6 of it.
         assert_eq!(weights(tp2, &[1, 1], &[Some(600), Some(1000)]), Some(vec![625, 375]));
-        // It is as fast as before again.
+        // It runs at full speed again.
         assert_eq!(weights(tp2, &[625, 375], &[Some(1000), Some(600)]), Some(vec![500, 500]));
         assert_eq!(weights(tp2, &[1, 1], &[Some(900), Some(1000)]), None);
-        assert_eq!(weights(tp2, &[1, 1], &[Some(600), None]), None, "nothing is known of one");
+        assert_eq!(weights(tp2, &[1, 1], &[Some(600), None]), None, "one rank has no measurement");
         let three = weights(Layout::tensor_parallel(3), &[1; 3], &[Some(500), Some(500), Some(1000)]);
         assert_eq!(three, Some(vec![400, 400, 200]));
     }
 
     #[test]
-    fn each_stage_and_replica_is_balanced_for_itself() {
+    fn each_stage_of_each_replica_is_balanced_separately() {
         let busy = [Some(500), Some(1000), Some(1000), Some(1000)];
         for layout in [Layout::alike(2, 1, 2), Layout::alike(1, 2, 2)] {
             assert_eq!(weights(layout, &[1; 4], &busy), Some(vec![667, 333, 1, 1]));
         }
-        assert_eq!(weights(Layout::alike(4, 1, 1), &[1; 4], &busy), None, "a rank alone has all of it");
+        assert_eq!(weights(Layout::alike(4, 1, 1), &[1; 4], &busy), None, "a stage of one rank has nothing to balance");
     }
 }

@@ -1,5 +1,5 @@
-//! Benches: one at a time, only while nothing else is here. An assignment, a drain or the end of its session ends one: a
-//! bench is a question, an assignment is what the node is for.
+//! Benches: one at a time, on an idle node; links are also measured on a node that serves a topology but runs no request. An assignment,
+//! a request, a drain or the end of its session cancels a bench.
 use shared::{
     ids::RequestId,
     protocol::{
@@ -206,14 +206,14 @@ mod tests {
     }
 
     #[test]
-    fn links_are_measured_beside_a_topology_until_a_request_comes() {
+    fn request_cancels_link_bench_of_serving_node() {
         let peer = Neighbour { name: "pi2".into(), address: "10.0.0.2:9999".into() };
         let links =
             || Bench::Network(BenchNetwork { peers: vec![peer.clone()], pings: 1, stream_ms: 5, incast: false });
         let ask_links = |node: &mut Node| ask(node, OTHER, 7, RequestBody::Bench(Box::new(links())));
         let mut node = running();
         assert_eq!(ask_links(&mut node), [Effect::Bench(BenchKey(1), Box::new(links()))]);
-        assert_eq!(node.state(), NodeState::Ready, "it serves all the same");
+        assert_eq!(node.state(), NodeState::Ready, "the node keeps serving");
         let effects = generate(&mut node, CONSOLE, 3);
         assert_eq!(effects[0], Effect::StopBench(BenchKey(1)));
         assert!(matches!(failure(&effects[1..2]), Some(FaultKind::BenchSuperseded { .. })), "{effects:?}");

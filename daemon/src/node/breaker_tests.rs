@@ -79,14 +79,14 @@ fn the_lowest_rank_beside_it_takes_a_slow_one_out_with_the_cause() {
 }
 
 #[test]
-fn slow_rank_of_one_of_two_replicas_is_taken_out_as_well() {
+fn straggler_in_one_of_two_replicas_is_excluded() {
     let mut base = base(4);
     base.topology.layout = shared::topology::Layout::alike(2, 1, 2);
     let mut views = serving(&base);
     views[2].standing.as_mut().expect("it answers").slow = Some(Slow { rank: Rank(1), ..SLOW });
     let look = |own: u16| Breaker::new(Some(RETRY)).look(MemberIndex(own), &base, &views, None, Duration::ZERO);
-    assert!(matches!(look(2), Turn::TakeOut { slow: MemberIndex(3), .. }), "the one beside it acts");
-    assert_eq!((look(0), look(1)), (Turn::Rest, Turn::Rest), "nobody of the other replica");
+    assert!(matches!(look(2), Turn::TakeOut { slow: MemberIndex(3), .. }), "its stage peer acts");
+    assert_eq!((look(0), look(1)), (Turn::Rest, Turn::Rest), "the other replica does not act");
 }
 
 #[test]

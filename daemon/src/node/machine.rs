@@ -45,7 +45,7 @@ pub(super) struct Assignment {
     pub(super) member: MemberIndex,
     pub(super) by: String,
     pub(super) shard: Bytes,
-    /// What an operator asked for, where the topology is only the nearest to it.
+    /// The topology that an operator asked for, if `topology` differs from it.
     pub(super) desired: Option<Box<Topology>>,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Open {
     pub(super) phase: Phase,
     /// It brings back what was committed before: whoever assigns something else goes before it.
     pub(super) again: bool,
-    /// The own replica stays as it is: the engine that runs goes on, nothing is loaded.
+    /// This node's replica is unchanged: its engine keeps running and nothing is loaded.
     pub(super) keeps: bool,
 }
 
@@ -86,8 +86,8 @@ pub(super) struct Open {
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) assignment: Assignment,
-    /// The epoch that the engine was started with, by which it and its links are called. A later assignment that leaves the replica
-    /// as it is keeps the engine.
+    /// The epoch in which the engine was started; it identifies the engine and its links. A later assignment that leaves the replica
+    /// unchanged keeps the engine, and this epoch.
     pub(super) engine: Epoch,
     pub(super) requests: Requests,
     pub(super) fault: Option<Fault>,
@@ -212,7 +212,7 @@ impl Node {
         Some((assignment.topology.clone(), assignment.hash, assignment.member))
     }
 
-    /// What an operator asked for, where that topology is only the nearest to it.
+    /// The topology that an operator asked for, if [`Self::topology`] differs from it.
     pub fn desired(&self) -> Option<&Topology> {
         self.shown()?.desired.as_deref()
     }
@@ -225,13 +225,13 @@ impl Node {
         }
     }
 
-    /// Whether what runs goes on serving while the next assignment is prepared.
+    /// Whether the running topology keeps serving while `open` is prepared.
     fn serves_beside(&self, open: &Open) -> bool {
         let serves = self.running.as_ref().is_some_and(|running| running.fault.is_none());
         serves && !matches!(open.phase, Phase::Connecting { .. })
     }
 
-    /// The epoch that the engine was started with which computes for what this node has committed.
+    /// The epoch in which the engine of the committed topology was started.
     pub fn computes(&self) -> Option<Epoch> {
         let running = self.running.as_ref()?;
         self.holds(running.assignment.epoch, running.assignment.hash).then_some(running.engine)
@@ -348,7 +348,7 @@ impl Node {
             }
             RequestBody::Generate(generate) => match self.check_generate(&generate) {
                 Ok(()) => {
-                    // Links are measured while nothing else is to be done.
+                    // Requests take precedence over a link bench.
                     let mut effects = self.end_bench(FaultKind::BenchSuperseded { by: by.clone() });
                     let who = (by, generate.max_tokens);
                     effects

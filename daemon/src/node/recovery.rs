@@ -41,7 +41,7 @@ impl Node {
         votes.is_some_and(|votes| votes.accepted.is_some())
     }
 
-    /// What it has accepted.
+    /// Epoch and hash of the topology that this node has accepted as the next one.
     fn accepted_name(&self) -> Option<(Epoch, TopologyHash)> {
         let votes = self.voter.votes.as_ref().filter(|votes| Some(&votes.base) == self.committed.as_ref())?;
         votes.accepted.as_ref().map(|accepted| accepted.next.name())

@@ -17,7 +17,7 @@ const WORTH: f64 = 0.8;
 pub struct Part {
     /// Nanoseconds of this node's all-reduces, computing included.
     time: u64,
-    /// Nanoseconds of them in which this node computed.
+    /// Nanoseconds of `time` that this node spent computing.
     compute: u64,
     /// Nanoseconds of them in which only this rank's part was missing.
     late: BTreeMap<Rank, u64>,
@@ -79,7 +79,7 @@ impl Slowness {
         self.parts.back_mut().map(|part| (&mut self.cursor, part))
     }
 
-    /// Thousandths of its time that this node computes, over a whole window of which at least half the parts saw work.
+    /// Thousandths of its time that this node computes; `None` until a window is full and at least half of its parts had work.
     pub fn busy(&self) -> Option<u16> {
         if self.parts.len() <= PARTS {
             return None;
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn how_much_of_its_time_a_node_computes_is_known_after_a_window_with_work() {
+    fn compute_share_is_known_after_a_full_window_with_work() {
         assert_eq!(filled(21, |_| Some(record(2, 60))).busy(), Some(400));
         assert_eq!(filled(20, |_| Some(record(2, 60))).busy(), None);
         assert_eq!(filled(21, |number| (number % 4 == 0).then(|| record(2, 60))).busy(), None);

@@ -298,7 +298,7 @@ fn wiped_node_recalls_what_a_majority_of_the_others_holds() {
     assert!(tell(&mut wiped, last, &asks, &all).is_empty());
 }
 
-/// A steward of a replica that has lost a rank, what it holds, and all views of what was asked for: the last member is back.
+/// The first member's steward of a degraded topology, that topology, and the views of all desired members; the last one is back.
 fn degraded() -> (Steward, Committed, Vec<View>) {
     let mut asked = base(4);
     asked.topology.layout = Layout::alike(2, 1, 2);
@@ -314,7 +314,7 @@ fn degraded() -> (Steward, Committed, Vec<View>) {
     (steward(&held, 0), held, all)
 }
 
-/// Looks every second for so long; what is asked in the end that is no question about what a node holds.
+/// Looks once a second for `seconds`; returns the first questions that follow the members' standings.
 fn watched(steward: &mut Steward, seconds: u64, all: &[View]) -> Vec<Ask> {
     let own = all[0].standing.clone().expect("it answers");
     for second in 1..=seconds {
@@ -329,12 +329,12 @@ fn watched(steward: &mut Steward, seconds: u64, all: &[View]) -> Vec<Ask> {
 }
 
 #[test]
-fn what_was_asked_for_is_planned_again_when_a_member_is_back_and_settled() {
+fn desired_topology_is_planned_when_a_member_is_back() {
     let (mut first, held, mut all) = degraded();
     let asks = watched(&mut first, 12, &all);
     let [Ask::Plan { question, desired, stay }] = &asks[..] else { panic!("{asks:?}") };
     assert_eq!((desired, stay.len()), (held.desired(), 4));
-    // All are asked to vote for it: those that serve, not the one that is back.
+    // The members of the running topology vote, the returned member does not.
     let now = Duration::from_secs(13);
     let votes = first.hear(now, *question, Reply::Plan(Ok(held.desired().clone())));
     assert_eq!(bodies(&votes).len(), 3, "{votes:?}");
@@ -343,18 +343,18 @@ fn what_was_asked_for_is_planned_again_when_a_member_is_back_and_settled() {
     let (name, address) = (held.desired().members[3].name.clone(), all[3].address.clone());
     list.say(&name, &address, Some("fan stuck"), "me@desk");
     all[0].standing.as_mut().expect("it answers").exclusions = list.clone();
-    assert!(watched(&mut first, 12, &all).is_empty(), "an operator has taken it out");
+    assert!(watched(&mut first, 12, &all).is_empty(), "an operator excluded it");
     let (mut first, _, _) = degraded();
     list.say(&name, &address, Some("did not answer for 60 s"), "pi1 (by itself)");
     all[0].standing.as_mut().expect("it answers").exclusions = list;
     assert!(matches!(watched(&mut first, 12, &all)[..], [Ask::Plan { .. }]), "it was away and is back");
     let (mut first, _, _) = degraded();
     all[1].standing.as_mut().expect("it answers").state = NodeState::Faulted;
-    assert!(watched(&mut first, 12, &all).is_empty(), "everything else goes first");
+    assert!(watched(&mut first, 12, &all).is_empty(), "recovery has precedence");
 }
 
 #[test]
-fn what_follows_is_loaded_beside_what_serves_and_only_where_a_replica_changes() {
+fn only_changed_replica_loads_next_topology_while_serving() {
     let (mut first, held, all) = degraded();
     let asks = watched(&mut first, 12, &all);
     let [Ask::Plan { question, .. }] = &asks[..] else { panic!("{asks:?}") };
@@ -395,5 +395,5 @@ fn what_follows_is_loaded_beside_what_serves_and_only_where_a_replica_changes() 
     }
     let kinds: Vec<&str> = seen.iter().map(|stage| stage[0]).collect();
     assert_eq!(kinds, ["vote", "vote", "exclude", "prepare", "commit", "learn"], "{seen:?}");
-    assert_eq!((seen[3].len(), seen[5].len()), (2, 4), "the whole replica loads nothing, and all learn it: {seen:?}");
+    assert_eq!((seen[3].len(), seen[5].len()), (2, 4), "only the changed replica loads, all members learn: {seen:?}");
 }

@@ -216,7 +216,7 @@ fn a_running_topology_serves_until_the_next_is_committed() {
 }
 
 #[test]
-fn an_assignment_that_leaves_the_replica_as_it_is_keeps_its_engine_and_its_requests() {
+fn assignment_of_unchanged_replica_keeps_engine_and_requests() {
     let mut four = topology(4);
     four.layout = Layout::alike(2, 1, 2);
     let mut node = node();
@@ -245,12 +245,12 @@ fn an_assignment_that_leaves_the_replica_as_it_is_keeps_its_engine_and_its_reque
         (node.state(), node.request_count(), node.topology().map(|one| one.1)),
         (NodeState::Serving, 1, Some(hash))
     );
-    // Its engine and its links go on under the epoch that they were made for.
+    // Engine and links keep the epoch in which they were started.
     let finished = matches!(finished(&mut node, 1)[..], [Effect::Respond { body: ResponseBody::Finished(_), .. }]);
     assert_eq!((finished, node.computes()), (true, Some(Epoch(4))));
     let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Silent));
     assert!(effects.contains(&Effect::AbortEngine(Epoch(4))), "{effects:?}");
-    // What other members vote for while the own replica is broken starts anew.
+    // A topology learned while this replica is broken stops the old engine.
     let learned = Committed::new(Epoch(6), four);
     let effects = ask(&mut node, OTHER, 3, RequestBody::Recovery(Box::new(RecoveryAsk::Learn(Box::new(learned)))));
     assert!(effects.contains(&Effect::StopEngine(Epoch(4))), "{effects:?}");

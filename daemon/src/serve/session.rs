@@ -44,7 +44,7 @@ use crate::{
     },
 };
 
-/// Answers of a session whose first token is timed at once.
+/// Most concurrent answers of a session whose first token is timed.
 const FIRST_TOKENS_MAX: usize = 256;
 /// A handshake must be done within this.
 const HANDSHAKE_SECONDS: u64 = 5;
@@ -220,7 +220,7 @@ fn over(pass: Option<&Pass>, idle: Duration, may_idle_out: bool) -> Option<&'sta
     (may_idle_out && idle > IDLE).then_some("it asked for nothing for long")
 }
 
-/// When the first token of each answer was handed to the socket, until the answer's end tells it.
+/// When the first token of each open answer was written to the socket.
 #[derive(Debug, Default)]
 struct FirstTokens(HashMap<RequestId, Nanoseconds>);
 
@@ -228,7 +228,7 @@ impl FirstTokens {
     /// A response was written at `now`, by the node's clock.
     fn written(&mut self, response: &Response, now: Nanoseconds) {
         match &response.body {
-            // As many answers as a session can have at the same time; one beyond is not timed.
+            // Further answers are not timed.
             ResponseBody::Token(_) if self.0.len() < FIRST_TOKENS_MAX => {
                 self.0.entry(response.id).or_insert(now);
             }
@@ -237,7 +237,7 @@ impl FirstTokens {
         }
     }
 
-    /// Writes into the end of an answer when its first token was sent.
+    /// Adds the time of the first token to the final message of an answer.
     fn complete(&mut self, response: &mut Response) {
         if let ResponseBody::Finished(Finished { times, .. }) = &mut response.body
             && let Some(at) = self.0.remove(&response.id)
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_an_answer_tells_when_its_first_token_was_sent() {
+    fn final_message_reports_when_first_token_was_sent() {
         let response = |id: u64, body: ResponseBody| Response { id: RequestId(id), body };
         let token = || ResponseBody::Token(TokenEvent { id: Some(1), text: "a".into(), logprobs: Vec::new() });
         let end = |received: u64| {
@@ -300,8 +300,8 @@ mod tests {
             times.sent
         };
         assert_eq!(sent(&mut first, 1, 1000), Nanoseconds(500));
-        assert_eq!(sent(&mut first, 1, 1000), Nanoseconds(0), "it is told once");
-        assert_eq!(sent(&mut first, 2, 0), Nanoseconds(0), "an engine that does not say when it began");
+        assert_eq!(sent(&mut first, 1, 1000), Nanoseconds(0), "it is reported once");
+        assert_eq!(sent(&mut first, 2, 0), Nanoseconds(0), "an engine that reports no time of receipt");
         first.written(&response(3, token()), Nanoseconds(1));
         let fault = Fault::new("pi1", FaultKind::PromptEmpty);
         first.written(&response(3, ResponseBody::Failed(fault)), Nanoseconds(2));

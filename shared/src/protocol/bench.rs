@@ -71,7 +71,7 @@ pub enum Bench {
     Node(BenchNode),
     /// Matrix products.
     Kernels(BenchKernels),
-    /// Links to other nodes; the node measures them itself, also while it holds a topology that runs no request. Since wire version 5.
+    /// Links to other nodes, measured by the daemon itself; allowed with a topology loaded while no request runs. Since wire version 5.
     Network(BenchNetwork),
 }
 

@@ -174,13 +174,13 @@ pub enum FaultKind {
     #[error("ended the bench, as {by} asked")]
     BenchCancelled { by: String },
     /// An assignment goes before a bench.
-    #[error("ended the bench: {by} assigned a topology")]
+    #[error("ended the bench: {by} needs the node")]
     BenchSuperseded { by: String },
     /// The bench could not be done.
     #[error("cannot be measured: {reason}")]
     BenchFailed { reason: String },
     /// Links are timed while nobody else uses them.
-    #[error("runs {count} requests: all-reduces are timed while none runs")]
+    #[error("runs {count} requests: links are measured only while none runs")]
     RequestsRun { count: u32 },
     /// The head of a prefill group.
     #[error("computes prompts for other groups and takes no requests itself")]
@@ -354,12 +354,10 @@ impl FaultKind {
     /// How a console treats it.
     pub fn class(&self) -> FaultClass {
         match self {
-            Self::Unreachable { .. } | Self::NotBramble { .. } => FaultClass::Unreachable,
+            Self::Unreachable { .. } | Self::NotBramble { .. } | Self::LinksFailed { .. } => FaultClass::Unreachable,
             Self::SessionLost { .. } | Self::NodeLost { .. } | Self::SlowReader | Self::DrainEnded => FaultClass::Lost,
             Self::BenchCancelled { .. } | Self::BenchSuperseded { .. } => FaultClass::Lost,
-            Self::Internal { .. } | Self::Timeout { .. } | Self::LinksFailed { .. } | Self::NotBack { .. } => {
-                FaultClass::Failed
-            }
+            Self::Internal { .. } | Self::Timeout { .. } | Self::NotBack { .. } => FaultClass::Failed,
             Self::BenchFailed { .. } => FaultClass::Failed,
             Self::StoreFailed { .. } | Self::DownloadFailed { .. } | Self::HashDiffers { .. } => FaultClass::Failed,
             Self::StoreCancelled | Self::AssignmentAborted { .. } => FaultClass::Lost,

@@ -140,7 +140,7 @@ pub struct Prepare {
     pub topology: Topology,
     /// The place of the node that gets this.
     pub member: MemberIndex,
-    /// What an operator asked for, where the topology is the nearest to it that can be now.
+    /// The topology that the operator requested, if `topology` is a reduced form of it.
     #[serde(default, with = "super::version::since_5")]
     pub desired: Option<Box<Topology>>,
 }

@@ -1,5 +1,5 @@
-//! What a node is asked to measure of its network, with its bounds, and what two nodes say to each other meanwhile. The node that
-//! measures dials and receives: a node streams to nobody but the node that dialled it with the cluster's key. Pure.
+//! Requests to measure links, with their bounds, and the messages between the two nodes of a measurement. The measuring node dials and
+//! receives: a node streams only to a peer that dialled it with the cluster's key. Pure.
 use serde::{Deserialize, Serialize};
 
 use crate::topology::spec::NODES_MAX;
@@ -30,7 +30,7 @@ const TEXT_BYTES_MAX: usize = 255;
 /// A node to measure the link to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Neighbour {
-    /// Its name; whoever answers under another one is not measured.
+    /// Its name; a node that answers with another name is not measured.
     pub name: String,
     /// `ADDRESS:PORT`.
     pub address: String,
@@ -60,7 +60,7 @@ impl BenchNetwork {
         }
         let is_short = |text: &String| (1..=TEXT_BYTES_MAX).contains(&text.len());
         if !self.peers.iter().all(|peer| is_short(&peer.name) && is_short(&peer.address)) {
-            return Err(format!("peers: names and addresses have 1 to {TEXT_BYTES_MAX} bytes"));
+            return Err(format!("peers: a name or address is empty or too long; use 1 to {TEXT_BYTES_MAX} bytes"));
         }
         if !(1..=PINGS_MAX).contains(&self.pings) {
             return Err(format!("pings is {}; give 1 to {PINGS_MAX}", self.pings));
@@ -96,7 +96,7 @@ impl Probe {
         body
     }
 
-    /// Reads a message; `None` where it is none of these or asks for more than is allowed.
+    /// Decodes a message; `None` if it is malformed or out of bounds.
     pub fn decode(body: &[u8]) -> Option<Self> {
         let (kind, ms) = body.first_chunk::<5>().map(|[kind, ms @ ..]| (*kind, u32::from_le_bytes(*ms)))?;
         match kind {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn probe_survives_its_message_and_nothing_else_is_one() {
+    fn probe_round_trips_and_other_messages_are_rejected() {
         for probe in [Probe::Echo, Probe::Stream { ms: 5 }, Probe::Stream { ms: 1000 }] {
             assert_eq!(Probe::decode(&probe.encode()), Some(probe));
         }

@@ -19,12 +19,12 @@ pub struct Committed {
     pub epoch: Epoch,
     /// Who holds what.
     pub topology: Topology,
-    /// What an operator asked for, where members of that are away; the topology is the nearest to it.
+    /// The topology that the operator requested, if members of it are missing and `topology` is a reduced form of it.
     #[serde(default, with = "crate::protocol::version::since_5")]
     pub desired: Option<Box<Topology>>,
 }
 
-/// Nodes of release 0.1 know nothing of what is desired: epoch and topology alone say whether two mean the same.
+/// Compares epoch and topology only: nodes of release 0.1 do not store `desired`.
 impl PartialEq for Committed {
     fn eq(&self, other: &Self) -> bool {
         (self.epoch, &self.topology) == (other.epoch, &other.topology)
@@ -171,7 +171,7 @@ pub struct Standing {
     /// Its record of votes is gone: it votes again once it knows what a majority holds.
     #[serde(default, with = "crate::protocol::version::since_5")]
     pub forgets: bool,
-    /// Thousandths of the time of its stage's all-reduces that it computes, over the last moments of work; unknown after few.
+    /// Share of its stage's recent all-reduce time that it spends computing, in thousandths; `None` after too few all-reduces.
     #[serde(default, with = "crate::protocol::version::since_5")]
     pub busy: Option<u16>,
 }

@@ -1,4 +1,4 @@
-//! What a rank computes in what time, by its profile: the same formulas for nodes in virtual time and for daemons that are paced by them.
+//! Compute times of a rank by its profile: one set of formulas for simulated nodes and for paced daemons.
 use super::NodeProfile;
 use crate::{
     telemetry::SyncKind,
@@ -13,14 +13,14 @@ use crate::{
 pub struct Load {
     /// Tokens.
     pub tokens: u32,
-    /// Positions whose keys and values are read: those of each sequence once, its own tokens' with them.
+    /// KV positions read: each sequence's once, including the step's own tokens.
     pub read: f64,
     /// Pairs of a token and a position that it attends to.
     pub pairs: f64,
 }
 
 impl Load {
-    /// Of tokens by the position of each, the tokens of a sequence one behind the other; `true` at the last of its sequence.
+    /// Sums over tokens, given as position and whether it is its sequence's last; tokens of a sequence must be consecutive.
     pub fn of(tokens: impl Iterator<Item = (u32, bool)>) -> Self {
         tokens.fold(Self::default(), |load, (position, is_last)| {
             let seen = f64::from(position) + 1.0;
@@ -30,7 +30,7 @@ impl Load {
     }
 }
 
-/// Nanoseconds of half a layer: its matrices, for the attention also keys and values, and what is besides.
+/// Nanoseconds of half a layer: its matrices, the KV cache in the attention half, and fixed overhead.
 pub fn half_layer_ns(
     profile: &NodeProfile,
     holding: &Holding<'_>,

@@ -86,7 +86,7 @@ pub struct Measured {
     pub speed: Option<(Box<NodeBench>, u64)>,
 }
 
-/// How the name of the kernels begins on a node that waits instead of computing (for benchmarks).
+/// Prefix of `kernels` on a paced node, which waits instead of computing (for benchmarks).
 pub const PACED: &str = "paced ";
 
 /// A node's report: sent when asked for and at an interval to those who subscribed.
@@ -112,7 +112,7 @@ pub struct NodeReport {
     pub epoch: Epoch,
     /// The running (or prepared) topology, its hash and this node's rank.
     pub topology: Option<(Topology, TopologyHash, MemberIndex)>,
-    /// What an operator asked for, where the topology is the nearest to it that could be served without the members that are away.
+    /// The topology that the operator requested, if the running one is reduced because members are missing.
     #[serde(default, with = "crate::protocol::version::since_5")]
     pub desired: Option<Box<Topology>>,
     /// Why the topology broke.
@@ -152,7 +152,7 @@ pub struct NodeReport {
 }
 
 impl NodeReport {
-    /// Whether the node only waits as long as computing would take: what it answers is worth nothing.
+    /// Whether the node only simulates compute time. Its answers are meaningless.
     pub fn is_paced(&self) -> bool {
         self.kernels.starts_with(PACED)
     }

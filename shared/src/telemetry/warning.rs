@@ -81,7 +81,7 @@ pub enum Warning {
 }
 
 impl Warning {
-    /// Its kind in one word, for labels: nothing of it comes from a machine.
+    /// A constant name of its kind, for metric labels.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Throttle(_) => "throttled",

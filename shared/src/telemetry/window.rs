@@ -1,5 +1,5 @@
-//! What nodes' reports of late say together: which rank holds the others up, which stage of a pipeline is slow and which hop. One rule
-//! for consoles and for `/metrics`. Pure.
+//! Finds the straggler, the slow pipeline stage and the slow hops from the nodes' recent reports. Consoles and `/metrics` share this rule.
+//! Pure.
 use std::{
     collections::{BTreeMap, VecDeque},
     time::Duration,
@@ -13,8 +13,8 @@ use crate::{
     units::{Bytes, Nanoseconds},
 };
 
-/// What counts is the last so much time with all-reduces, or the last [`WINDOW_STEPS`] steps where they take less: on fast nodes
-/// seconds of good times would hide a rank that has become slow.
+/// Length of the window, cut to the last [`WINDOW_STEPS`] steps if these take less: on fast nodes several seconds of good steps would
+/// hide a rank that has just become slow.
 const WINDOW: Duration = Duration::from_secs(5);
 /// Most reports that are kept of a node.
 pub const REPORTS_MAX: usize = 128;
@@ -63,7 +63,7 @@ impl Window {
         }
     }
 
-    /// Keeps of each sender as many hand-overs as a verdict takes, none that are older than the window.
+    /// Keeps the latest hand-overs of each sender: no more than a verdict needs, none older than the window.
     fn record_hops(&mut self, at: Duration, hops: &[HopSync]) {
         self.hops.extend(hops.iter().map(|hop| (at, *hop)));
         let mut counts: BTreeMap<Rank, u32> = BTreeMap::new();
@@ -137,7 +137,7 @@ impl Window {
         self.intervals.iter().map(|interval| interval.count).sum()
     }
 
-    /// What this node heard of a rank is added to `sums`.
+    /// Adds this node's observations of a rank to `sums`.
     pub fn add(&self, rank: usize, sums: &mut Heard) {
         for late in self.intervals.iter().flat_map(|interval| &interval.late).filter(|late| late.rank.index() == rank) {
             sums.last += u64::from(late.count);
@@ -151,7 +151,7 @@ impl Window {
     }
 }
 
-/// What others heard of a rank: their all-reduces and nanoseconds in all, those in which it was late, those in which it sent something.
+/// Its peers' observations of a rank, summed over their all-reduces.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Heard {
     /// All-reduces of the others.
@@ -170,7 +170,7 @@ pub struct Heard {
     pub way: u64,
 }
 
-/// What the others of its stage heard of a member, whose windows `window` gives.
+/// Sums the observations of a member by the other members of its stage; `window` returns a member's window.
 pub fn heard<'a>(topology: &Topology, member: usize, window: impl Fn(usize) -> Option<&'a Window>) -> Heard {
     // Only its own stage hears of it, by its rank in the replica.
     let place = topology.place(MemberIndex(member as u16));
@@ -185,8 +185,7 @@ pub fn heard<'a>(topology: &Topology, member: usize, window: impl Fn(usize) -> O
 /// What slows a topology down, by places of its members.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Culprits {
-    /// The rank that holds its stage up, or the stage that computes longer for its weights than the others, each with what its machine
-    /// says of it.
+    /// The straggler of a stage, or the stage that is slow for the size of its weights, each with its machine's warning if there is one.
     pub nodes: Vec<(usize, Option<Warning>)>,
     /// From where to where hand-overs take too long.
     pub hops: Vec<(usize, usize)>,

@@ -125,7 +125,7 @@ fn free(
     group: &[usize],
     (demand, stage, stages): (&Demand, usize, usize),
 ) -> Result<u64, NoFit> {
-    // Buffers do not depend on how many layers there are: one layer of the stage tells what they take.
+    // Working memory does not depend on the number of layers, so one layer of the stage is enough.
     let layer = if stage + 1 == stages { sizes.shape.block_count - 1 } else { stage };
     let plans = cut_stage(&sizes.shape, &(layer..layer + 1), &vec![1; group.len()])
         .map_err(|error| NoFit::Cut(error.to_string()))?;

@@ -84,8 +84,7 @@ impl Groups {
     /// Checks what came from outside.
     ///
     /// # Errors
-    /// A group behind a gap, with too many nodes, without a role beside one that has one, or not at least one of each role. Groups
-    /// that are alike and have no role are none.
+    /// A group behind a gap, too many nodes, roles on only some of the groups, a missing role, or identical groups without roles.
     pub fn check(&self) -> Result<(), SpecError> {
         let list = self.list();
         if self.0[list.len()..].iter().any(|group| *group != Group::default()) {
@@ -109,8 +108,8 @@ impl Groups {
     }
 }
 
-/// Reads `prefill:tp2+decode:dp2-tp1`, where what stands behind a role is a layout whose replicas all have it, and `tp2+tp1`: replicas
-/// without roles that have different numbers of ranks.
+/// Parses `prefill:tp2+decode:dp2-tp1`, where a role applies to all replicas of the layout after it, and `tp2+tp1`: replicas without
+/// roles and with different numbers of ranks.
 pub(super) fn parse(text: &str) -> Result<Layout, SpecError> {
     let grammar = || SpecError::Grammar(text.chars().take(64).collect());
     let (mut list, mut stages) = (Vec::new(), None);

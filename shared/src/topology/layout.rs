@@ -130,7 +130,7 @@ impl Layout {
             let ranks = nodes.is_multiple_of(groups).then(|| (nodes / groups) as u16);
             ranks.filter(|ranks| *ranks > 0).map(|ranks| Self::alike(replicas, stages, ranks))
         };
-        // A pipeline of single nodes stays one: where the network is slow, ranks would be slower than fewer stages.
+        // Keep a pipeline of single nodes a pipeline: on a slow network, tensor parallelism would be slower than fewer stages.
         let shorter = (self.stages > 1 && self.ranks == 1 && self.replicas == 1 && nodes < usize::from(self.stages))
             .then(|| Self::alike(1, nodes as u16, 1));
         let nearest = with(self.replicas, self.stages)

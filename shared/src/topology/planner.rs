@@ -45,7 +45,7 @@ impl FromStr for Goal {
     fn from_str(text: &str) -> Result<Self, String> {
         let goals = [Self::Balanced, Self::Latency, Self::Ttft, Self::Tpot, Self::Throughput];
         let found = goals.into_iter().find(|goal| goal.to_string() == text);
-        found.ok_or_else(|| format!("{text:?} is no goal; take balanced, latency, ttft, tpot or throughput"))
+        found.ok_or_else(|| format!("unknown goal {text:?}; use balanced, latency, ttft, tpot or throughput"))
     }
 }
 
@@ -201,8 +201,8 @@ fn key(prediction: &Prediction, goal: Goal) -> f64 {
     }
 }
 
-/// Lets the node be the head of each replica with which it does best: the head plans and has the texts besides. Ranks of a stage may
-/// change places, each with its share; equal ones stay.
+/// Picks the head of each replica that gives the best prediction, because the head also schedules and handles text. Ranks of the first
+/// stage change places together with their shares; ties keep the order.
 fn choose_head(sizes: &ModelSizes, nodes: &[PlanNode], demand: &Demand, goal: Goal, best: &mut Candidate) {
     for replica in 0..best.replicas.len() {
         let stages = &best.replicas[replica];

@@ -1,5 +1,5 @@
-//! What serves while members of the desired topology are away: the nearest layout of the same kind on the rest, if the model fits, and
-//! what an operator may expect before a node is stopped. Pure.
+//! Reduces the desired topology to the members that are present, if the model fits there, and predicts the effect of stopping a node.
+//! Pure.
 use std::ops::Range;
 
 use super::{
@@ -41,8 +41,8 @@ trait Needs {
     fn fits(&self, topology: &Topology, free: &[Bytes]) -> Result<(), String>;
 }
 
-/// The desired topology on the members that are there. Replicas that are whole stay as they are; of the others each goes on with the
-/// ranks that are left where it fits, or not at all. Where no replica is left, all form one.
+/// Reduces the desired topology to the members that are present. Complete replicas stay unchanged. Each of the others continues with its
+/// remaining ranks if the model fits, otherwise it stops. If no replica remains, all members together form one.
 ///
 /// # Errors
 /// Nothing fits; the reason of the nearest layout.
@@ -116,7 +116,7 @@ fn placed(desired: &Topology, one: &Stays, layers: &Range<u32>) -> (Member, Byte
     (Member { address: one.address.clone(), layers: layers.clone(), ..before }, one.free)
 }
 
-/// So many of them in their order: where not all are used, those with the most memory.
+/// The `count` members with the most free memory, in their original order.
 fn most_memory<'a>(there: &[&'a Stays], count: usize) -> Vec<&'a Stays> {
     let mut by_memory: Vec<usize> = (0..there.len()).collect();
     by_memory.sort_by_key(|index| std::cmp::Reverse(there[*index].free));
@@ -142,7 +142,7 @@ fn fits_alone(
     if by_speed.is_ok() {
         return Ok(topology);
     }
-    // Shares by speed may ask for more than a slow node's even part leaves to a fast one.
+    // Shares by speed can exceed the memory of a fast node: try equal shares.
     topology.members.iter_mut().for_each(|member| member.weight = 1);
     fits(&topology).map(|()| topology).or(Err(by_speed.err().unwrap_or_default()))
 }
@@ -194,7 +194,7 @@ impl Needs for OfFile<'_> {
             let needed = Holding { sizes, plan }.memory(PANEL_ROWS, kv, &seat).total();
             if free.0 > 0 && needed > *free {
                 let (layout, name) = (topology.layout, &member.name);
-                return Err(format!("its shard of {layout} needs {needed}, node {name} has {free} free"));
+                return Err(format!("the shard of {layout} on node {name} needs {needed}, {free} is free"));
             }
         }
         Ok(())
@@ -243,9 +243,9 @@ pub struct Now {
 /// What is left when a node is stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outlook {
-    /// Replicas that go on serving without a pause.
+    /// Replicas that continue to serve without a pause.
     pub replicas: usize,
-    /// Whether the rest may decide by itself to go on without the node.
+    /// Whether the remaining members have the majority to continue without the node.
     pub has_majority: bool,
     /// What the rest would serve, if it fits.
     pub topology: Option<Topology>,
@@ -254,7 +254,7 @@ pub struct Outlook {
 }
 
 impl Outlook {
-    /// Whether stopping the node leaves something that serves, now or after the rest is assigned anew.
+    /// Whether something serves after the node stops, immediately or after the remaining members are reassigned.
     pub fn is_ok(&self) -> bool {
         self.replicas > 0 || (self.topology.is_some() && self.has_majority)
     }
@@ -265,9 +265,8 @@ impl Outlook {
     }
 }
 
-/// Predicts what remains without a member: by the plan that the nodes make then, where `sizes` of the model are known, else by what
-/// the shards take now. `desired` is what the operator asked for; `now` are all members of `topology` in their order, and `has_witness`
-/// counts for two nodes.
+/// Predicts what remains without a member: with `sizes`, by the same plan that the nodes would make, otherwise estimated from the size of
+/// the present shards. `now` holds all members of `topology` in order. `has_witness` matters only with two nodes.
 pub fn ok_to_stop(
     (topology, desired): (&Topology, &Topology),
     leaving: MemberIndex,
@@ -366,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_replicas_stay_as_they_are_and_a_broken_one_goes_on_with_fewer_ranks() {
+    fn complete_replicas_stay_and_a_broken_one_continues_with_fewer_ranks() {
         let on = |layout: &str, count: usize, left: &[(u16, u64)]| {
             let (topology, sizes) = before(layout, count);
             let left = replan(&topology, &stays(left), &sizes).expect("something is left");
@@ -388,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_gives_what_was_asked_for_with_the_shares_that_were_given() {
+    fn returning_members_restore_the_desired_topology_and_its_shares() {
         let (mut topology, sizes) = before("dp2-tp2", 4);
         topology.members[2].weight = 3;
         let left = replan(&topology, &stays(&[(0, 0), (2, 0), (3, 0)]), &sizes).expect("something is left");

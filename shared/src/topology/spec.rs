@@ -319,8 +319,8 @@ impl Topology {
         (self.context_length as usize).div_ceil(KV_BLOCK_LENGTH) + usize::from(self.slots) - 1
     }
 
-    /// The place in `next` of a member whose replica stays as it is there: the same members with the same shares of the same model, so
-    /// that what it has loaded and computed goes on counting. Replicas with roles depend on each other and never stay.
+    /// The index of a member in `next` if its replica is unchanged there: same members, shares, model and settings, so that its shard and
+    /// KV cache stay valid. `None` for replicas with roles, which depend on each other.
     pub fn kept_in(&self, member: MemberIndex, next: &Self) -> Option<MemberIndex> {
         let name = &self.members.get(member.index())?.name;
         let place = MemberIndex(next.members.iter().position(|one| one.name == *name)? as u16);

@@ -1,5 +1,5 @@
-//! What a rank takes in memory, in parts: weights, KV cache, recurrent state and working memory. Working memory is derived from the
-//! shapes of what the engine allocates; `tests/limits/memory.py` compares the sum with the peak that the kernel counts.
+//! Memory of a rank by part: weights, KV cache, recurrent state and working memory. Working memory is computed from the shapes of the
+//! engine's buffers; `tests/limits/memory.py` compares the sum with the peak that the kernel counts.
 use super::{
     Exchange, Place, Topology,
     layout::{Layout, STEP_TOKENS_MAX},
@@ -25,7 +25,7 @@ const STATE_HEADER: usize = 2;
 /// The smallest buffer of a link for what is read.
 const LINK_BYTES: usize = 64 << 10;
 
-/// What of a rank's place decides about its buffers.
+/// The properties of a rank that determine the size of its buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seat {
     /// Stages of its replica.
@@ -57,7 +57,7 @@ impl Seat {
         Layout::alike(1, self.stages as u16, self.ranks as u16).step_tokens().min(STEP_TOKENS_MAX)
     }
 
-    /// Most rows of logits of a step: answers take turns in a pipeline; in a single stage drafts fill the step up.
+    /// Most rows of logits of a step: sequences take turns in a pipeline; in a single stage speculative tokens fill the step.
     fn rows(&self) -> usize {
         if self.stages > 1 { self.slots.div_ceil(self.stages) } else { usize::from(SLOTS_MAX) }
     }
@@ -83,8 +83,8 @@ impl RankMemory {
     }
 }
 
-/// Bytes of working memory of a rank at the peak of a load of long prompts and as many answers as there are slots. Not in it: what a
-/// first request with a grammar reads of the vocabulary, and bodies that the gateway holds.
+/// Peak working memory of a rank in bytes, under long prompts with all slots in use. Excludes the vocabulary tables of structured output
+/// and the request bodies in the gateway.
 pub fn working_bytes(holding: &Holding<'_>, seat: &Seat) -> u64 {
     let (shape, plan) = (&holding.sizes.shape, holding.plan);
     let head = if seat.is_head { shape.vocabulary_length * TOKEN_BYTES } else { 0 };

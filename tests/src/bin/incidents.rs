@@ -4,16 +4,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::Parser;
 use harness::incidents::{change_layout, strike};
 
-/// Takes nodes of one of two replicas out and in, kills and restarts them, and says what streams noticed.
+/// Exclude, include, kill and restart nodes of one of two replicas, and report the effect on streams.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Sequences of 5 to 10 actions
     #[arg(long, default_value_t = 30, value_name = "N")]
     sequences: usize,
-    /// Change the layout of one replica so often instead, and say how long streams pause
+    /// Change the layout of a single replica N times instead, and report how long streams pause
     #[arg(long, value_name = "N")]
     changes: Option<usize>,
-    /// The same seed does the same to the same nodes [default: from the clock]
+    /// Seed of the actions and of the nodes that they strike [default: from the clock]
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
 }
@@ -34,8 +34,8 @@ fn main() {
     found.back.sort_unstable();
     let back = |share: usize| found.back.get(found.back.len() * share / 100).map_or(0.0, |time| time.as_secs_f64());
     println!(
-        "{} streams, all with the right text; {} went on elsewhere; longest pause beside the incidents {:.2} s, of all {:.2} s; \
-         what was asked for was back after {:.1} s (median), {:.1} s at most",
+        "{} streams, all with the expected text; {} resumed; longest pause on the untouched replica {:.2} s, of all {:.2} s; \
+         the requested layout was back after {:.1} s (median), {:.1} s (p99)",
         found.streams,
         found.resumed,
         found.gap_beside.as_secs_f64(),

@@ -93,7 +93,7 @@ impl World {
         let Some(process) = &self.machines[node].process else { return };
         let Some(run) = &process.run else { return };
         let held = process.node.committed().map(Committed::name);
-        // What was committed is being written: until it is on the disk, what was served before goes on.
+        // The new assignment is still being written to disk: until it is, the previous engine continues.
         let is_changing = process.node.state() == NodeState::Connecting;
         if !is_changing && process.node.computes() != Some(run.epoch) {
             let epoch = run.epoch;

@@ -36,7 +36,7 @@ use crate::{
 
 /// Below this share two layouts count as the same.
 const FLOOR: f64 = 0.03;
-/// An experiment ends where the first token (p95) comes so many times as late as with the first layout.
+/// Above this ratio of TTFT p95 to that of the first layout, the verdict advises ending the experiment.
 const TTFT_MOST: f64 = 1.3;
 /// How long a small matrix may take, in minutes, where nothing is said.
 const REDUCED_MINUTES: u64 = 10;
@@ -377,7 +377,7 @@ fn stages(measured: &Measured) -> Option<Stages> {
     Stages::median(&measured.repeats.iter().filter_map(|repeat| repeat.stages).collect::<Vec<_>>())
 }
 
-/// Where the time to the first token of a cell goes: all its stages, the hop of its layout's boundaries, its network fraction.
+/// A cell's TTFT by stage, with the median hop latency and the network fraction; `None` if no request reported stages.
 fn times(measured: &Measured, hops: &BTreeMap<String, Vec<f64>>) -> Option<String> {
     let stages = stages(measured)?;
     let named: Vec<String> = stages.named().iter().map(|(name, time)| format!("{name} {}", number(*time))).collect();
@@ -395,11 +395,11 @@ fn times_object(measured: &Measured, hops: &BTreeMap<String, Vec<f64>>) -> Value
         "network_fraction": stages.map(Stages::network_fraction)})
 }
 
-/// The end of an experiment: the first token comes so much later than with the layout it is compared with.
+/// Advice to end the experiment, if TTFT p95 exceeds [`TTFT_MOST`] times that of the first layout.
 fn ends(metric: Metric, before: f64, after: f64) -> Option<String> {
     let factor = ratio(after, before);
     let is_end = metric == Metric::Ttft && factor > TTFT_MOST;
-    is_end.then(|| format!("; end the experiment: {factor:.2} times the TTFT p95, the limit is {TTFT_MOST}"))
+    is_end.then(|| format!("; end the experiment: TTFT p95 is {factor:.2} times the first, the limit is {TTFT_MOST}"))
 }
 
 /// What each layout does beside the first: its name, a line, whether it is better (`None`: beyond the noise neither).
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_token_that_comes_1_3_times_as_late_ends_the_experiment() {
+    fn ttft_beyond_limit_ends_experiment() {
         for (ttft, ends) in [(12.0, false), (13.0, false), (14.0, true)] {
             let verdicts = verdicts(&[measured("tp4", 10.0), measured("pp2-tp2", ttft)]);
             let said = verdicts.iter().any(|(_, line, _)| line.contains("end the experiment"));

@@ -60,7 +60,7 @@ impl Rig {
         Ok(nodes)
     }
 
-    /// Mean hops of all boundaries between stages of late, in milliseconds; none where there is no pipeline.
+    /// Hop latency at each stage boundary since the previous report, in milliseconds; empty without a pipeline.
     pub(super) async fn hops(&self) -> Result<Vec<f64>, Failure> {
         let mut found = Vec::new();
         for session in &self.sessions {

@@ -141,7 +141,7 @@ fn model(named: Option<&Path>) -> Result<PathBuf, Failure> {
     })?)
 }
 
-/// The demo model for a program at this path: beside it, in its source tree, where a package puts it.
+/// Finds the demo model for a program at this path: next to it, in its source tree, or where the package installs it.
 fn demo_model(program: &Path) -> Option<PathBuf> {
     let sources = program.ancestors().skip(1).take(4).map(|folder| folder.join("packaging/demo").join(MODEL));
     let prefix = program.ancestors().nth(2).unwrap_or(Path::new("/usr"));

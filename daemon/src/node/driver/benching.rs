@@ -56,7 +56,7 @@ pub(super) struct Benching {
 }
 
 impl Benching {
-    /// A task that ends once `cancel` says so.
+    /// Wraps a running task that ends when `cancel` is cancelled.
     pub(super) fn new(key: BenchKey, cancel: CancellationToken, task: JoinHandle<()>) -> Self {
         Self { key, cancel, task }
     }

@@ -193,17 +193,17 @@ pub(super) fn load(
     Ok(Loaded { shard, cache, pace, partners, text, pieces, bytes: Bytes(weight_bytes + kv) })
 }
 
-/// Bytes that computing takes beside weights and cache.
+/// Working memory in bytes, without weights and KV cache.
 fn working((file, shape): (&GgufFile, &Shape), plan: &ShardPlan, (topology, place): (&Topology, &Place)) -> u64 {
     let sizes = ModelSizes::of_file(file, shape);
     working_bytes(&Holding { sizes: &sizes, plan }, &Seat::of(topology, place))
 }
 
-/// What a paced node waits for in place of computing its shard.
+/// The pace of a node that waits for the simulated compute time instead of computing its shard.
 fn pace(paced: &Paced, (file, shape): (&GgufFile, &Shape), plan: &ShardPlan, topology: &Topology) -> Pace {
     let noise = if paced.jitter_ppm > 0 { Noise::Random { mean_ppm: paced.jitter_ppm } } else { Noise::None };
     let rank = (ModelSizes::of_file(file, shape), plan.clone(), topology.kv);
-    Pace::new((paced.profile.clone(), paced.slow_motion), rank, (noise, paced.seed))
+    Pace::new(paced.machine.clone(), rank, (noise, paced.seed))
 }
 
 /// A paced node needs no memory for weights: its own limit alone counts.

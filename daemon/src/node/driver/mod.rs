@@ -136,7 +136,7 @@ pub struct Driver {
     /// Where other nodes said that they listen.
     heard: BTreeMap<String, String>,
     slowness: Slowness,
-    /// The same over a shorter window: whether its stage is balanced.
+    /// As `slowness`, over the shorter window that rebalancing uses.
     balance: Slowness,
     draining: bool,
     exit: Option<i32>,

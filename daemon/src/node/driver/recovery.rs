@@ -69,7 +69,7 @@ impl Driver {
         self.respond(session, id, body).await;
     }
 
-    /// How much of its time this node computes, by its all-reduces up to now.
+    /// Thousandths of its time that this node computes, from its recent all-reduces.
     fn busy(&mut self) -> Option<u16> {
         let Some(running) = &self.running else { return None };
         let (cursor, part) = self.balance.part(running.run, self.started.elapsed())?;

@@ -89,7 +89,7 @@ pub(super) struct Running {
     thread: thread::JoinHandle<()>,
     /// The engine's counter as it was seen last, and since when it stands there with work to do.
     seen: (u64, Instant),
-    /// When the counter was seen to move last.
+    /// When a change of the counter was last observed.
     moved: Instant,
 }
 
@@ -254,7 +254,7 @@ impl Running {
         Arc::clone(&self.abort)
     }
 
-    /// Whether the engine runs requests, or has finished something within this time.
+    /// Whether the engine runs requests or has made progress within `time`.
     pub(super) fn has_worked_within(&self, time: Duration) -> bool {
         let is_at_it = self.abort.progress() != self.seen.0 || (self.text.is_some() && self.abort.is_busy());
         is_at_it || self.moved.elapsed() < time

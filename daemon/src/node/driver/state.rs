@@ -54,8 +54,8 @@ struct SavedTopology {
     topology: Topology,
 }
 
-/// What an operator asked for while the topology of this epoch is only the nearest to it. A file of its own: release 0.1 reads the
-/// other one without it.
+/// The desired topology, while the topology of this epoch differs from it. Kept in a separate file, because release 0.1 rejects unknown
+/// fields in `topology.toml`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedDesired {
@@ -183,7 +183,7 @@ impl StateFolder {
                 self.replace(FILE, &text(&saved)?)
             }
             Record::Committed(Some(Committed { epoch, topology, desired })) => {
-                // First: with another epoch than the topology's it does not count.
+                // Written before the topology: a desired topology of another epoch is ignored when both are read.
                 if let Some(desired) = desired {
                     let saved = SavedDesired { epoch: epoch.0, topology: (**desired).clone() };
                     self.replace(DESIRED_FILE, &text(&saved)?)?;

@@ -38,13 +38,13 @@ pub enum Ask {
         /// The topology.
         topology: Box<Topology>,
     },
-    /// Plan what is desired on the members that are there, by the sizes in the model's file.
+    /// Fit the desired topology to the available members, with the sizes in the model's file.
     Plan {
         /// Names the answer.
         question: Question,
         /// What an operator asked for.
         desired: Topology,
-        /// Who is there.
+        /// The available members.
         stay: Vec<Stays>,
     },
 }

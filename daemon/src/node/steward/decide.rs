@@ -124,7 +124,7 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
     if let Some(patient) = (0..views.len()).find(|index| missing(index) && reason(*index).is_none()) {
         return Decision::Wait(format!("waits for {}", name(patient)));
     }
-    // Who was lost is voted out also where other replicas serve: they go on, and the rest of this one is of use again.
+    // A lost member is voted out even while other replicas serve: they keep serving, and the rest of this replica can serve again.
     let is_lost = |index: &usize| views[*index].standing.is_none() && out(*index).is_none();
     if views.iter().any(View::serves) && !unit.clone().any(|index| is_lost(&index)) {
         return Decision::Wait("its replica is broken, others serve; include or assign when it is repaired".into());

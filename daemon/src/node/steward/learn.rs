@@ -1,15 +1,15 @@
-//! What members tell one another while all serves: a later decision that one missed, a topology that one has forgotten, the record of
-//! votes that one has lost.
+//! What a steward repairs while its topology serves: a later decision that its node missed, a topology that a member of another group
+//! lost, its own lost record of votes.
 use shared::protocol::recovery::RecoveryAsk;
 
 use super::{Ask, Doing, Look, Steward, View};
 use crate::node::quorum::majority;
 
 impl Steward {
-    /// A member of another group has lost its record: groups with roles come up together, and only a member that knows the topology and
-    /// is free can lead that.
+    /// Learns a later decision that this node missed. With roles, teaches the topology to a member of another group that lost its record:
+    /// groups with roles start together, and only an idle member that knows the topology can lead that.
     pub(super) fn teach(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
-        // A replica that stays as it is in what was decided does not notice that its node was not told.
+        // A replica that the decision leaves unchanged keeps running, so a missed decision has no other symptom.
         let held = views.iter().filter_map(|view| view.standing.as_ref()?.committed.as_ref());
         if let Some(later) = held.filter(|held| held.epoch > look.base.epoch).max_by_key(|held| held.epoch) {
             let own = self.settings.own.clone();
@@ -36,8 +36,8 @@ impl Steward {
         vec![ask]
     }
 
-    /// The own node's record of votes is gone: it hears what a majority of the other members holds. If one of them has accepted a
-    /// topology that follows, that vote comes first.
+    /// Restores the lost record of votes of this node from the topology that a majority of the other members holds. If one of them has
+    /// accepted a next topology, that vote is finished first.
     pub(super) fn recall(&mut self, look: &Look, views: &[View]) -> Option<Ask> {
         let others =
             || views.iter().filter_map(|view| view.standing.as_ref()).filter(|one| one.name != self.settings.name);

@@ -74,11 +74,11 @@ enum Purpose {
     Speed,
     /// It runs; the own node's record of votes is gone.
     Recall,
-    /// It runs here; another topology may have been decided, or a group with another role may not know any more that it belongs to this.
+    /// It runs here; this node may have missed a later decision, or a member of a group with another role may have lost its record.
     Teach,
-    /// It runs, but is not what was asked for: members of that may be back.
+    /// It runs, but differs from the desired topology, whose missing members may be back.
     Return,
-    /// It runs on one replica, of which a member is about to be restarted.
+    /// It runs on one replica, and one of its members is about to restart.
     Leave,
 }
 
@@ -144,14 +144,14 @@ pub struct Steward {
     speed_next: Duration,
     /// No member is taught before.
     teach_next: Duration,
-    /// Who is back, and since when it is the same.
+    /// The members that are back, and since when this list is unchanged.
     back: Option<(Vec<Joins>, Duration)>,
-    /// Nothing is done about those that are back before, and how long that is put off next.
+    /// Earliest time to include members that are back, and the pause before the attempt after that.
     return_next: Duration,
     return_pause: Duration,
-    /// Who is about to be restarted.
+    /// The member that is about to restart.
     leaving: String,
-    /// Shares are left as they are before, and how long after the next change.
+    /// Earliest time of the next rebalance, and the pause after it.
     balance_next: Duration,
     balance_pause: Duration,
 }
@@ -234,8 +234,8 @@ impl Steward {
         self.ask_all(base, place, own, purpose)
     }
 
-    /// Begins to go on without a member that is about to be restarted, where nothing else would serve meanwhile: what follows is loaded
-    /// beside what serves, and what serves stays where memory does not hold both. Back, the member takes part again by itself.
+    /// Starts to exclude a member that is about to restart, if it belongs to the only replica. The next topology is loaded while the current
+    /// one serves; without enough memory for both, nothing changes. The member rejoins by itself after its restart.
     pub fn leave(&mut self, now: Duration, own: Standing, name: &str) -> Vec<Ask> {
         (self.now, self.doing) = (now, Doing::Nothing);
         let Some(base) = own.committed.clone() else { return Vec::new() };

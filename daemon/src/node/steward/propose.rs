@@ -20,17 +20,17 @@ use crate::node::{
 /// What another topology is to be.
 #[derive(Debug)]
 pub(super) enum Change {
-    /// What is desired on those that are there, without the others, each with the reason.
+    /// The desired topology on the members that stay; `lost` are the excluded members, each with the reason.
     On { stay: Vec<MemberIndex>, lost: Vec<(MemberIndex, String)> },
-    /// The same members with other shares, which are desired from then on.
+    /// The same members with new shares, which become part of the desired topology.
     Shares(Topology),
-    /// What is desired with members of it that are back: all of it that is there.
+    /// The desired topology on all available members; `joins` are those that are back.
     Return { stay: Vec<Stays>, joins: Vec<Joins> },
     /// This one, with a node that was out.
     Again { topology: Topology, joins: MemberIndex },
 }
 
-/// A member of what is desired that is back.
+/// A member of the desired topology that is back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Joins {
     pub(super) name: String,
@@ -47,12 +47,12 @@ pub(super) struct Proposal {
     pub(super) change: Change,
     /// Votes of members that are away, for which an operator answers.
     pub(super) granted: usize,
-    /// The topology serves: what follows is loaded before anything ends.
+    /// The topology serves: the next one is loaded before it ends.
     pub(super) serves: bool,
 }
 
 impl Proposal {
-    /// Those that are back are of no use: without them the same is served.
+    /// Whether the plan with the returned members equals the running topology.
     fn would_change_nothing(&self, wanted: &Topology) -> bool {
         matches!(self.change, Change::Return { .. }) && wanted.is_alike(&self.base.topology)
     }
@@ -66,7 +66,7 @@ enum Stage {
     Vote(Box<Proposer>),
     /// The list of nodes that are out is kept, then what follows is learned.
     Tell(Committed, Told),
-    /// While the topology before serves: members of replicas that change load what follows, then change over.
+    /// The members of changed replicas load the next topology while the previous one serves, then switch.
     Load(Committed, Loading),
     /// A later topology is known: the own node learns it.
     Behind,
@@ -174,7 +174,7 @@ impl Steward {
         };
         match (&mut propose.stage, reply) {
             (Stage::Plan, Reply::Plan(Ok(wanted))) if propose.proposal.would_change_nothing(&wanted) => {
-                let fault = self.no_majority("with those that are back it would be the same");
+                let fault = self.no_majority("the returned members do not change the plan");
                 self.end_vote(&propose.proposal, Err(fault))
             }
             (Stage::Plan, Reply::Plan(Ok(wanted))) => {
@@ -216,7 +216,7 @@ impl Steward {
                 Vec::new()
             }
             Step::Wait => {
-                let fault = self.no_majority("too few voted for a topology without the lost members");
+                let fault = self.no_majority("too few members voted for the next topology");
                 self.end_vote(&propose.proposal, Err(fault))
             }
             Step::Propose => {
@@ -331,7 +331,7 @@ impl Steward {
         }
     }
 
-    /// All that answer learn what follows.
+    /// Sends the next topology to all members that answer.
     fn tell_next(&mut self, mut propose: Box<Propose>, next: Committed) -> Vec<Ask> {
         propose.waiting.clear();
         let mut asks = Vec::with_capacity(propose.voters.len());
@@ -345,7 +345,7 @@ impl Steward {
         asks
     }
 
-    /// What follows is loaded beside what serves, so that answers pause for the links alone. Replicas that stay as they are need nothing.
+    /// Loads the next topology while the current one serves, so that serving pauses only to open links. Unchanged replicas are skipped.
     fn load(&mut self, mut propose: Box<Propose>, next: Committed, stage: Loading) -> Vec<Ask> {
         let before = &propose.proposal.base.topology;
         let is_kept = |member: &Member| {
@@ -380,13 +380,13 @@ impl Steward {
         asks
     }
 
-    /// A member has loaded or changed over, or cannot: then all learn what was decided, and it comes up as after a loss.
+    /// A member has loaded or switched, or failed. After a failure all members learn the decision, and recovery starts it as after a loss.
     fn loaded(&mut self, mut propose: Box<Propose>, reply: Reply) -> Vec<Ask> {
         let Stage::Load(next, stage) = &propose.stage else { return Vec::new() };
         let (next, stage) = (next.clone(), *stage);
         let failed = reply.of_node().err().filter(|_| stage != Loading::Abort);
         if let Some(fault) = failed {
-            tracing::warn!("what follows is loaded only when what serves has ended: {fault}");
+            tracing::warn!("cannot load the next topology while this one serves; ends this one first: {fault}");
             return self.load(propose, next, Loading::Abort);
         }
         if !propose.waiting.is_empty() {
@@ -403,7 +403,7 @@ impl Steward {
     }
 }
 
-/// What is desired with the shares that its members have now.
+/// The desired topology with the shares of `now`.
 fn with_shares(desired: &Topology, now: &Topology) -> Topology {
     let mut wanted = desired.clone();
     for member in &mut wanted.members {
@@ -413,7 +413,7 @@ fn with_shares(desired: &Topology, now: &Topology) -> Topology {
     wanted
 }
 
-/// Members at their places in what is desired.
+/// The available members, by their index in the desired topology.
 pub(super) fn stays<'a>(desired: &Topology, there: impl Iterator<Item = (&'a Member, &'a View)>) -> Vec<Stays> {
     let stays = |(member, view): (&Member, &View)| {
         let place = desired.members.iter().position(|one| one.name == member.name)?;

@@ -1,5 +1,5 @@
-//! Changes what serves while it does: its first member looks for members of the desired topology that are away, and proposes what is
-//! possible with those that are back; and it proposes other shares where ranks compute for unlike times.
+//! Changes a topology while it serves. The steward of its first member includes members of the desired topology that are back, and
+//! rebalances shares where ranks compute for different times. A rolling restart excludes a member before it restarts.
 use std::time::Duration;
 
 use shared::{
@@ -19,17 +19,17 @@ use super::{
 };
 use crate::node::{balance::rebalanced, breaker::BY_ITSELF};
 
-/// How the reason begins for which nodes take out a member that they do not hear any more. It is lifted when the member is back.
+/// Prefix of the reason with which nodes exclude a member that does not answer. Such an exclusion ends when the member is back.
 pub(super) const AWAY: &str = "did not answer for";
 
-/// Time after a change of shares before the next; doubles up to the most where changes follow one another.
+/// Pause after a rebalance; doubles up to the maximum while rebalances follow each other closely.
 pub(super) const BALANCE_PAUSE: Duration = Duration::from_secs(60);
 const BALANCE_PAUSE_MAX: Duration = Duration::from_secs(3600);
-/// Longest pause before what could not be brought back is tried again with the same members.
+/// Longest pause before another attempt to include the same members.
 const RETURN_PAUSE_MAX: Duration = Duration::from_secs(300);
 
 impl Steward {
-    /// While all serves: proposes what is desired, or what is nearer to it, with the members that are back.
+    /// Proposes the desired topology, or the best fit, with the members that are back, while all members serve.
     pub(super) fn watch_return(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
         let others: Vec<Member> = {
             let serves = |member: &&Member| look.base.topology.members.iter().any(|one| one.name == member.name);
@@ -62,7 +62,7 @@ impl Steward {
         self.propose(Proposal { base: look.base, views, own: look.place, change, granted: 0, serves: true })
     }
 
-    /// While all serves: proposes to go on without the member that is about to be restarted.
+    /// Proposes a topology without the member that is about to restart, while all members serve.
     pub(super) fn watch_leave(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
         if !views.iter().all(|view| is_at_rest(view, &look.base)) {
             return Vec::new();
@@ -70,7 +70,7 @@ impl Steward {
         let members = look.base.topology.members.iter().zip(&views);
         let mut stay = stays(look.base.desired(), members.filter(|(member, _)| member.name != self.leaving));
         for one in &mut stay {
-            // What serves stays meanwhile: only what is free beside it counts.
+            // The current shards stay loaded meanwhile, so their memory does not count as free.
             let standing = views[one.member.index()].standing.as_ref();
             let shard = standing.map_or(Bytes(0), |standing| standing.shard);
             one.free = Bytes(one.free.0.saturating_sub(shard.0));
@@ -79,7 +79,7 @@ impl Steward {
         self.propose(Proposal { base: look.base, views, own: look.place, change, granted: 0, serves: true })
     }
 
-    /// While all serves: proposes other shares for ranks that compute for unlike times.
+    /// Proposes new shares for ranks that compute for different times, while all members serve.
     pub(super) fn watch_balance(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
         let waits = look.place != 0 || self.now < self.balance_next || self.settings.recovery.rebalance_after.is_none();
         let restarts = |view: &View| {
@@ -91,15 +91,15 @@ impl Steward {
         let Some(topology) = rebalanced(&look.base.topology, &views) else { return Vec::new() };
         let shares: Vec<String> =
             topology.members.iter().map(|member| format!("{} {}", member.name, member.weight)).collect();
-        tracing::warn!("ranks compute for unlike times; they get other shares: {}", shares.join(", "));
+        tracing::warn!("ranks compute for different times; proposes new shares: {}", shares.join(", "));
         let change = Change::Shares(topology);
         self.propose(Proposal { base: look.base, views, own: look.place, change, granted: 0, serves: true })
     }
 
-    /// A vote about shares has ended. Where one change follows another, speeds vary faster than shares should.
+    /// A vote on shares has ended. If rebalances follow each other, speeds vary faster than shares should: the pause grows.
     pub(super) fn balance_ended(&mut self, outcome: Result<(), Fault>) {
         if let Err(fault) = outcome {
-            tracing::warn!("shares stay as they are: {fault}");
+            tracing::warn!("cannot rebalance shares: {fault}");
         }
         let is_soon = self.now < self.balance_next + 2 * self.balance_pause;
         let longer = (2 * self.balance_pause).min(BALANCE_PAUSE_MAX);
@@ -107,17 +107,17 @@ impl Steward {
         self.balance_next = self.now + self.balance_pause;
     }
 
-    /// A vote about members that are back has ended.
+    /// A vote on including or leaving out members has ended.
     pub(super) fn return_ended(&mut self, outcome: Result<(), Fault>) {
         self.return_next = self.now + self.return_pause;
         if let Err(fault) = outcome {
-            tracing::warn!("what was asked for is not possible yet: {fault}");
+            tracing::warn!("cannot change the members of the topology yet: {fault}");
             self.return_pause = (2 * self.return_pause).min(RETURN_PAUSE_MAX);
         }
     }
 }
 
-/// Whether a member serves this and nothing is under way there.
+/// Whether a member serves this topology and has not accepted another one.
 fn is_at_rest(view: &View, base: &Committed) -> bool {
     let is_at_rest = |one: &Standing| !one.accepted && one.committed.as_ref() == Some(base);
     view.serves() && view.standing.as_ref().is_some_and(is_at_rest)
@@ -131,7 +131,7 @@ fn exclusions<'a>(views: impl Iterator<Item = &'a View>) -> Exclusions {
     list
 }
 
-/// Whether a member is free to take part again: it has seen no later epoch, no operator has taken it out, and no slowness has.
+/// Whether a member can rejoin: it is idle, has seen no later epoch, and is excluded neither by an operator nor as a straggler.
 fn is_back(member: &Member, view: &View, seen: Epoch, list: &Exclusions) -> bool {
     let is_free = |one: &Standing| one.state == NodeState::Idle && one.committed.is_none() && one.epoch <= seen;
     let is_in = list.of(&member.name, &member.address).is_none_or(|entry| {

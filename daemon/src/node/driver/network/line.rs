@@ -1,5 +1,5 @@
-//! A connection between two nodes for measuring: whole messages of a bounded length, protected like those of ranks, in buffers that are
-//! made once.
+//! A measuring connection between two nodes: length-prefixed messages of bounded size, protected like the data links of ranks, in buffers
+//! that are allocated once.
 use std::io;
 
 use shared::protocol::{
@@ -13,7 +13,7 @@ use tokio::{
     net::TcpStream,
 };
 
-/// Bytes of the length before a message.
+/// Bytes of the length prefix.
 const LENGTH_BYTES: usize = 4;
 
 /// One end.
@@ -21,9 +21,9 @@ const LENGTH_BYTES: usize = 4;
 pub(super) struct Line {
     stream: TcpStream,
     seals: Seals,
-    /// What is sent.
+    /// Buffer of the message being sent.
     out: Vec<u8>,
-    /// What came.
+    /// Buffer of the received message.
     input: Vec<u8>,
 }
 
@@ -51,14 +51,14 @@ impl Line {
     /// The body of the next message.
     ///
     /// # Errors
-    /// The peer is gone, or sent what no such message is.
+    /// The connection broke, or the message is too long or fails its integrity check.
     pub(super) async fn receive(&mut self) -> Result<&[u8], FaultKind> {
         self.stream.read_exact(&mut self.input[..LENGTH_BYTES]).await.map_err(|error| broke(&error))?;
         let length = self.input.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes) as usize);
         let end = LENGTH_BYTES.saturating_add(length);
         let Some(rest) = self.input.get_mut(LENGTH_BYTES..end) else {
             return Err(FaultKind::Malformed {
-                reason: format!("a message of {length} bytes while links are measured"),
+                reason: format!("a message of {length} bytes on a measuring link, at most {CHUNK_BYTES} expected"),
             });
         };
         self.stream.read_exact(rest).await.map_err(|error| broke(&error))?;

@@ -1,4 +1,4 @@
-//! The end of a measured link that dialled: times round trips, and counts what a peer streams.
+//! The dialling end of a measured link: times round trips and counts the bytes that the peer streams.
 use std::time::Duration;
 
 use shared::{
@@ -22,21 +22,21 @@ use tokio::{
 
 use super::line::Line;
 
-/// Round trips before those that count.
+/// Warm-up round trips, not counted.
 const WARM: u32 = 2;
-/// A small message comes back within this.
+/// Deadline of one echo.
 const ECHO: Duration = Duration::from_secs(5);
-/// The first message of a stream comes within this.
+/// Deadline of the first message of a stream.
 const BEGIN: Duration = Duration::from_secs(5);
 
-/// What a stream brought once it was under way.
+/// Bytes and rate of a stream after its warm-up.
 #[derive(Clone, Copy, Debug)]
 struct Streamed {
     bytes: u64,
     bits_per_second: u64,
 }
 
-/// Measures what was asked for, one peer after another, and sends its progress; `may_go_on` is asked before each.
+/// Measures the peers one after another and reports progress. `may_go_on` is checked before each peer and before the incast.
 pub(super) async fn measure(
     own: &Identity,
     wanted: &BenchNetwork,
@@ -49,7 +49,7 @@ pub(super) async fn measure(
     let progress = |step: usize, what: String| BenchProgress { step: step as u16 + 1, steps, what };
     for (index, peer) in wanted.peers.iter().enumerate() {
         may_go_on()?;
-        // What finds no place is not told.
+        // Progress is dropped while the queue is full.
         let _ = told.try_send(progress(index, format!("link to {}", peer.name)));
         links.push(link(own, peer, wanted).await?);
     }
@@ -77,7 +77,7 @@ async fn link(own: &Identity, peer: &Neighbour, wanted: &BenchNetwork) -> Result
     let mut times = Vec::with_capacity(wanted.pings as usize);
     for round in 0..WARM + wanted.pings {
         let begin = Instant::now();
-        timeout(ECHO, echo(&mut line)).await.map_err(|_| late(peer, "an echo", ECHO))??;
+        timeout(ECHO, echo(&mut line)).await.map_err(|_| late(peer, "the echo", ECHO))??;
         if round >= WARM {
             times.push(Nanoseconds(begin.elapsed().as_nanos() as u64));
         }
@@ -94,14 +94,14 @@ async fn echo(line: &mut Line) -> Result<(), FaultKind> {
     line.receive().await.map(drop)
 }
 
-/// Takes a stream for its time. The first quarter does not count: a connection begins slowly.
+/// Receives a stream for `ms`. The first quarter is not counted, because TCP slow start limits it.
 async fn streamed(line: &mut Line, peer: &Neighbour, ms: u32) -> Result<Streamed, FaultKind> {
     line.send(&Probe::Stream { ms }.encode()).await?;
-    timeout(BEGIN, line.receive()).await.map_err(|_| late(peer, "a stream", BEGIN))??;
+    timeout(BEGIN, line.receive()).await.map_err(|_| late(peer, "the first message of the stream", BEGIN))??;
     let (begin, time) = (Instant::now(), Duration::from_millis(u64::from(ms)));
     let (end, mut counted) = (begin + time, begin);
     let (mut bytes, mut last) = (0, begin);
-    // What still comes after the end is of no interest: the line is closed with it.
+    // The line is dropped afterwards, so later messages are not read.
     while let Ok(body) = timeout_at(end, line.receive()).await {
         let count = body?.len() as u64;
         last = Instant::now();
@@ -119,7 +119,7 @@ async fn streamed(line: &mut Line, peer: &Neighbour, ms: u32) -> Result<Streamed
     Ok(Streamed { bytes, bits_per_second })
 }
 
-/// All peers at once, on connections that are open before the first of them begins.
+/// Receives from all peers at once; every connection is open before the first stream starts.
 async fn all_at_once(own: &Identity, wanted: &BenchNetwork) -> Result<Incast, FaultKind> {
     let mut lines = Vec::with_capacity(wanted.peers.len());
     for peer in &wanted.peers {

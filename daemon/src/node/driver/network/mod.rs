@@ -1,4 +1,4 @@
-//! Measures links to other nodes on connections of their own, and is the other end of such links. Nodes that run a request refuse both.
+//! Measures links to other nodes on separate connections, and serves the other end. A node that runs a request refuses to start either.
 mod line;
 mod measure;
 mod serve;
@@ -24,19 +24,19 @@ use tokio_util::sync::CancellationToken;
 use super::{Driver, Event, Input, benching::Benching};
 use crate::node::BenchKey;
 
-/// Most links that others measure to this node at the same time.
+/// Most incoming measuring links at the same time.
 const LINES_MAX: usize = 4;
-/// Most links that are kept.
+/// Most measured links that are kept.
 const KNOWN_MAX: usize = shared::protocol::network::PEERS_MAX;
-/// Lines of progress that may wait.
+/// Capacity of the progress queue.
 const PROGRESS_MAX: usize = 8;
-/// An engine that has finished a step within this runs a request.
+/// An engine that finished a collective within this time counts as busy.
 const QUIET: Duration = Duration::from_millis(250);
 
 /// What a driver keeps of its network.
 #[derive(Debug)]
 pub(super) struct Network {
-    /// Places for links that others measure.
+    /// Permits for incoming measuring links.
     lines: Arc<Semaphore>,
     /// What this node has measured.
     pub(super) measured: Measured,
@@ -49,13 +49,13 @@ impl Default for Network {
 }
 
 impl Driver {
-    /// Whether no request runs here and nothing is being loaded: a stream would slow it down, and be slowed down by it.
+    /// Refuses a measurement while this node runs a request or loads: each would slow down the other.
     fn check_quiet(&self) -> Result<(), FaultKind> {
         let state = self.node.state();
         let works = self.running.as_ref().is_some_and(|running| running.has_worked_within(QUIET));
         match state {
             NodeState::Idle | NodeState::Ready | NodeState::Faulted if !works => Ok(()),
-            // Ranks that are no head do not know of how many.
+            // Only the head knows how many requests run.
             NodeState::Ready | NodeState::Serving => {
                 Err(FaultKind::RequestsRun { count: self.node.request_count().max(1) })
             }
@@ -63,11 +63,11 @@ impl Driver {
         }
     }
 
-    /// Begins a measurement of links; its end comes as an input.
+    /// Starts a link measurement; its result arrives as `Event::BenchEnded`.
     pub(super) fn bench_network(&mut self, key: BenchKey, wanted: BenchNetwork) {
         let cancel = CancellationToken::new();
         let (inputs, own, cancelled) = (self.around.inputs.clone(), self.identity.clone(), cancel.clone());
-        // The bench itself is what an idle node does now.
+        // `Benching` is this very bench on an otherwise idle node.
         let is_idle = self.node.state() == NodeState::Benching;
         let quiet = if is_idle { Ok(()) } else { self.check_quiet() };
         let before = self.benching.take();
@@ -85,7 +85,7 @@ impl Driver {
             let (told, mut progress) = channel(PROGRESS_MAX);
             let telling = async {
                 while let Some(progress) = progress.recv().await {
-                    // A driver that is gone ends this bench.
+                    // The send fails only when the driver has ended, which cancels this bench.
                     let _ = inputs.send(Input::Event(Event::BenchProgress(key, progress))).await;
                 }
             };
@@ -109,7 +109,7 @@ impl Driver {
 }
 
 impl Network {
-    /// Keeps what a bench found for those who plan.
+    /// Stores the results of a bench for the planner.
     pub(super) fn keep(&mut self, found: &BenchFound) {
         let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
         match found {
@@ -133,7 +133,7 @@ impl Network {
     }
 }
 
-/// What a plan takes of a bench: the bandwidth of all threads, the first context, the longest prompt. Reports carry it.
+/// The results that the planner uses, small enough for every report: bandwidth of all threads, first context, last prompt.
 fn shortened(found: &NodeBench) -> NodeBench {
     NodeBench {
         bandwidth: found.bandwidth.last().copied().into_iter().collect(),

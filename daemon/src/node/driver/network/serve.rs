@@ -1,4 +1,4 @@
-//! The end of a measured link that was dialled: sends small messages back and streams, to no other node than the one that dialled.
+//! The accepting end of a measured link: echoes small messages and streams, only to the node that dialled.
 use std::time::Duration;
 
 use shared::protocol::{
@@ -11,11 +11,11 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{super::Driver, LINES_MAX, line::Line};
 
-/// What streams are made of.
+/// Body of every message of a stream.
 static CHUNK: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
 
 impl Driver {
-    /// A node wants to measure its link to this one: welcomed unless the node has something better to do.
+    /// Accepts a node that wants to measure its link to this one, unless this node is busy or has too many such links.
     pub(in crate::node::driver) fn probed(&mut self, mut connection: Connection, identity: &Identity) {
         let verdict = self.check_quiet().and_then(|()| {
             let full = |_| FaultKind::Full { what: "measured links".into(), limit: LINES_MAX as u32 };
@@ -36,7 +36,7 @@ impl Driver {
     }
 }
 
-/// Does what the peer asks for until it is gone; says why it ends.
+/// Answers probes until the connection ends; returns the reason.
 async fn serve(mut line: Line) -> FaultKind {
     loop {
         let probe = match line.receive().await {
@@ -46,7 +46,7 @@ async fn serve(mut line: Line) -> FaultKind {
         let sent = match probe {
             Some(Probe::Echo) => line.send(&Probe::Echo.encode()).await,
             Some(Probe::Stream { ms }) => stream(&mut line, Duration::from_millis(u64::from(ms))).await,
-            None => return FaultKind::Malformed { reason: "neither an echo nor a stream was asked for".into() },
+            None => return FaultKind::Malformed { reason: "a probe that is neither an echo nor a stream".into() },
         };
         if let Err(kind) = sent {
             return kind;
@@ -59,7 +59,7 @@ async fn stream(line: &mut Line, time: Duration) -> Result<(), FaultKind> {
     let mut rest = STREAM_BYTES_MAX;
     while rest >= CHUNK_BYTES as u64 && Instant::now() < end {
         rest -= CHUNK_BYTES as u64;
-        // One that was cut in the middle ends the line: the peer has hung up by then.
+        // A timeout may cut a message in the middle, so the line ends with it. The peer stops reading at `end`.
         let late = |_| FaultKind::Timeout { what: "a stream".into(), seconds: 1 + time.as_secs() as u32 };
         timeout_at(end + Duration::from_secs(1), line.send(&CHUNK)).await.map_err(late)??;
     }

@@ -166,7 +166,7 @@ async fn answer(session: &Session, body: RequestBody, within: Duration) -> Resul
     }
 }
 
-/// What is desired on those that are there, by what the model's file says.
+/// Fits the desired topology to the available members, with the sizes in the model's file.
 fn plan(models: &[PathBuf], desired: &Topology, stay: &[Stays]) -> Result<Topology, FaultKind> {
     let (_, file, shape) = loading::open(models, &desired.model)?;
     let sizes = ModelSizes::of_file(&file, &shape);

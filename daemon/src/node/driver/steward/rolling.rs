@@ -14,7 +14,7 @@ use shared::{
 
 use super::{Steward, peers::Peers};
 
-/// A node must be back, and all must serve, within this after its drain: shards of gigabytes come from SD cards.
+/// Time for a node to restart and for all members to serve again, without its drain. Shards of gigabytes load from SD cards.
 const STEP: Duration = Duration::from_secs(300);
 
 /// What the driver of a restart remembers.
@@ -24,11 +24,11 @@ pub(super) struct Restarting {
     step: Option<(u64, Instant)>,
     /// When the node was told last.
     told: Option<Instant>,
-    /// Whether the others were to go on without the node before it is told.
+    /// Whether the other members were already asked to continue without the node.
     has_left: bool,
 }
 
-/// Does the next thing, if there is one and it is this node's to do. Returns the node that the others should first go on without.
+/// Takes the next step of a restart that this node drives. Returns a node that the topology should exclude before it restarts.
 pub(super) async fn look(
     steward: &Steward,
     peers: &mut Peers,
@@ -113,11 +113,11 @@ async fn spread(steward: &Steward, peers: &mut Peers, rolling: &Rolling, address
     }
 }
 
-/// Whether the others went on without a node, which takes part again when it is back.
+/// Whether the running topology excludes a node that is expected to rejoin.
 fn has_left(own: &Standing, node: &str) -> bool {
     let is_in = |topology: &Topology| topology.members.iter().any(|member| member.name == node);
     let left = own.committed.as_ref().is_some_and(|held| is_in(held.desired()) && !is_in(&held.topology));
-    // One that an operator took out stays out.
+    // A node that an operator excluded does not rejoin.
     left && own.exclusions.out().all(|entry| entry.node != node)
 }
 
