@@ -3,7 +3,7 @@ use shared::{
     latency::ratio,
     schedule::Choice,
     simulate::{Link, NodeProfile},
-    telemetry::{KnownLink, Measured, NodeReport},
+    telemetry::{KnownLink, Measured, NodeReport, PACED},
     topology::{
         Exchange, KvFormat, Layout,
         cost::{Demand, PlanNode, PlanStage},
@@ -91,14 +91,16 @@ impl AskNode {
             machine: machine.to_owned(),
             cores,
             kernels: report.kernels.clone(),
-            memory: free + if keeps { 0 } else { report.shard.0 },
+            memory: if keeps { free } else { free.saturating_add(report.shard.0) },
             measured: report.measured.clone(),
         }
     }
 
     /// Its speed: from its own bench of this model, otherwise the built-in profile with the same instruction set.
     pub fn profile(&self, sizes: &ModelSizes, model: &str) -> NodeProfile {
-        let base = if self.kernels == "neon" { NodeProfile::pi4() } else { NodeProfile::pi5() };
+        // A paced node reports its profile in place of its kernels.
+        let is_pi4 = self.kernels == "neon" || self.kernels.strip_prefix(PACED).is_some_and(|of| of.starts_with("pi4"));
+        let base = if is_pi4 { NodeProfile::pi4() } else { NodeProfile::pi5() };
         let cores = if self.cores == 0 { PROFILE_CORES } else { self.cores } as f64 / PROFILE_CORES as f64;
         let base = NodeProfile {
             macs_per_second: base.macs_per_second * cores,
@@ -233,7 +235,8 @@ impl Planned {
 /// As [`Planned::links_known`].
 pub fn links_known<'a>(nodes: impl Iterator<Item = (&'a str, &'a [KnownLink])> + Clone, now_unix_ms: u64) -> String {
     let found: Vec<Link> = links(nodes.clone()).into_iter().flatten().collect();
-    let oldest = nodes.clone().flat_map(|(_, known)| known).map(|link| link.unix_ms).min();
+    let is_listed = |link: &&KnownLink| nodes.clone().any(|(name, _)| name == link.peer);
+    let oldest = nodes.clone().flat_map(|(_, known)| known).filter(is_listed).map(|link| link.unix_ms).min();
     let Some((slowest, oldest)) = found.iter().copied().reduce(Link::slower).zip(oldest) else {
         return format!(
             "links assumed: {} us, {} Mb/s (run console bench links to measure them)",

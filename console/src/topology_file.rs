@@ -2,7 +2,7 @@
 use serde::{Deserialize, Serialize};
 use shared::{
     schedule::Choice,
-    topology::{Exchange, Group, Groups, KvFormat, Layout, Role, Topology, spec::NODES_MAX},
+    topology::{Exchange, Group, KvFormat, Layout, Role, Topology, spec::NODES_MAX},
 };
 
 use crate::{client::assign::SLOTS_DEFAULT, wanted::Wanted};
@@ -204,20 +204,19 @@ impl TopologyFile {
 }
 
 fn layout(stages: &[&Stage]) -> Result<Layout, FileError> {
-    let ranks = stages[0].nodes.len();
     let has_roles = stages.iter().any(|stage| stage.role != Role::Both);
-    // Groups with roles may have different ranks, the stages of one may not.
+    // Replicas may have different numbers of ranks, the stages of one may not.
     let unlike = |stage: &&&Stage| {
-        let of_replica = stages.iter().find(|other| other.replica == stage.replica);
-        let first = of_replica.filter(|_| has_roles).unwrap_or(&stages[0]);
-        stage.nodes.len() != first.nodes.len() || (has_roles && stage.role != first.role)
+        let first = stages.iter().find(|other| other.replica == stage.replica).unwrap_or(&stages[0]);
+        stage.nodes.len() != first.nodes.len() || stage.role != first.role
     };
     if let Some(other) = stages.iter().find(unlike) {
         if has_roles && stages.iter().any(|stage| stage.replica == other.replica && stage.role != other.role) {
             return Err(FileError::Value(format!("the stages of replica {} have different roles", other.replica)));
         }
         let what = format!("the stage of {}", other.nodes.join(", "));
-        let (found, first) = (format!("{} nodes", other.nodes.len()), format!("{ranks}"));
+        let first = stages.iter().find(|stage| stage.replica == other.replica).unwrap_or(&stages[0]).nodes.len();
+        let (found, first) = (format!("{} nodes", other.nodes.len()), first.to_string());
         return Err(FileError::Uneven { what, found, first, each: "stage" });
     }
     let replicas = stages.chunk_by(|a, b| a.replica == b.replica);
@@ -232,12 +231,9 @@ fn layout(stages: &[&Stage]) -> Result<Layout, FileError> {
             return Err(FileError::Uneven { what: format!("replica {number}"), found, first, each: "replica" });
         }
     }
-    if has_roles {
-        let group = |replica: &[&Stage]| Group { role: replica[0].role, ranks: replica[0].nodes.len() as u16 };
-        let groups = Groups::new(&replicas.map(group).collect::<Vec<_>>());
-        return Ok(Layout::of_groups(groups.map_err(|error| FileError::Value(error.to_string()))?, count as u16));
-    }
-    Ok(Layout::alike(replicas.count() as u16, count as u16, ranks as u16))
+    let group = |replica: &[&Stage]| Group { role: replica[0].role, ranks: replica[0].nodes.len() as u16 };
+    let groups: Vec<Group> = replicas.map(group).collect();
+    Layout::of_replicas(&groups, count as u16).map_err(|error| FileError::Value(error.to_string()))
 }
 
 /// The layers of each stage; none if they are to be balanced.

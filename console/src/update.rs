@@ -1,4 +1,5 @@
 //! What each event changes, and what it wants done: the whole behaviour of the dashboard, without a terminal or a clock.
+mod assign;
 mod desk;
 mod frozen;
 mod generate;
@@ -10,6 +11,8 @@ mod table;
 use std::time::Duration;
 
 use shared::telemetry::NodeReport;
+
+use assign::{assign, on_planned};
 
 use crate::{
     effect::Effect,
@@ -26,7 +29,6 @@ use crate::{
         standing::{Cluster, cluster, hint},
         sync, watch,
     },
-    wanted::Wanted,
 };
 
 /// Handles an event. Everything but ticks that change nothing asks for a frame.
@@ -320,68 +322,6 @@ fn send(state: &mut State) -> Vec<Effect> {
     state.request.send(state.now);
     let head = state.ready_head().or(state.place_of(0)).unwrap_or(0);
     vec![Effect::Generate { head, generate: Box::new(generate) }]
-}
-
-/// Assigns now if every node that is in is there and has said what it knows of nodes that are out, else as soon as they have.
-fn assign(state: &mut State) -> Vec<Effect> {
-    // Wait for the planner's answer.
-    let may = !state.readonly && !state.assigns_best;
-    let Some(wanted) = state.assignable().filter(|_| may) else { return Vec::new() };
-    if !state.all_report() {
-        state.wanted.get_or_insert(wanted);
-        state.assignment = Assignment::WaitsForNodes;
-        return Vec::new();
-    }
-    let asked = state.asked.take();
-    if let (true, Some(asked), Some((topology, _))) = (state.is_ready(), &asked, state.topology())
-        && asked.is_met_by(topology)
-    {
-        // The running topology is used as it is.
-        state.assignment = Assignment::Nothing;
-        state.wanted = None;
-        return Vec::new();
-    }
-    let is_start = asked.is_some();
-    if asked.is_some_and(|asked| asked.leaves_layout_open()) {
-        let effects = plan::ask_before(state, &wanted);
-        if !effects.is_empty() {
-            state.wanted = Some(wanted);
-            state.assigns_best = true;
-            return effects;
-        }
-    }
-    let members = state.usable();
-    assign_to(state, (wanted, members), is_start)
-}
-
-/// Assigns, or asks for confirmation if that would replace another topology.
-fn assign_to(state: &mut State, (wanted, members): (Wanted, Vec<usize>), is_start: bool) -> Vec<Effect> {
-    if replaces(state, &wanted, is_start) {
-        state.assignment = Assignment::Nothing;
-        state.wanted = None;
-        operate::ask_assign(state, wanted, members);
-        return Vec::new();
-    }
-    state.assignment = Assignment::Loading;
-    vec![Effect::Assign { wanted, members }]
-}
-
-/// Assigns the planner's best layout if the layout was left open to it, or one for all nodes if nothing could be planned.
-fn on_planned(state: &mut State) -> Vec<Effect> {
-    if !std::mem::take(&mut state.assigns_best) {
-        return Vec::new();
-    }
-    let all = state.assignable().map(|wanted| (wanted, state.usable()));
-    let Some(chosen) = plan::best(state).or(all) else { return Vec::new() };
-    state.wanted = Some(chosen.0.clone());
-    assign_to(state, chosen, true)
-}
-
-/// Whether an assignment would end something else: what serves, or at the start also what broke and may come back.
-fn replaces(state: &State, wanted: &Wanted, is_start: bool) -> bool {
-    let Some((topology, _)) = state.topology() else { return false };
-    let is_same = topology.layout == wanted.layout && topology.model == wanted.model;
-    !is_same && (is_start || state.is_ready())
 }
 
 /// What arrived from the nodes, and what of it is worth an entry among the events.

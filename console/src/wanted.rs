@@ -131,6 +131,24 @@ pub struct Asked {
     pub goal: Goal,
 }
 
+impl From<&Wanted> for Asked {
+    /// Exactly this: nothing but an unset context length is left open.
+    fn from(wanted: &Wanted) -> Self {
+        Self {
+            model: wanted.model.clone(),
+            layout: Some(wanted.layout),
+            weights: wanted.weights.clone(),
+            layers: wanted.layers.clone(),
+            kv: Some(wanted.kv),
+            exchange: Some(wanted.exchange),
+            collective: Some(wanted.collective),
+            context_length: wanted.context_length,
+            slots: wanted.slots,
+            goal: Goal::default(),
+        }
+    }
+}
+
 impl Asked {
     /// Whether the planner may choose the layout. Explicit shares or layers imply one.
     pub fn leaves_layout_open(&self) -> bool {

@@ -162,11 +162,11 @@ pub struct Recovery {
     pub enabled: bool,
     /// A member that is away for longer is taken out; `None`: never.
     pub exclude_after: Option<Duration>,
-    /// A rank that holds the others up for so long, by more than its work is worth, is taken out; `None`: never.
+    /// A rank that delays its peers for this long, by more than its work is worth, is excluded; `None`: never.
     pub exclude_slow: Option<Duration>,
-    /// Ranks of a stage that compute for unlike times for so long get other shares; `None`: never.
+    /// Ranks of a stage whose compute times differ for this long get new shares; `None`: never.
     pub rebalance_after: Option<Duration>,
-    /// After so long it is tried again, if nothing slows its machine down; `None`: never.
+    /// A slow rank is tried again after this, if nothing slows its machine down; `None`: never.
     pub retry_slow: Option<Duration>,
     /// A third daemon that votes where a topology has two members; both must name the same.
     pub witness: Option<String>,
@@ -327,7 +327,7 @@ impl Config {
         };
         ensure!(liveness.silent >= 2 * liveness.heartbeat, "silent_ms must be at least twice heartbeat_ms");
         let http = gateway::Wanted {
-            // Nobody may take what a paced node says for an answer.
+            // The output of a paced node must not reach a client as an answer.
             http: if paced.is_some() { Some("off".into()) } else { arguments.http.or(file.http) },
             keys: file.api_keys.unwrap_or_default(),
             key_file: file.api_key_file,
@@ -400,6 +400,11 @@ mod tests {
             ("drain_ms = 9999999999", "drain_ms"),
             ("threads = \"two\"", "line 1"),
             ("data_links = \"secret\"", "secret"),
+            ("[paced]\nprofile = \"pi9\"", "paced.profile"),
+            ("[paced]\nprofile = \"pi5\"\nspeed = nan", "paced.speed"),
+            ("[paced]\nprofile = \"pi5\"\nslow_motion = 0.0", "paced.slow_motion"),
+            ("[paced]\nprofile = \"pi5\"\nslows_to = 2.0", "paced.slows_to"),
+            ("[paced]\nprofile = \"pi5\"\njitter_ppm = 2000000", "paced.jitter_ppm"),
         ] {
             let error = check(text).expect_err("the value is out of bounds");
             assert!(error.contains(named), "{text}: {error}");

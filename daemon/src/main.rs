@@ -78,7 +78,7 @@ fn run() -> anyhow::Result<i32> {
             name = config.name, listen = %config.listen, epoch = %kept.epoch, kernels = kernels.name, "brambled {}", env!("CARGO_PKG_VERSION")
         );
         if let Some(paced) = &config.paced {
-            tracing::warn!("{}: this node computes nothing and waits instead, its answers are worth nothing, and it has no HTTP port", paced.kernels());
+            tracing::warn!("{}: this node computes nothing, it only waits: its answers are meaningless and its HTTP API is off; remove [paced] from its settings to use it", paced.kernels());
         }
         keys::tell(keyring.current(), &config.key_file);
         if config.insecure && !keyring.has_key() && !config.listen.ip().is_loopback() {

@@ -216,10 +216,10 @@ class Rig:
     def slow(self):
         """The link is slow, and slower from time to time: frames are late by up to 200 ms and some are dropped."""
         node = self.any()
-        with self.undone(f"the link of pi{node + 1} is slow", lambda: self.rate(node, self.network.rate, "128kb", "50ms")):
+        with self.undone(f"the link of pi{node + 1} is slow", lambda: self.network.limit(node, self.network.rate, both=True)):
             end = time.monotonic() + self.random.uniform(1, 5)
             while time.monotonic() < end:
-                self.rate(node, self.random.choice(["1mbit", "5mbit", "20mbit"]), "16kb", "200ms")
+                self.network.limit(node, self.random.choice(["1mbit", "5mbit", "20mbit"]), "16kb", "200ms", both=True)
                 self.sleep(0.1, 0.5)
 
     def reset(self):
@@ -272,10 +272,6 @@ class Rig:
 
     def reach(self, node, other):
         self.network.do(node, "ip", "neigh", "del", self.address(other), "dev", "e0")
-
-    def rate(self, node, rate, burst, latency):
-        for place, device in ((node, "e0"), (None, f"p{node}")):
-            self.network.do(place, "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", burst, "latency", latency)
 
     def connections(self, node):
         """Local and peer address of each established connection of a node with others."""

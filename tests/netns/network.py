@@ -96,8 +96,12 @@ class Network:
             self.do(node, "ip", "addr", "add", f"10.77.0.{node + 1}/24", "dev", "e0")
             self.do(node, "ip", "link", "set", "e0", "up")
             if self.rate != "0":
-                for place, device in ((node, "e0"), (None, port)):
-                    self.do(place, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", self.rate, "burst", self.burst, "latency", "50ms")
+                self.limit(node, self.rate, self.burst, both=True)
+
+    def limit(self, node, rate, burst=BURST, latency="50ms", both=False):
+        """Sets the rate of what a node sends, with `both` also of what it receives. Frames that would wait for more than `latency` are dropped."""
+        for place, device in [(node, "e0"), *([(None, f"p{node}")] if both else [])]:
+            self.do(place, "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", burst, "latency", latency)
 
     def through_userspace(self):
         """No kernel here delays frames: a process does, which holds one end of a tap device of each node and of the console's."""

@@ -3,8 +3,6 @@
 A machine with few cores cannot handle the messages of many nodes in real time. All times are therefore stretched by the factor `motion`: waits by a
 setting of the daemons, transfers by the rate of the links. Measured times are divided by it. The CPU cost of a message also comes from the profile:
 a rank waits for the part of it that was not spent here."""
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -56,7 +54,7 @@ def network(nodes, mbit, motion):
 
 def parser(doc, shape, prompt, tokens, requests):
     """The options that benches of paced nodes share."""
-    options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = bramble.parser(doc)
     options.add_argument("--shape", default=shape, help="as make_model takes it")
     options.add_argument("--profile", default="pi5")
     options.add_argument("--prompt", type=int, default=prompt)
@@ -65,17 +63,7 @@ def parser(doc, shape, prompt, tokens, requests):
     options.add_argument("--exchange", default="q80")
     options.add_argument("--slower", type=float, default=1.0, help="slow all times down by this factor as well, for a busy machine")
     options.add_argument("--models", default=os.path.join(bramble.ROOT, "target", "models"), metavar="DIR")
-    options.add_argument("--json", action="store_true")
     return options
-
-
-def finish(found, missed, as_json):
-    """Ends a bench: prints its figures as JSON if asked for and the missed targets on stderr; exit code 1 if there are any."""
-    if as_json:
-        print(json.dumps({**found, "missed": missed}))
-    for line in missed:
-        print(f"MISSED: {line}", file=sys.stderr)
-    sys.exit(bool(missed))
 
 
 PING = """
@@ -105,18 +93,13 @@ def alpha_us(network):
     address = "10.77.0.2"
     answers = subprocess.Popen([*network.enter(1), sys.executable, "-c", PING, "answer", address], stdout=subprocess.PIPE, text=True)
     try:
-        answers.stdout.readline()
-        asked = subprocess.run([*network.enter(0), sys.executable, "-c", PING, "ask", address], capture_output=True, text=True, check=True)
+        if answers.stdout.readline() != "ready\n":
+            sys.exit("the echo server on pi2 does not start")
+        asked = subprocess.run([*network.enter(0), sys.executable, "-c", PING, "ask", address], capture_output=True, text=True, check=True, timeout=60)
         return int(asked.stdout) / 2e3
     finally:
         answers.kill()
         answers.wait()
-
-
-def quantile(values, share):
-    """The smallest value that this share of the values does not exceed."""
-    values = sorted(values)
-    return values[min(len(values) - 1, max(0, -int(-share * len(values) // 1) - 1))]
 
 
 def network_share(ranks, phase):

@@ -20,6 +20,12 @@ import pacing
 from pacing import bramble
 
 REGRET, SHARE, OFF = 0.05, 0.95, 0.10
+# Goals of the planner and what they minimise.
+KEYS = (("ttft", "ttft_ms"), ("tpot", "tpot_ms"))
+# Exit code of `console plan` if no layout fits.
+NOTHING_FITS = 8
+# Clusters drawn that the model does not fit into, for each cluster wanted.
+EMPTY_MAX = 10
 SPEEDS, MBITS = [0.5, 0.6, 0.75, 0.9, 1.0, 1.0, 1.0], [250, 500, 1000, 1000, 1000]
 # For the 1.1B shape, which needs about 650 MiB in all: some layouts do not fit, and some nodes get less than their share.
 MEMORY_MIB = [160, 256, 400, 800, 2000, 2000]
@@ -47,21 +53,21 @@ def plan(model, nodes, mbit, alpha, goal, arguments, folder):
         for node in nodes:
             file.write(f'[[node]]\nname = "{node["name"]}"\nspeed = {node["speed"]!r}\nfree_mib = {node["free_mib"]}\n')
     return bramble.console("plan", "--model", model, "--described", path, "--goal", goal, "--prompt", str(arguments.prompt), "--context", str(CONTEXT),
-                           "--alpha-us", str(round(alpha)), "--bandwidth-mbit", str(mbit), "--exchange", arguments.exchange, "--all", is_good=(0, 5, 6, 7))["ranked"]
+                           "--alpha-us", str(round(alpha)), "--bandwidth-mbit", str(mbit), "--exchange", arguments.exchange, "--all")["ranked"]
 
 
 def chosen(ranked, arguments, chance):
-    """The ranked layouts of one replica by goal, the layouts to run, and the number left out."""
+    """The ranked layouts of one replica by goal, the layouts to run, and the number left out. Layouts are compared by their assignment: the same
+    topology can have another head for another goal."""
     single = {goal: [one for one in found if not one["topology"].startswith("dp")] for goal, found in ranked.items()}
-    wanted = {}
-    for goal, key in (("ttft", "ttft_ms"), ("tpot", "tpot_ms")):
+    per_goal, wanted = max(1, (arguments.layouts - 1) // 2), {}
+    for goal, key in KEYS:
         near = [one for one in single[goal] if one[key] <= (1 + arguments.within) * single[goal][0][key]]
-        for one in near[: arguments.layouts // 2]:
-            wanted[one["topology"]] = one
-    others = [one for one in single["ttft"] if one["topology"] not in wanted]
+        wanted |= {one["assign"]: one for one in near[:per_goal]}
+    others = {one["assign"]: one for found in single.values() for one in found if one["assign"] not in wanted}
     if others:
-        other = chance.choice(others)
-        wanted[other["topology"]] = other
+        other = chance.choice(list(others.values()))
+        wanted[other["assign"]] = other
     return single, list(wanted.values()), len(others) - bool(others)
 
 
@@ -75,32 +81,34 @@ def run(network, cluster, model, layout, motion, arguments):
     ask = lambda prompt, tokens: bramble.generate(daemons, os.path.basename(model), prompt, tokens, *more, enter=network.enter(), context=CONTEXT)
     ask("a", 2)
     answers = [ask(bramble.letters(arguments.prompt), arguments.tokens) for _ in range(arguments.requests)]
-    return {key: bramble.median([answer["timings"][key] for answer in answers]) / motion for key in ("ttft_ms", "tpot_ms")}
+    return {key: bramble.median([answer["timings"][key] for answer in answers]) / motion for _, key in KEYS}
 
 
 def cluster_of(seed, model, arguments):
     """The results of one random cluster; `None` if the model does not fit."""
     nodes, mbit, chance = draw(seed)
-    motion = max(2.0, len(nodes)) * arguments.slower
+    motion = pacing.motion_of(len(nodes)) * arguments.slower
     settings = [pacing.settings(arguments.profile, motion, seed=seed * 100 + index, speed=node["speed"], memory_mib=node["free_mib"]) for index, node in enumerate(nodes)]
     with pacing.network(len(nodes), mbit, motion) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         alpha = pacing.alpha_us(network) / motion
         ranked = {}
-        for goal in ("ttft", "tpot"):
+        for goal, _ in KEYS:
             try:
                 ranked[goal] = plan(model, nodes, mbit, alpha, goal, arguments, cluster.folder)
-            except bramble.Failed:
+            except bramble.Failed as error:
+                if error.code != NOTHING_FITS:
+                    raise
                 return None
         single, wanted, left_out = chosen(ranked, arguments, chance)
         network.add_daemons(cluster, settings)
         found = {}
         for layout in wanted:
             measured = run(network, cluster, model, layout, motion, arguments)
-            found[layout["topology"]] = {"measured": measured, "predicted": {key: layout[key] for key in measured}}
+            found[layout["assign"]] = {"topology": layout["topology"], "measured": measured, "predicted": {key: layout[key] for key in measured}}
     regret = {}
-    for goal, key in (("ttft", "ttft_ms"), ("tpot", "tpot_ms")):
-        best = min(found, key=lambda name: found[name]["measured"][key])
-        first = single[goal][0]["topology"]
+    for goal, key in KEYS:
+        best = min(found, key=lambda assign: found[assign]["measured"][key])
+        first = single[goal][0]["assign"]
         regret[goal] = {"first": first, "best": best, "regret": found[first]["measured"][key] / found[best]["measured"][key] - 1}
     return {"seed": seed, "nodes": nodes, "mbit": mbit, "motion": motion, "layouts": found, "left_out": left_out, "regret": regret}
 
@@ -109,19 +117,19 @@ def errors(clusters):
     """How far predictions are off, by kind of layout: relative, each with its sign."""
     found = {}
     for one in clusters:
-        for name, layout in one["layouts"].items():
-            for key in ("ttft_ms", "tpot_ms"):
-                found.setdefault((kind(name), key), []).append(layout["measured"][key] / layout["predicted"][key] - 1)
+        for layout in one["layouts"].values():
+            for _, key in KEYS:
+                found.setdefault((kind(layout["topology"]), key), []).append(layout["measured"][key] / layout["predicted"][key] - 1)
     return found
 
 
 def judge(clusters):
     lines, missed = [], []
-    for goal in ("ttft", "tpot"):
+    for goal, _ in KEYS:
         regrets = [one["regret"][goal]["regret"] for one in clusters]
         good = sum(regret <= REGRET for regret in regrets)
-        lines.append(f"{goal}: the first choice is within {100 * REGRET:.0f} % of the best in {good} of {len(regrets)} clusters; p50 {100 * pacing.quantile(regrets, 0.5):.1f} %, "
-                     f"p95 {100 * pacing.quantile(regrets, 0.95):.1f} %, most {100 * max(regrets):.1f} %")
+        lines.append(f"{goal}: the first choice is within {100 * REGRET:.0f} % of the best in {good} of {len(regrets)} clusters; p50 {100 * bramble.quantile(regrets, 0.5):.1f} %, "
+                     f"p95 {100 * bramble.quantile(regrets, 0.95):.1f} %, most {100 * max(regrets):.1f} %")
         if good < SHARE * len(regrets):
             missed.append(lines[-1])
     for (name, key), off in sorted(errors(clusters).items()):
@@ -130,6 +138,12 @@ def judge(clusters):
         if median > OFF:
             missed.append(lines[-1])
     return lines, missed
+
+
+def line(goal, regret, layouts):
+    """The regret of a goal, with the topologies of the first choice and of the best layout."""
+    first, best = layouts[regret["first"]]["topology"], layouts[regret["best"]]["topology"]
+    return f"{goal} {first}{'' if regret['first'] == regret['best'] else f' (best {best})'} {100 * regret['regret']:.1f} %"
 
 
 def main():
@@ -143,22 +157,22 @@ def main():
     bramble.favour()
     model = os.path.abspath(pacing.model(arguments.shape, "q4_0", arguments.models))
     clusters, empty, begin, seed = [], 0, time.monotonic(), arguments.seed
-    while len(clusters) < arguments.clusters and time.monotonic() - begin < 60 * arguments.minutes:
+    while len(clusters) < arguments.clusters and empty < EMPTY_MAX * arguments.clusters and time.monotonic() - begin < 60 * arguments.minutes:
         found, seed = cluster_of(seed, model, arguments), seed + 1
         if not found:
             empty += 1
             continue
         clusters.append(found)
         if not arguments.json:
-            told = ", ".join(f"{goal} {one['first']}{'' if one['first'] == one['best'] else ' (best ' + one['best'] + ')'} {100 * one['regret']:.1f} %" for goal, one in found["regret"].items())
-            print(f"seed {found['seed']}: {len(found['nodes'])} nodes, {found['mbit']} Mb/s, {len(found['layouts'])} layouts run, {found['left_out']} left out; {told}", flush=True)
+            regrets = ", ".join(line(goal, one, found["layouts"]) for goal, one in found["regret"].items())
+            print(f"seed {found['seed']}: {len(found['nodes'])} nodes, {found['mbit']} Mb/s, {len(found['layouts'])} layouts run, {found['left_out']} left out; {regrets}", flush=True)
     if not clusters:
         sys.exit("the model fits into none of these clusters")
     lines, missed = judge(clusters)
     if not arguments.json:
         print(f"{len(clusters)} clusters of seeds {arguments.seed} to {seed - 1}; the model did not fit into {empty} others")
         print("\n".join(lines))
-    pacing.finish({"clusters": clusters, "empty": empty}, missed, arguments.json)
+    bramble.finish({"clusters": clusters, "empty": empty}, missed, arguments.json)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ usage: tests/netns/slow_hop.py [--runs 20] [--tokens 64] [--shape tinyllama-1.1b
 Expected: `console sync --json` (hops and verdict) and `/metrics` report the hop after each answer of --tokens tokens while the link is slow, and
 no hop and no node while it is not. Exit code 1 if a run differs.
 """
-import argparse
-import json
 import os
 import re
 import subprocess
@@ -26,10 +24,6 @@ HEARTBEAT_MS, BEATS = 100, 20
 # The gateway's own reports come every quarter of a second.
 REPORT_S = 0.6
 PORT = 8080
-
-
-def limit(network, node, rate, burst):
-    network.do(node, "tc", "qdisc", "replace", "dev", "e0", "root", "tbf", "rate", rate, "burst", burst, "latency", "50ms")
 
 
 def metrics(network):
@@ -63,16 +57,15 @@ def runs(network, cluster, model, arguments, expected):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bramble.parser(__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--shape", default="tinyllama-1.1b", help="as make_model takes it")
     parser.add_argument("--format", default="q8_0")
     parser.add_argument("--rate", default="100mbit")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     path = bramble.model(arguments.shape, arguments.format, os.path.join(bramble.ROOT, "target", "speed"))
-    found = {}
+    wrong, missed = {}, []
     with Network(2, "1gbit") as network, bramble.Cluster(os.path.dirname(path)) as cluster:
         settings = f'heartbeat_ms = {HEARTBEAT_MS}\nmdns = false\nthreads = 1\nhttp = "127.0.0.1:{PORT}"\n' + bramble.QUIET
         network.add_daemons(cluster, settings, pin=True)
@@ -82,14 +75,12 @@ def main():
         metrics(network)
         time.sleep(BEATS * HEARTBEAT_MS / 1e3)
         for name, rate, burst, expected in (("1gbit", "1gbit", BURST, []), (arguments.rate, arguments.rate, SMALL_BURST, [("pi1", "pi2")])):
-            limit(network, 0, rate, burst)
-            found[name] = runs(network, cluster, model, arguments, expected)
-            print(f"pi1's link has {name}: {arguments.runs - len(found[name])} of {arguments.runs} runs as wanted", flush=True)
-            for one in found[name]:
-                print(f"  MISSED {one}", file=sys.stderr)
-    if arguments.json:
-        print(json.dumps(found))
-    sys.exit(any(found.values()))
+            network.limit(0, rate, burst)
+            wrong[name] = runs(network, cluster, model, arguments, expected)
+            missed += [f"pi1's link at {name}: {one}" for one in wrong[name]]
+            if not arguments.json:
+                print(f"pi1's link has {name}: {arguments.runs - len(wrong[name])} of {arguments.runs} runs as wanted", flush=True)
+    bramble.finish({"wrong": wrong}, missed, arguments.json)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def planned(model, speeds, alpha, arguments, folder):
     with open(path, "w") as file:
         file.writelines(f'[[node]]\nname = "pi{index + 1}"\nspeed = {speed!r}\n' for index, speed in enumerate(speeds))
     plan = bramble.console("plan", "--model", model, "--described", path, "--goal", "tpot", "--context", str(CONTEXT), "--exchange", arguments.exchange,
-                           "--alpha-us", str(round(alpha)), "--bandwidth-mbit", str(MBIT), "--all", is_good=(0, 5, 6, 7))
+                           "--alpha-us", str(round(alpha)), "--bandwidth-mbit", str(MBIT), "--all")
     layout = next(one for one in plan["ranked"] if one["topology"] == f"tp{len(speeds)}")
     shares = {rank["node"]: rank["weight"] for rank in layout["replicas"][0][0]["ranks"]}
     return [shares[f"pi{index + 1}"] for index in range(len(speeds))]
@@ -77,8 +77,10 @@ def still(model, speeds, base_ms, arguments):
 def shown(network, daemon):
     """The shares of the ranks, as the topology of a node has them."""
     command = [*network.enter(), bramble.program("console"), "topology", "show", "--nodes", daemon.address]
-    text = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=bramble.PATIENCE).stdout
-    return [weight for stage in tomllib.loads(text).get("stage", []) for weight in stage.get("weights", [1] * len(stage["nodes"]))]
+    run = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=bramble.PATIENCE)
+    if run.returncode:
+        sys.exit(f"no topology is shown: {run.stderr.strip()}")
+    return [weight for stage in tomllib.loads(run.stdout)["stage"] for weight in stage.get("weights", [1] * len(stage["nodes"]))]
 
 
 def slowing(model, speeds, base_ms, arguments):
@@ -94,17 +96,17 @@ def slowing(model, speeds, base_ms, arguments):
         equal = shown(network, cluster.daemons[0])
 
         def client():
-            while not ends.is_set():
+            while not ends.is_set() and not failed:
                 try:
                     answers.append(ask(cluster.daemons, arguments.tokens))
                 except bramble.Failed as error:
                     failed.append(str(error))
 
-        clients = [threading.Thread(target=client) for _ in range(2)]
-        for one in clients:
-            one.start()
         if time.monotonic() > slow_at:
             sys.exit(f"the first measurement took longer than {SLOWS_AFTER_S} s")
+        clients = [threading.Thread(target=client, daemon=True) for _ in range(2)]
+        for one in clients:
+            one.start()
         while (shares := shown(network, cluster.daemons[0])) == equal and time.monotonic() < slow_at + 3 * IN_FORCE_S:
             time.sleep(0.5)
         in_force = time.monotonic() - slow_at
@@ -141,9 +143,9 @@ def main():
         rows.append(row)
         tell(f"{speeds}, the last at {arguments.to} of its speed: shares {row['shares']} after {row['in_force_s']:.0f} s; {row['before_ms']:.1f} ms for a token before, "
              f"{row['after_ms']:.1f} then, {row['of_ideal']:.2f} of the new ideal; {row['answers']} answers, {len(row['failed'])} failed")
-        if row["of_ideal"] < WANTED or row["in_force_s"] > IN_FORCE_S or row["failed"]:
+        if row["of_ideal"] < WANTED or not 0 <= row["in_force_s"] <= IN_FORCE_S or row["failed"]:
             missed.append(f"slowing: {row['of_ideal']:.2f} of the ideal after {row['in_force_s']:.0f} s, failed: {row['failed']}")
-    pacing.finish({"alone_ms": base_ms, "rows": rows}, missed, arguments.json)
+    bramble.finish({"alone_ms": base_ms, "rows": rows}, missed, arguments.json)
 
 
 if __name__ == "__main__":

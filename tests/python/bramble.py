@@ -1,7 +1,9 @@
 """Real daemons and consoles for the measuring scripts. A daemon ends with the script that started it, however that ends: its
 standard input is a pipe of the script."""
+import argparse
 import atexit
 import json
+import math
 import os
 import shutil
 import signal
@@ -87,6 +89,11 @@ def median(values):
     values = sorted(values)
     middle = len(values) // 2
     return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
+
+
+def quantile(values, share):
+    """The smallest value that at least this share of the values does not exceed; an IndexError if there are none."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def favour():
@@ -267,6 +274,22 @@ def tell(found, as_json):
         is_good = one["ratio"] >= one["wanted"] if one["at_least"] else one["ratio"] <= one["wanted"]
         bound = "at least" if one["at_least"] else "at most"
         print(f"  {one['what']:60} {one['ratio']:5.2f}, wanted {bound} {one['wanted']:.2f}{'' if is_good else '  MISSED'}")
+
+
+def parser(text):
+    """A parser whose help is the text as it is written, with --json."""
+    found = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--json", action="store_true")
+    return found
+
+
+def finish(found, missed, as_json):
+    """Ends a script: prints the figures as JSON if asked for and the missed targets on stderr; exit code 1 if there are any."""
+    if as_json:
+        print(json.dumps({**found, "missed": missed}))
+    for line in missed:
+        print(f"MISSED: {line}", file=sys.stderr)
+    sys.exit(bool(missed))
 
 
 def command(main):

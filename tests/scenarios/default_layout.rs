@@ -25,7 +25,7 @@ fn apart() -> (Cluster, Vec<TempDir>) {
 }
 
 #[test]
-fn layout_left_open_is_what_the_planner_predicts_and_one_past_the_knee_is_warned_of() {
+fn default_layout_is_planned_and_layout_past_knee_warns() {
     let (cluster, _roots) = apart();
     let nodes = cluster.nodes();
     let generate = |more: &[&str]| {
@@ -59,7 +59,7 @@ fn layout_left_open_is_what_the_planner_predicts_and_one_past_the_knee_is_warned
 }
 
 #[test]
-fn nodes_of_one_machine_are_ranks_of_one_group_as_before() {
+fn nodes_of_one_machine_default_to_one_tensor_group() {
     let cluster = Cluster::of(2);
     let ended = cluster.generate(2, &["--prompt", "ROMEO:", "--max-tokens", "2", "--temperature", "0"]);
     assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);

@@ -4,7 +4,7 @@ use std::time::Duration;
 use harness::incidents::{change_layout, strike};
 
 #[test]
-fn what_happens_to_one_replica_is_not_noticed_on_the_other_and_the_layout_that_was_asked_for_comes_back() {
+fn incidents_on_one_replica_leave_the_other_undisturbed() {
     let found = strike(2, 8, &mut |line| println!("{line}"));
     assert!(found.streams > 10, "{found:?}");
 }

@@ -48,7 +48,9 @@ fn every_link_of_three_nodes_is_measured_by_its_receiver() {
     let ended = asked(&["--json"]);
     assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
     let found = ended.json();
-    for (index, node) in found["nodes"].as_array().expect("a list").iter().enumerate() {
+    let nodes = found["nodes"].as_array().expect("a list");
+    assert_eq!(nodes.len(), 3, "{found}");
+    for (index, node) in nodes.iter().enumerate() {
         let own = format!("pi{}", index + 1);
         assert_eq!(node["node"], own.as_str());
         let links = node["links"].as_array().expect("a list");
@@ -72,7 +74,7 @@ fn every_link_of_three_nodes_is_measured_by_its_receiver() {
 }
 
 #[test]
-fn links_are_measured_beside_a_topology_but_not_beside_its_requests() {
+fn link_bench_is_refused_while_requests_run() {
     let models = deep_models();
     let mut cluster = Cluster::with(2, models.path(), "");
     let nodes = cluster.nodes();
@@ -90,7 +92,7 @@ fn links_are_measured_beside_a_topology_but_not_beside_its_requests() {
 }
 
 #[test]
-fn only_nodes_measure_links_and_nothing_that_they_send_is_believed() {
+fn link_probe_rejects_other_roles_and_malformed_frames() {
     let runtime = Runtime::new().expect("a runtime");
     let keys = Keys::new();
     let cluster = keys.cluster(1, "");

@@ -41,7 +41,8 @@ fn paced_nodes_take_as_long_as_their_profile_and_hold_no_weights() {
     let decode = &answer["ranks"][0]["decode"];
     let time = |name: &str| decode[name].as_f64().expect("a number");
     let step = (time("compute_ms") + time("wait_ms") + time("wire_ms")) / time("steps");
-    assert!(step > least, "{step} ms a step, computing would take {least}");
+    // Other tests compete for the cores, and attention, the output and messages take time as well.
+    assert!(step > least && step < 6.0 * least, "{step} ms a step, computing would take {least}");
     let status = cluster.status(0);
     assert_eq!(status["paced"], true, "{status}");
     assert!(status["kernels"].as_str().is_some_and(|name| name.starts_with("paced pi5")), "{status}");
@@ -51,7 +52,7 @@ fn paced_nodes_take_as_long_as_their_profile_and_hold_no_weights() {
 }
 
 #[test]
-fn paced_nodes_have_no_http_port_and_are_not_measured_and_nobody_else_joins_them() {
+fn paced_nodes_refuse_http_benches_and_computing_peers() {
     let models = folder_with(&[(DEEP, &TinyModel::new(Architecture::Llama).bytes())]);
     let mut cluster = Cluster::with(2, models.path(), PACED);
     assert!(!cluster.log(0).contains("http="), "{}", cluster.log(0));
@@ -67,6 +68,5 @@ fn paced_nodes_have_no_http_port_and_are_not_measured_and_nobody_else_joins_them
     cluster.wait(1);
     cluster.start(1);
     let mixed = cluster.generate(2, &["--model", DEEP, "--topology", "tp2", "--prompt", "abc"]);
-    assert_ne!(mixed.code, Some(0), "{}", mixed.out);
-    assert!(mixed.out.contains("content_differs"), "{}{}", mixed.out, mixed.err);
+    mixed.assert_error(4, "content_differs", &[]);
 }

@@ -91,7 +91,7 @@ fn each_node_killed_in_turn_comes_back_and_the_stream_goes_on_with_the_same_text
 }
 
 #[test]
-fn a_node_that_stays_away_is_taken_out_the_rest_goes_on_and_when_it_is_back_all_serve_as_before() {
+fn lost_node_is_excluded_and_included_again_when_back() {
     for victim in [2, 0] {
         let mut cluster = Cluster::with(3, &demo_models(), &format!("{RECOVER}exclude_after_ms = 1500\n"));
         let run = ["--prompt", "ab", "--max-tokens", "1"];

@@ -120,11 +120,6 @@ async def until_healthy(hosts):
             await asyncio.sleep(0.1)
 
 
-def percentile(values, share):
-    values = sorted(values)
-    return values[min(len(values) - 1, int(share * len(values)))] if values else 0.0
-
-
 def resources(daemon):
     """Resident bytes, open files and threads of a daemon."""
     folder = f"/proc/{daemon.process.pid}"

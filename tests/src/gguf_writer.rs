@@ -249,10 +249,7 @@ impl GgufWriter {
     pub fn write_header(&self, out: &mut dyn Write) -> io::Result<u64> {
         let header = self.header(&self.metadata, &self.tensors);
         out.write_all(&header)?;
-        let next = |length: u64, tensor: &WrittenTensor| {
-            length.next_multiple_of(self.alignment as u64) + tensor.contents.len() as u64
-        };
-        Ok(self.tensors.iter().fold(header.len() as u64, next))
+        Ok(self.tensors.iter().fold(header.len(), |length, tensor| self.end(length, tensor)) as u64)
     }
 
     /// The bytes of `count` splits: all metadata in the first, the tensors shared out in order.
@@ -300,15 +297,20 @@ impl GgufWriter {
         let mut length = out.len();
         file.write_all(&out)?;
         for tensor in tensors {
-            let begin = length.next_multiple_of(self.alignment);
-            file.write_all(&vec![0; begin - length])?;
+            let end = self.end(length, tensor);
+            file.write_all(&vec![0; end - tensor.contents.len() - length])?;
             match &tensor.contents {
                 Contents::Bytes(bytes) => file.write_all(bytes)?,
                 Contents::Made { write, .. } => write(file)?,
             }
-            length = begin + tensor.contents.len();
+            length = end;
         }
         Ok(())
+    }
+
+    /// Where the bytes of a tensor end in a file that is `begin` bytes long without it.
+    fn end(&self, begin: usize, tensor: &WrittenTensor) -> usize {
+        begin.next_multiple_of(self.alignment) + tensor.contents.len()
     }
 }
 
@@ -321,4 +323,20 @@ fn in_memory(write: impl Fn(&mut dyn Write) -> io::Result<()>) -> Vec<u8> {
 fn write_text(out: &mut Vec<u8>, text: &[u8]) {
     out.extend((text.len() as u64).to_le_bytes());
     out.extend(text);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_comes_with_the_length_of_the_whole_file() {
+        let writer = GgufWriter::new(3).text("general.architecture", "llama");
+        let writer =
+            writer.tensor("a", &[3], BlockFormat::F32, vec![1; 12]).tensor("b", &[1], BlockFormat::F32, vec![2; 4]);
+        let (mut header, whole) = (Vec::new(), writer.finish());
+        let length = writer.write_header(&mut header).expect("memory takes all bytes");
+        assert_eq!(length, whole.len() as u64);
+        assert!(whole.starts_with(&header) && whole.len() > header.len());
+    }
 }

@@ -222,10 +222,7 @@ impl Cluster {
         let liveness = if self.settings.contains("silent_ms") { "" } else { "silent_ms = 30000\nstall_ms = 60000\n" };
         // Tests that are about something else assign anew by themselves.
         let recover = if self.settings.contains("recover") { "" } else { "recover = false\n" };
-        // On a busy machine ranks compute for unlike times.
-        let rebalance = if self.settings.contains("rebalance") { "" } else { "rebalance_after_ms = 0\n" };
-        fs::write(&config, format!("{liveness}{recover}{rebalance}{}", self.settings))
-            .expect("the folder can be written");
+        fs::write(&config, format!("{liveness}{recover}{}", self.settings)).expect("the folder can be written");
         // It may hold API keys.
         fs::set_permissions(&config, fs::Permissions::from_mode(0o600)).expect("it is ours");
         let name = format!("pi{}", index + 1);

@@ -214,7 +214,7 @@ fn tables(run: &Run) -> [(&'static str, Vec<Vec<String>>); 2] {
         let figure = |metric| measured.median(metric).map_or("-".into(), number);
         let p50: Vec<f64> = measured.repeats.iter().map(|summary| summary.ttft_ms.p50).collect();
         let note = match (&measured.skipped, measured.failed()) {
-            (Some(reason), _) => reason.clone(),
+            (Some(short), _) => short.to_string(),
             (None, failed) if failed > 0 => format!("{failed} requests failed"),
             (None, _) if measured.is_unstable() => "unstable".into(),
             _ => String::new(),

@@ -86,9 +86,57 @@ pub struct Measured {
     /// Which.
     pub cell: Cell,
     /// Why it was left out.
-    pub skipped: Option<String>,
+    pub skipped: Option<ContextShort>,
     /// Its repeats.
     pub repeats: Vec<Summary>,
+}
+
+/// A cell that needs more context than its topology has. Files hold it as it is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct ContextShort {
+    /// Tokens of its prompts and answers.
+    pub needed: u32,
+    /// Tokens that the topology has room for.
+    pub context: u32,
+}
+
+impl ContextShort {
+    /// `None` if the cell fits.
+    pub fn of(cell: &Cell, context: u32) -> Option<Self> {
+        let needed = cell.input.saturating_add(cell.output);
+        (needed > context).then_some(Self { needed, context })
+    }
+
+    /// As an error's reason.
+    pub fn reason(&self) -> String {
+        format!("needs a context of {} tokens, the topology has {}", self.needed, self.context)
+    }
+}
+
+impl std::fmt::Display for ContextShort {
+    /// In place of a table cell's figures.
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "-- (context {}; --context {})", self.context, self.needed)
+    }
+}
+
+impl From<ContextShort> for String {
+    fn from(short: ContextShort) -> Self {
+        short.to_string()
+    }
+}
+
+impl TryFrom<String> for ContextShort {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let parts = text.strip_prefix("-- (context ").and_then(|rest| rest.strip_suffix(')'));
+        let parsed = parts.and_then(|parts| parts.split_once("; --context "));
+        let numbers = parsed.and_then(|(context, needed)| Some((context.parse().ok()?, needed.parse().ok()?)));
+        let (context, needed) = numbers.ok_or_else(|| format!("{text:?} is no reason to leave out a cell"))?;
+        Ok(Self { needed, context })
+    }
 }
 
 /// A figure of a cell that is compared.
@@ -254,7 +302,7 @@ impl Run {
             ];
             let of_run = of_run.map(quoted).join(",");
             if let Some(reason) = &measured.skipped {
-                csv.push_str(&format!("{of_cell},{}{},{of_run}\n", ",".repeat(16), quoted(reason)));
+                csv.push_str(&format!("{of_cell},{}{},{of_run}\n", ",".repeat(16), quoted(&reason.to_string())));
             }
             for (repeat, it) in measured.repeats.iter().enumerate() {
                 let steady = it.steady_tokens_per_second.map_or(String::new(), |rate| format!("{rate:.3}"));
@@ -393,7 +441,10 @@ pub(super) mod tests {
     fn every_line_of_the_table_has_as_many_fields_as_its_head() {
         let mut run = run(|_, _| 10.0);
         run.cells[0].repeats.clear();
-        run.cells[0].skipped = Some("too long".into());
+        run.cells[0].skipped = Some(ContextShort { needed: 8193, context: 4096 });
+        let text = serde_json::to_string(&run).expect("it is data");
+        assert!(text.contains(r#""skipped":"-- (context 4096; --context 8193)""#), "{text}");
+        assert_eq!(Run::parse(&text), Ok(run.clone()));
         let csv = run.csv();
         // The machine's name has a comma and quotes.
         let fields = |line: &str| line.replace("\"bench, \"\"1\"\"\"", "bench").matches(',').count();

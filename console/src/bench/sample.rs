@@ -86,7 +86,7 @@ impl Stages {
 
     /// The same with `rest` so that all make up a TTFT.
     pub fn filled(self, ttft_ms: f64) -> Self {
-        let known: f64 = self.named()[..8].iter().map(|(_, time)| time).sum();
+        let known: f64 = Self { rest: 0.0, ..self }.named().iter().map(|(_, time)| time).sum();
         Self { rest: (ttft_ms - known).max(0.0), ..self }
     }
 

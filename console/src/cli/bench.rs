@@ -1,4 +1,5 @@
 //! `console bench`: measures nodes, or this machine by the brambled beside the console, with real work.
+mod ab;
 mod drafts;
 mod load;
 mod matrix;
@@ -46,7 +47,7 @@ use crate::client::{
 #[derive(Clone, Debug, clap::Subcommand)]
 pub(super) enum BenchWhat {
     /// Layouts against each other, taking turns, with a verdict
-    Ab(Box<matrix::Ab>),
+    Ab(Box<ab::Ab>),
     /// All-reduces: between the nodes of a topology on their links, or between threads of this machine
     Collectives(Box<collectives::Collectives>),
     /// Drafts against none on a fixed set of prompts, taking turns: exit code 1 where they slow one down
@@ -74,7 +75,7 @@ impl BenchWhat {
             Self::Collectives(wanted) if wanted.local => Reach::Otherwise("measures this machine, as --local says"),
             Self::Collectives(wanted) => Reach::Nodes(&mut wanted.nodes, Need::May),
             Self::Disagg(wanted) => Reach::Nodes(&mut wanted.nodes, Need::Acts),
-            Self::Links(links) => Reach::Nodes(&mut links.nodes, Need::Looks),
+            Self::Links(links) => Reach::Nodes(&mut links.nodes, Need::Acts),
             Self::Drafts(_) | Self::Serve(_) => Reach::Otherwise("speaks to the HTTP API that --url names"),
             Self::Compare(_) | Self::Report(_) => Reach::Otherwise("reads files of this machine"),
         }
@@ -112,7 +113,7 @@ struct Answer {
 /// Runs the command. The first signal cancels what runs, the second ends it at once.
 pub(super) async fn run(options: options::Bench) -> Result<u8, Failure> {
     match options.what {
-        Some(BenchWhat::Ab(wanted)) => return matrix::ab(*wanted).await,
+        Some(BenchWhat::Ab(wanted)) => return ab::run(*wanted).await,
         Some(BenchWhat::Collectives(wanted)) => return collectives::run(*wanted).await,
         Some(BenchWhat::Drafts(wanted)) => return drafts::run(*wanted).await,
         Some(BenchWhat::Disagg(wanted)) => return disaggregation::run(*wanted).await,
@@ -253,7 +254,8 @@ async fn child(bench: &Bench, model: Option<&Path>, name: &str) -> anyhow::Resul
     let printed = printed(arguments, name).await?;
     let found = match bench {
         Bench::Node(_) => serde_json::from_slice(&printed).map(BenchFound::Node),
-        Bench::Kernels(_) | Bench::Network(_) => serde_json::from_slice(&printed).map(BenchFound::Kernels),
+        Bench::Kernels(_) => serde_json::from_slice(&printed).map(BenchFound::Kernels),
+        Bench::Network(_) => bail!("links are measured by nodes: name them with --nodes"),
     };
     found.context("brambled is of another release")
 }

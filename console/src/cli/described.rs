@@ -1,5 +1,5 @@
 //! Reads hypothetical nodes, which may differ, from a TOML file, for `console plan --described`.
-use std::{fs, path::Path};
+use std::{collections::HashSet, fs::File, io::Read, path::Path};
 
 use anyhow::Context;
 use serde::Deserialize;
@@ -15,7 +15,7 @@ const BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct Described {
     node: Vec<Node>,
 }
 
@@ -46,28 +46,33 @@ fn one() -> f64 {
 /// It cannot be read, has none or too many, or a value out of bounds.
 pub(super) fn nodes(path: &Path) -> Result<Vec<PlanNode>, Failure> {
     let reading = || format!("cannot read {}", path.display());
-    let length = fs::metadata(path).with_context(reading)?.len();
     let usage = |message: String| Failure::Usage {
         message: format!("{}: {message}", path.display()),
         next: "add a [[node]] table per node: name, free_mib, optionally profile (pi4, pi5) and speed (0.01 to 100)",
     };
-    if length > BYTES_MAX {
-        return Err(usage(format!("{length} bytes, at most {BYTES_MAX} are read")));
+    let mut text = String::new();
+    // A device has no length of its own.
+    File::open(path).and_then(|file| file.take(BYTES_MAX + 1).read_to_string(&mut text)).with_context(reading)?;
+    if text.len() as u64 > BYTES_MAX {
+        return Err(usage(format!("longer than {BYTES_MAX} bytes")));
     }
-    let text = fs::read_to_string(path).with_context(reading)?;
     parse(&text).map_err(usage)
 }
 
 fn parse(text: &str) -> Result<Vec<PlanNode>, String> {
-    let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+    let file: Described = toml::from_str(text).map_err(|error| error.to_string())?;
     if file.node.is_empty() || file.node.len() > NODES_MAX {
         return Err(format!("{} nodes, from 1 to {NODES_MAX} can be planned for", file.node.len()));
+    }
+    let mut names = HashSet::new();
+    if let Some(node) = file.node.iter().find(|node| !names.insert(node.name.as_str())) {
+        return Err(format!("{} is described twice", node.name));
     }
     let node = |Node { name, profile, speed, free_mib }: Node| {
         if !(0.01..=100.0).contains(&speed) || !(1..=1 << 24).contains(&free_mib) {
             return Err(format!("{name}: speed {speed} or free_mib {free_mib} is out of bounds"));
         }
-        let profile = NodeProfile::named(&profile)?.at_speed(speed);
+        let profile = NodeProfile::named(&profile).map_err(|error| format!("{name}: {error}"))?.at_speed(speed);
         Ok(PlanNode { name, profile, memory: free_mib << 20, panel_rows: PANEL_ROWS, link: None })
     };
     file.node.into_iter().map(node).collect()
@@ -92,11 +97,13 @@ mod tests {
             ("node = []", "0 nodes"),
             ("[[node]]\nname = \"a\"\nfree_mib = 1\nspeed = 0", "a: speed 0"),
             ("[[node]]\nname = \"a\"\nfree_mib = 1\nspeed = nan", "a: speed NaN"),
-            ("[[node]]\nname = \"a\"\nfree_mib = 1\nprofile = \"pi6\"", "pi6"),
+            ("[[node]]\nname = \"a\"\nfree_mib = 1\nprofile = \"pi6\"", "a: \"pi6\""),
+            ("[[node]]\nname = \"a\"\nfree_mib = 1\n[[node]]\nname = \"a\"\nfree_mib = 2", "a is described twice"),
             ("[[node]]\nname = \"a\"\nfree = 1", "free"),
         ] {
             let error = parse(text).expect_err("it is refused");
             assert!(error.contains(named), "{text}: {error}");
         }
+        assert!(nodes(Path::new("/dev/zero")).is_err(), "reading ends");
     }
 }

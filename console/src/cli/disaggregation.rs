@@ -12,7 +12,7 @@ use shared::{
     latency::ratio,
     protocol::message::{Generate, Prompt},
     sampling::SamplingParameters,
-    topology::Layout,
+    topology::{Layout, spec::KV_BLOCK_LENGTH},
 };
 use tokio::{
     sync::mpsc::channel,
@@ -30,7 +30,7 @@ use super::{
     options::{Assignment, layout},
     output,
 };
-use crate::client::{assign::propose, event::GenerateEvent, generate::generate, session::Session};
+use crate::client::{assign::identify, event::GenerateEvent, generate::generate, session::Session};
 
 const NEXT: &str = "console bench disagg --help";
 /// Times between tokens of each answer before a prompt comes.
@@ -39,9 +39,6 @@ const QUIET_GAPS: usize = 48;
 const BEGIN: Duration = Duration::from_secs(120);
 /// Answers that run beside a prompt, at most: every head has as many slots at least, and one for the prompt.
 const RUNNING_MAX: i64 = 3;
-/// Positions that a prompt and its answer occupy beyond their tokens, at most: the rest of their last KV block.
-const BLOCK: u32 = 32;
-
 /// A running answer may take this part of the context: a prompt beside it must find its blocks, too.
 const ANSWER_SHARE: u32 = 8;
 
@@ -99,18 +96,24 @@ pub(super) async fn run(options: Disaggregation) -> Result<u8, Failure> {
     let purpose = format!("{} and {}, one after the other", layouts[0], layouts[1]);
     let cleared = clear_way(&options.nodes, &purpose, options.consent, options.json);
     let Some(sessions) = interrupts.end(cleared).await? else { return Ok(0) };
-    let (mut found, mut longest) = (Vec::new(), u32::MAX);
-    for layout in layouts {
-        let mut wanted = options.assignment.wanted(sessions.len(), &options.model);
-        wanted.layout = layout;
-        if wanted.context_length.is_none() {
-            let (_, card) = interrupts.end(propose(&sessions, &wanted)).await?;
-            wanted.context_length = Some(options.context().min(card.context_length));
+    let mut found = Vec::new();
+    let mut wanted = options.assignment.wanted(sessions.len(), &options.model);
+    // One context for both: the same prompts are measured on each.
+    let context = match wanted.context_length {
+        Some(context) => context,
+        None => {
+            let card = interrupts.end(async { Ok::<_, Failure>(identify(&sessions[0], &wanted.model).await?) }).await?;
+            options.context().min(card.context_length)
         }
+    };
+    wanted.context_length = Some(context);
+    let prompts: Vec<u32> =
+        options.prompts.iter().copied().filter(|tokens| options.needed(*tokens) <= context).collect();
+    for layout in layouts {
+        wanted.layout = layout;
         let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
-        let context = assigned.topology.context_length;
         let mut rows = Vec::new();
-        for tokens in options.prompts.iter().copied().filter(|tokens| options.needed(*tokens) <= context) {
+        for tokens in prompts.iter().copied() {
             let mut runs = Vec::new();
             for _ in 0..options.repeats {
                 let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
@@ -122,15 +125,14 @@ pub(super) async fn run(options: Disaggregation) -> Result<u8, Failure> {
             }
             rows.push((tokens, median(runs)));
         }
-        longest = longest.min(context);
         found.push((layout, rows));
     }
     let rows: Vec<Row> = rows(&found);
     if options.json {
         let rows: Vec<Value> = rows.iter().map(Row::object).collect();
         let left_out: Vec<Value> = options
-            .left_out(longest)
-            .map(|(tokens, context)| json!({"prompt_tokens": tokens, "context": longest, "needed_context": context}))
+            .left_out(context)
+            .map(|(tokens, needed)| json!({"prompt_tokens": tokens, "context": context, "needed_context": needed}))
             .collect();
         output::line(
             &json!({"roles": found[0].0.to_string(), "alike": found[1].0.to_string(), "tokens": options.tokens,
@@ -139,8 +141,8 @@ pub(super) async fn run(options: Disaggregation) -> Result<u8, Failure> {
         );
     } else {
         table(&found[0].0, &found[1].0, &rows).iter().for_each(|line| output::line(line));
-        for (tokens, context) in options.left_out(longest) {
-            output::line(&format!("{tokens:>7}  -- (context {longest}; --context {context})"));
+        for (tokens, needed) in options.left_out(context) {
+            output::line(&format!("{tokens:>7}  -- (context {context}; --context {needed})"));
         }
     }
     Ok(0)
@@ -149,7 +151,8 @@ pub(super) async fn run(options: Disaggregation) -> Result<u8, Failure> {
 impl Disaggregation {
     /// The context length that a prompt and its answer need next to the running answers.
     fn needed(&self, tokens: u32) -> u32 {
-        let own = tokens.saturating_add(self.tokens).saturating_add(BLOCK);
+        // The rest of the last KV block is occupied as well.
+        let own = tokens.saturating_add(self.tokens).saturating_add(KV_BLOCK_LENGTH as u32);
         (u64::from(own) * u64::from(ANSWER_SHARE)).div_ceil(u64::from(ANSWER_SHARE) - u64::from(self.running)) as u32
     }
 

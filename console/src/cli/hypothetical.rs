@@ -118,23 +118,29 @@ impl Hypothetical {
         self.alpha_us.is_some() && self.bandwidth_mbit.is_some()
     }
 
-    /// What was assumed, for JSON.
-    pub(super) fn object(&self, sizes: &ModelSizes) -> Value {
+    /// What was assumed, for JSON. With `measured`, nodes have links of their own: then the options alone say something of all.
+    pub(super) fn object(&self, sizes: &ModelSizes, measured: bool) -> Value {
         let link = self.link();
-        json!({"model": sizes.name, "profile": self.profile.name, "alpha_us": link.alpha_ns / 1000,
-            "bandwidth_mbit": link.bits_per_second / 1_000_000, "collective": self.collective.to_string(),
-            "exchange": self.exchange.to_string(), "kv": self.kv.to_string(), "prompt": self.prompt})
+        let [alpha_us, megabits] = [link.alpha_ns / 1000, link.bits_per_second / 1_000_000];
+        json!({"model": sizes.name, "profile": self.profile.name,
+            "alpha_us": if measured { self.alpha_us } else { Some(alpha_us) },
+            "bandwidth_mbit": if measured { self.bandwidth_mbit } else { Some(megabits) },
+            "collective": self.collective.to_string(), "exchange": self.exchange.to_string(),
+            "kv": self.kv.to_string(), "prompt": self.prompt})
     }
 
-    /// What was assumed, for people.
-    pub(super) fn line(&self, sizes: &ModelSizes) -> String {
+    /// What was assumed, as a line of text; `measured` as in [`Self::object`].
+    pub(super) fn line(&self, sizes: &ModelSizes, measured: bool) -> String {
         let link = self.link();
+        let alpha = (!measured || self.alpha_us.is_some()).then(|| format!(", {} us", link.alpha_ns / 1000));
+        let rate = (!measured || self.bandwidth_mbit.is_some())
+            .then(|| format!(", {} Mb/s", link.bits_per_second / 1_000_000));
         format!(
-            "{} on {}, {} us, {} Mb/s, collective {}, exchange {}, kv {}, prompt {}",
+            "{} on {}{}{}, collective {}, exchange {}, kv {}, prompt {}",
             sizes.name,
             self.profile.name,
-            link.alpha_ns / 1000,
-            link.bits_per_second / 1_000_000,
+            alpha.unwrap_or_default(),
+            rate.unwrap_or_default(),
             self.collective,
             self.exchange,
             self.kv,

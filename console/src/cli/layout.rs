@@ -2,7 +2,7 @@
 //! layout. Measures nothing: nodes report their memory, their machine and their earlier measurements.
 use std::sync::Arc;
 
-use shared::topology::Layout;
+use shared::{protocol::error::Fault, topology::Layout};
 
 use super::{Failure, output};
 use crate::{
@@ -22,15 +22,16 @@ pub(super) struct Chosen {
 /// Chooses the layout if the operator left it open, and prints the choice on standard error.
 ///
 /// # Errors
-/// A node does not answer, or has no such model.
+/// The layout was left open and a node does not answer, or has no such model.
 pub(super) async fn choose(sessions: &[Arc<Session>], asked: &Asked) -> Result<Chosen, Failure> {
     let all = asked.wanted(sessions.len());
     let as_asked = |wanted| Chosen { sessions: sessions.to_vec(), wanted };
-    let Some(planned) = planned(sessions, asked, all.layout).await? else { return Ok(as_asked(all)) };
+    let planned = planned(sessions, asked, all.layout).await;
     if !asked.leaves_layout_open() {
-        tell_knee(&planned, all.layout);
+        tolerated(planned).and_then(|planned| tell_knee(&planned, all.layout));
         return Ok(as_asked(all));
     }
+    let Some(planned) = planned? else { return Ok(as_asked(all)) };
     // Where nothing fits, the assignment says what each node lacks.
     let Some(best) = planned.plan.ranked.first() else { return Ok(as_asked(all)) };
     let members = planned.members(best);
@@ -50,22 +51,18 @@ pub(super) async fn choose(sessions: &[Arc<Session>], asked: &Asked) -> Result<C
     Ok(Chosen { sessions, wanted })
 }
 
-/// Warns where fewer nodes would answer faster than a layout.
-pub(super) async fn warn_past_knee(sessions: &[Arc<Session>], wanted: &Wanted) -> Result<Option<String>, Failure> {
-    let asked = Asked {
-        model: wanted.model.clone(),
-        layout: Some(wanted.layout),
-        weights: Vec::new(),
-        layers: Vec::new(),
-        kv: Some(wanted.kv),
-        exchange: Some(wanted.exchange),
-        collective: Some(wanted.collective),
-        context_length: wanted.context_length,
-        slots: wanted.slots,
-        goal: Default::default(),
-    };
-    let Some(planned) = planned(sessions, &asked, wanted.layout).await? else { return Ok(None) };
-    Ok(tell_knee(&planned, wanted.layout))
+/// Warns where fewer nodes would answer faster than a layout. A prediction is only advice: if it fails, that is noted and nothing else.
+pub(super) async fn warn_past_knee(sessions: &[Arc<Session>], wanted: &Wanted) -> Option<String> {
+    let planned = tolerated(planned(sessions, &Asked::from(wanted), wanted.layout).await)?;
+    tell_knee(&planned, wanted.layout)
+}
+
+/// A plan that serves for a warning alone.
+fn tolerated(planned: Result<Option<Planned>, Fault>) -> Option<Planned> {
+    planned.unwrap_or_else(|fault| {
+        output::note(&output::clean(&format!("cannot predict whether fewer nodes are faster: {fault}")));
+        None
+    })
 }
 
 fn tell_knee(planned: &Planned, layout: Layout) -> Option<String> {
@@ -76,7 +73,7 @@ fn tell_knee(planned: &Planned, layout: Layout) -> Option<String> {
 
 /// Plans for these nodes; `None` where predictions do not hold: for one node, nodes that share a machine or report no free memory, and groups
 /// with roles.
-async fn planned(sessions: &[Arc<Session>], asked: &Asked, layout: Layout) -> Result<Option<Planned>, Failure> {
+async fn planned(sessions: &[Arc<Session>], asked: &Asked, layout: Layout) -> Result<Option<Planned>, Fault> {
     if sessions.len() < 2 || !layout.groups.is_empty() {
         return Ok(None);
     }

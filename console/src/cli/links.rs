@@ -1,6 +1,6 @@
 //! `console bench links`: round trips, throughput and incast of the links between nodes, which the nodes measure themselves on
 //! connections of their own.
-use std::{io::IsTerminal, sync::Arc};
+use std::io::IsTerminal;
 
 use clap::Args;
 use serde_json::json;
@@ -10,12 +10,8 @@ use shared::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, interrupts::Interrupts, output};
-use crate::client::{
-    network::{Effort, measure},
-    session::{self, Session},
-    with_port,
-};
+use super::{Failure, generate::open, interrupts::Interrupts, output};
+use crate::client::network::{Effort, measure};
 
 /// Options of `console bench links`.
 #[derive(Clone, Debug, Args)]
@@ -41,10 +37,7 @@ pub(super) struct Links {
 
 /// Runs the command. A signal closes its sessions, and with them the measurements on the nodes.
 pub(super) async fn run(options: Links) -> Result<u8, Failure> {
-    if options.nodes.len() < 2 {
-        let message = format!("cannot measure links: at least 2 nodes are needed, {} given", options.nodes.len());
-        return Err(Failure::Usage { message, next: "name at least two: --nodes A,B" });
-    }
+    check_count(options.nodes.len(), "given")?;
     let found = Interrupts::listen()?.end(find(&options)).await?;
     if options.json {
         let node = |(name, bench): &(String, NetworkBench)| json!({"node": name, "links": bench.links, "incast": bench.incast});
@@ -56,20 +49,20 @@ pub(super) async fn run(options: Links) -> Result<u8, Failure> {
     Ok(0)
 }
 
+fn check_count(nodes: usize, which: &str) -> Result<(), Failure> {
+    if nodes >= 2 {
+        return Ok(());
+    }
+    let message = format!("cannot measure links: at least 2 nodes are needed, {nodes} {which}");
+    Err(Failure::Usage { message, next: "name at least two: --nodes A,B" })
+}
+
 async fn find(options: &Links) -> Result<Vec<(String, NetworkBench)>, Failure> {
     let sessions = open(&options.nodes).await?;
+    check_count(sessions.len(), "not excluded")?;
     let effort = Effort { pings: options.pings, stream_ms: options.stream_ms, incast: !options.no_incast };
     let found = measure(&sessions, effort, &tell, &CancellationToken::new()).await?;
     Ok(sessions.iter().map(|session| session.identity.name.clone()).zip(found).collect())
-}
-
-/// A session with every node.
-pub(super) async fn open(nodes: &[String]) -> Result<Vec<Arc<Session>>, Failure> {
-    let mut sessions = Vec::with_capacity(nodes.len());
-    for node in nodes {
-        sessions.push(Arc::new(session::open(&with_port(node)).await?));
-    }
-    Ok(sessions)
 }
 
 /// Shows what is measured now, where a terminal is there.

@@ -5,7 +5,7 @@ use serde_json::json;
 use shared::{
     ids::MemberIndex,
     telemetry::NodeState,
-    topology::{Member, Topology, replan, sizes::ModelSizes},
+    topology::{Member, Topology, replan},
     units::Bytes,
 };
 
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     client::{
-        assign::{Assigned, assign, identify},
+        assign::{Assigned, assign, identify_on_any},
         cluster::Cluster,
         event::OperateEvent,
         exclude::{drain, say},
@@ -291,31 +291,23 @@ pub(super) async fn ok_to_stop(options: OkToStop) -> Result<u8, Failure> {
     };
     let all: Vec<replan::Now> = topology.members.iter().map(now).collect();
     let desired = cluster.desired().unwrap_or(&topology).clone();
-    let sizes = sizes(&cluster, &topology.model).await;
+    let sessions: Vec<_> = cluster.nodes.iter().filter_map(|node| node.session().ok()).collect();
+    let card = identify_on_any(sessions.iter().map(|session| &**session), &topology.model).await;
+    let sizes = card.ok().map(|card| card.sizes);
     let leaving = MemberIndex(place as u16);
-    let outlook = replan::ok_to_stop((&topology, &desired), leaving, &all, false, sizes.as_ref());
+    let outlook = replan::ok_to_stop(&topology, &desired, leaving, &all, sizes.as_ref());
     let layout = outlook.layout().map(|layout| layout.to_string());
     let then: Option<Vec<&str>> =
-        outlook.topology.as_ref().map(|all| all.members.iter().map(|member| member.name.as_str()).collect());
+        outlook.topology.as_ref().ok().map(|all| all.members.iter().map(|member| member.name.as_str()).collect());
     if options.json {
         let object = json!({"node": name, "ok": outlook.is_ok(), "member": true, "replicas": outlook.replicas,
-            "majority": outlook.has_majority, "topology": layout, "nodes": then, "needed_bytes": outlook.needed.0});
+            "majority": outlook.has_majority, "topology": layout, "nodes": then, "needed_bytes": outlook.needed.0,
+            "reason": outlook.topology.as_ref().err()});
         output::line(&object.to_string());
     } else {
         output::line(&format!("{}: {}", output::clean(&name), sentence(&outlook)));
     }
     Ok(u8::from(!outlook.is_ok()))
-}
-
-/// The model's sizes, from the first node that answers.
-async fn sizes(cluster: &Cluster, model: &str) -> Option<ModelSizes> {
-    for node in &cluster.nodes {
-        let Ok(session) = node.session() else { continue };
-        if let Ok(card) = identify(&session, model).await {
-            return Some(card.sizes).filter(ModelSizes::is_sound);
-        }
-    }
-    None
 }
 
 /// What will happen, in the order in which it does.
@@ -330,7 +322,9 @@ fn sentence(outlook: &replan::Outlook) -> String {
             format!("{others}; then {layout} serves, up to {needed} a node, until the node is back")
         }
         (1.., _) => format!("{others}; the node's replica waits until the node is back"),
-        (0, None) => format!("nothing would serve: the rest has no room, each node would need {needed}"),
+        (0, None) => {
+            format!("nothing would serve: {}", outlook.topology.as_ref().err().map_or("nothing fits", String::as_str))
+        }
         (0, Some(layout)) if outlook.has_majority => {
             format!("answers pause, then {layout} serves on the rest, up to {needed} a node, until the node is back")
         }

@@ -23,9 +23,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Failure, described,
+    generate::open,
     hypothetical::{self, Hypothetical},
     interrupts::Interrupts,
-    links, output, sizing,
+    output, sizing,
     topology::memory_object,
 };
 use crate::{
@@ -38,6 +39,8 @@ use crate::{
     planned,
 };
 
+/// Names the nodes of commands that are given none.
+const NODES_VARIABLE: &str = "BRAMBLE_NODES";
 /// Rows of the table where nobody asked for all.
 const ROWS: usize = 8;
 
@@ -45,7 +48,7 @@ const ROWS: usize = 8;
 #[derive(Clone, Debug, Args)]
 pub(super) struct Plan {
     /// Nodes as ADDRESS[:PORT]: each is asked for its memory and measured with the model [default: nodes that need not exist]
-    #[arg(value_name = "NODE", value_delimiter = ',', env = "BRAMBLE_NODES")]
+    #[arg(value_name = "NODE", value_delimiter = ',', env = NODES_VARIABLE)]
     named: Vec<String>,
     /// The same by `--nodes` or `--cluster`: these count.
     #[arg(skip)]
@@ -59,7 +62,7 @@ pub(super) struct Plan {
     #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = hypothetical::bytes)]
     memory: u64,
     /// Plan for the nodes of a TOML file: a [[node]] table each, with name, free_mib and optionally profile and speed
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["count", "memory"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["count", "memory", "sizing"])]
     described: Option<PathBuf>,
     /// balanced (the fewest nodes that fit, then ranks while they help, then replicas), latency (a whole answer: TTFT plus 127 tokens),
     /// ttft, tpot or throughput
@@ -79,6 +82,22 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn json(&self) -> bool {
         self.hypothetical.json
+    }
+
+    /// The nodes to measure.
+    fn live(&self) -> &[String] {
+        if self.typed.is_empty() { &self.named } else { &self.typed }
+    }
+
+    /// Whether it plans for nodes that exist.
+    fn is_live(&self) -> bool {
+        self.described.is_none() && self.count.is_none() && !self.live().is_empty()
+    }
+
+    /// Whether nodes were named for this command, and not just by the environment for any.
+    fn names_nodes(&self) -> bool {
+        let variable = std::env::var(NODES_VARIABLE).unwrap_or_default();
+        !self.typed.is_empty() || (!self.named.is_empty() && self.named.join(",") != variable)
     }
 
     /// What is wanted of a layout.
@@ -114,16 +133,18 @@ impl Plan {
 
 /// Plans for the nodes and prints what would be best.
 pub(super) async fn run(options: Plan) -> Result<u8, Failure> {
-    let live = if options.typed.is_empty() { &options.named } else { &options.typed };
     if options.sizing {
         return sizing::run(&options);
     }
+    if options.described.is_some() && options.names_nodes() {
+        let message = "--described names the nodes in its file, and others are named".into();
+        return Err(Failure::Usage { message, next: "leave out one of them" });
+    }
     let sizes = options.hypothetical.sizes()?;
-    let is_live = options.count.is_none() && !live.is_empty();
     let (nodes, links) = if let Some(path) = &options.described {
         (described::nodes(path)?, None)
-    } else if is_live {
-        Interrupts::listen()?.end(probe_all(live, &options, &sizes)).await?
+    } else if options.is_live() {
+        Interrupts::listen()?.end(probe_all(options.live(), &options, &sizes)).await?
     } else {
         (options.described(usize::from(options.count.unwrap_or(8)), options.memory), None)
     };
@@ -162,7 +183,7 @@ async fn probe_all(
     if options.hypothetical.types_link() || nodes.len() < 2 {
         return Ok((nodes, None));
     }
-    let sessions = links::open(live).await?;
+    let sessions = open(live).await?;
     let measured = measure(&sessions, Effort::short(sessions.len()), &|_, _| {}, &CancellationToken::new()).await;
     if let Err(fault) = measured {
         // What the nodes measured earlier is better than nothing.
@@ -170,8 +191,11 @@ async fn probe_all(
     }
     let reports = reports(&sessions).await?;
     let known = || reports.iter().map(|report| (report.name.as_str(), report.measured.links.as_slice()));
-    for (node, link) in nodes.iter_mut().zip(planned::links(known())) {
-        node.link = link.map(|link| options.hypothetical.over(link));
+    for (report, link) in reports.iter().zip(planned::links(known())) {
+        // A node that is excluded has no session here.
+        if let Some(node) = nodes.iter_mut().find(|node| node.name == report.name) {
+            node.link = link.map(|link| options.hypothetical.over(link));
+        }
     }
     let now = reports.iter().map(|report| report.unix_ms).max().unwrap_or(0);
     Ok((nodes, Some(planned::links_known(known(), now))))
@@ -243,7 +267,7 @@ fn division(candidate: &Candidate, nodes: &[PlanNode]) -> Vec<String> {
 }
 
 fn print(options: &Plan, sizes: &ModelSizes, nodes: &[PlanNode], plan: &planner::Plan) {
-    output::line(&format!("{}, context {}", options.hypothetical.line(sizes), options.context));
+    output::line(&format!("{}, context {}", options.hypothetical.line(sizes, options.is_live()), options.context));
     output::line("topology     nodes  tok/s  all tok/s  TTFT       GiB/node  network");
     let rows = if options.all { plan.ranked.len() } else { ROWS };
     for candidate in plan.ranked.iter().take(rows) {
@@ -303,7 +327,7 @@ fn object(options: &Plan, sizes: &ModelSizes, nodes: &[PlanNode], plan: &planner
             "read_bytes_per_second": node.profile.read_bytes_per_second, "decode_share": node.profile.decode_share,
             "macs_per_second": node.profile.macs_per_second})
     };
-    let mut object = options.hypothetical.object(sizes);
+    let mut object = options.hypothetical.object(sizes, options.is_live());
     object["goal"] = json!(options.goal.to_string());
     object["context"] = json!(options.context);
     object["nodes"] = nodes.iter().map(node).collect();

@@ -143,7 +143,8 @@ pub(super) fn object(name: &str, requests: &[RequestReport]) -> Value {
             "prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "max_tokens": one.max_tokens,
             "reason": reason, "fault": fault, "cached_tokens": times.map(|times| times.cached_tokens),
             "queued_ms": times.map(|times| times.dispatched.milliseconds()), "ttft_ms": times.map(RequestTimes::ttft_ms),
-            "tpot_ms": times.map(RequestTimes::tpot_ms), "total_ms": times.map(|times| times.last_token.milliseconds()), "trace": times.map(super::generate::trace)})
+            "tpot_ms": times.map(RequestTimes::tpot_ms), "total_ms": times.map(|times| times.last_token.milliseconds()),
+            "trace": times.map(super::generate::trace)})
     };
     let (ended, running): (Vec<_>, Vec<_>) = requests.iter().partition(|one| one.stage.is_over());
     let objects = |list: Vec<&RequestReport>| list.into_iter().map(one).collect::<Value>();

@@ -191,7 +191,7 @@ pub(super) fn run(options: &Simulate) -> Result<u8, Failure> {
     let times: Vec<(usize, Nanoseconds)> = runs.iter().map(|run| (run.layout.node_count(), run.outcome.tpot)).collect();
     let knee = knee(&times).filter(|_| runs.len() > 1);
     if options.hypothetical.json {
-        let mut object = options.hypothetical.object(&sizes);
+        let mut object = options.hypothetical.object(&sizes, false);
         object["runs"] = runs.iter().map(Run::object).collect();
         object["knee"] = json!(knee);
         object["left_out"] = left_out
@@ -201,7 +201,7 @@ pub(super) fn run(options: &Simulate) -> Result<u8, Failure> {
         output::line(&object.to_string());
         return Ok(0);
     }
-    output::line(&options.hypothetical.line(&sizes));
+    output::line(&options.hypothetical.line(&sizes, false));
     output::line(
         "topology   TTFT       TPOT       tok/s  times  network  in prompt  collective             kB/token  messages",
     );

@@ -51,12 +51,14 @@ pub(super) fn object(address: &str, answer: &Result<NodeReport, Fault>) -> Value
     let topology = report.topology.as_ref().map(|(topology, hash, rank)| {
         let nodes: Vec<&str> = topology.members.iter().map(|member| member.name.as_str()).collect();
         json!({"layout": topology.layout.to_string(), "hash": hash.to_string(), "rank": rank.0, "model": topology.model,
-            "nodes": nodes, "context": topology.context_length, "kv": topology.kv, "exchange": topology.exchange, "collective": topology.collective})
+            "nodes": nodes, "context": topology.context_length, "kv": topology.kv, "exchange": topology.exchange,
+            "collective": topology.collective})
     });
     let load = report.load.map(|load| json!({"done": load.done.0, "total": load.total.0}));
     json!({
         "address": address, "name": report.name, "state": report.state.name(), "epoch": report.epoch.0,
-        "topology": topology, "desired": report.desired.as_ref().map(|desired| desired.layout.to_string()), "fault": report.fault.as_ref().map(ToString::to_string), "load": load,
+        "topology": topology, "desired": report.desired.as_ref().map(|desired| desired.layout.to_string()),
+        "fault": report.fault.as_ref().map(ToString::to_string), "load": load,
         "shard_bytes": report.shard.0, "memory_resident": report.memory_resident.0,
         "health": report.health, "warnings": report.health.warnings().iter().map(ToString::to_string).collect::<Vec<_>>(),
         "findings": report.health.findings(),
@@ -117,19 +119,23 @@ fn lines(answers: &[Answer], exclusions: &Exclusions, cordoned: &[&str]) -> Vec<
             }
         }
     }
-    lines.extend(reports().find_map(lacking).map(|line| output::clean(&line)));
+    lines.extend(lacking(reports()).map(|line| output::clean(&line)));
     lines
 }
 
-/// Reports the desired topology and its missing nodes, if another topology serves until they are back.
-fn lacking(report: &NodeReport) -> Option<String> {
+/// Reports the desired topology and its missing nodes, if another topology serves until they are back. A node that left may still report
+/// an earlier epoch.
+fn lacking<'a>(reports: impl Iterator<Item = &'a NodeReport>) -> Option<String> {
+    let serves = |report: &&NodeReport| matches!(report.state, NodeState::Ready | NodeState::Serving);
+    let report = reports.filter(serves).max_by_key(|report| report.epoch)?;
     let (topology, ..) = report.topology.as_ref()?;
     let desired = report.desired.as_ref()?;
-    let serves = |name: &str| topology.members.iter().any(|member| member.name == name);
-    let names: Vec<&str> =
-        desired.members.iter().map(|member| member.name.as_str()).filter(|name| !serves(name)).collect();
+    let is_member = |name: &str| topology.members.iter().any(|member| member.name == name);
+    let names = desired.members.iter().map(|member| member.name.as_str()).filter(|name| !is_member(name));
+    let names: Vec<&str> = names.collect();
     let (asked, now, names) = (desired.layout, topology.layout, names.join(", "));
-    Some(format!("{now} serves until {asked} can be restored; missing: {names}"))
+    let missing = if names.is_empty() { String::new() } else { format!("; missing: {names}") };
+    Some(format!("{now} serves until {asked} can be restored{missing}"))
 }
 
 /// What stands behind name and address.
@@ -157,10 +163,34 @@ fn row(report: &NodeReport, has_left: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shared::protocol::error::{FaultKind, Loss};
+    use shared::{
+        ids::MemberIndex,
+        protocol::error::{FaultKind, Loss},
+        topology::Topology,
+    };
 
     use super::*;
-    use crate::fixtures::running;
+    use crate::fixtures::{name, running, topology};
+
+    #[test]
+    fn missing_nodes_are_those_of_the_latest_epoch() {
+        let mut rest = topology();
+        rest.members.truncate(3);
+        let of = |node: usize, epoch: u64, held: &Topology, desired: bool| NodeReport {
+            epoch: Epoch(epoch),
+            topology: Some((held.clone(), held.hash(), MemberIndex(node as u16))),
+            desired: desired.then(|| Box::new(topology())),
+            ..running(node, NodeState::Serving, false)
+        };
+        let mut earlier = topology();
+        earlier.members.truncate(1);
+        let told = |reports: &[NodeReport]| lacking(reports.iter());
+        let line = told(&[of(3, 7, &earlier, true), of(0, 8, &rest, true)]).expect("a node is missing");
+        assert!(line.ends_with(&format!("; missing: {}", name(3))), "{line}");
+        let complete = told(&[of(0, 8, &topology(), true)]).expect("it is not the desired layout");
+        assert!(complete.ends_with("can be restored"), "{complete}");
+        assert_eq!(told(&[of(3, 7, &earlier, true), of(0, 8, &topology(), false)]), None);
+    }
 
     #[test]
     fn a_node_that_the_others_left_behind_is_no_fault() {

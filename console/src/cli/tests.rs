@@ -5,6 +5,7 @@ use clap::CommandFactory;
 use serde_json::Value;
 use shared::{
     ids::{Epoch, MemberIndex, ModelIdentity},
+    latency::RequestTimes,
     protocol::{
         error::{Fault, FaultKind, Loss},
         message::{FinishReason, TokenLogprob},
@@ -12,6 +13,7 @@ use shared::{
     sampling::SamplingParameters,
     schedule::{Algorithm, Choice, Table, TableRow},
     topology::{Exchange, KvFormat, Layout, Member, Topology},
+    units::Nanoseconds,
 };
 use tokio::sync::mpsc::channel;
 
@@ -247,6 +249,7 @@ fn the_object_of_a_generation_has_exactly_the_fields_of_the_contract() {
         "wire_ms",
     ];
     assert_eq!(keys(&full["timings"]), timings);
+    assert_eq!(full["timings"]["trace"], super::generate::trace(&completion.finished.times));
     assert_eq!(full["timings"]["ttft_ms"], 11.0);
     assert_eq!(full["timings"]["tpot_ms"], 10.0);
     assert_eq!(full["timings"]["network_fraction"], 0.4);
@@ -256,6 +259,27 @@ fn the_object_of_a_generation_has_exactly_the_fields_of_the_contract() {
     assert_eq!(full["ranks"][0]["decode"]["bytes_sent"], 24_576);
     assert_eq!(keys(&full["logprobs"][2][0]), ["id", "logprob", "text"]);
     assert!(object(&completion, (&assigned(), MemberIndex(0)), 42, false).get("logprobs").is_none());
+}
+
+#[test]
+fn trace_has_no_flush_before_a_byte_is_sent() {
+    let first_token = Nanoseconds(11_000_000);
+    let mut times = RequestTimes { first_token, ..RequestTimes::default() };
+    let fields = [
+        "t_prefill_start",
+        "t_prefill_done",
+        "t_first_token",
+        "t_first_byte_sent",
+        "t_last_token",
+        "sampling_ms",
+        "flush_ms",
+    ];
+    let unsent = super::generate::trace(&times);
+    let object = unsent.as_object().expect("an object");
+    assert_eq!(object.keys().collect::<Vec<_>>(), fields);
+    assert!(unsent["flush_ms"].is_null() && unsent["t_first_byte_sent"].is_null(), "{unsent}");
+    times.sent = Nanoseconds(first_token.0 + 500_000);
+    assert_eq!(super::generate::trace(&times)["flush_ms"], 0.5);
 }
 
 #[test]

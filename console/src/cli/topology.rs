@@ -105,7 +105,7 @@ async fn check(options: &options::TopologyFile) -> Result<u8, Failure> {
     for (index, session) in sessions.iter().enumerate() {
         rows.push(Row::of(&topology, &card, index, session).await?);
     }
-    let warning = warn_past_knee(&sessions, &wanted).await?;
+    let warning = warn_past_knee(&sessions, &wanted).await;
     if options.json {
         let rows: Value = rows.iter().map(Row::object).collect();
         output::line(
@@ -137,7 +137,7 @@ struct Row {
     share: f64,
     /// What it would take.
     memory: RankMemory,
-    /// What the machine has free beside the shard that it holds now; 0 if unknown.
+    /// What the machine has for the next shard; 0 if unknown.
     free: Bytes,
 }
 
@@ -153,7 +153,6 @@ impl Row {
         let holding = Holding { sizes: &card.sizes, plan };
         let kv = (topology.kv, topology.kv_block_count());
         let report = report(session).await?;
-        let free = report.health.memory.map_or(0, |memory| memory.available.0 + report.shard.0);
         Ok(Self {
             node: output::clean(&member.name),
             replica: place.replica,
@@ -161,7 +160,7 @@ impl Row {
             layers: member.layers.clone(),
             share,
             memory: holding.memory(PANEL_ROWS, kv, &Seat::of(topology, &place)),
-            free: Bytes(free),
+            free: report.free_for_next_shard().unwrap_or_default(),
         })
     }
 
@@ -206,7 +205,7 @@ async fn assign(options: &AssignFile) -> Result<u8, Failure> {
     let names: Vec<String> = sessions.iter().map(|session| output::clean(&session.identity.name)).collect();
     let (what, count) = (format!("{} with {}", wanted.layout, output::clean(&wanted.model)), names.len());
     // Warn before asking for confirmation.
-    warn_past_knee(sessions, &wanted).await?;
+    warn_past_knee(sessions, &wanted).await;
     let losses = reached.losses(None);
     let question = match &losses {
         Some((lost, _)) => format!("Assign {what} to {count} nodes? It replaces {lost}."),

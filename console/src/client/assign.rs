@@ -202,17 +202,35 @@ pub async fn identify(session: &Session, model: &str) -> Result<ModelCard, Fault
         ResponseBody::Model(card) if is_sound(&card) => Ok(card),
         ResponseBody::Model(card) => {
             let (layers, sizes) = (card.block_count, card.layer_bytes.len());
-            let reason = format!("{layers} layers and the sizes of {sizes}");
+            let reason = format!("unsound sizes of {model}: {layers} layers, bytes of {sizes}");
             Err(Fault::new(error_node(session), FaultKind::Malformed { reason }))
         }
         other => Err(unexpected(session, &other)),
     }
 }
 
-/// Whether the layers can be split: their number comes from outside, and splitting takes time by its square.
+/// As [`identify`], from the first of the sessions that answers: not every node needs to have the model.
+///
+/// # Errors
+/// The first fault if none does, or there is no session.
+pub async fn identify_on_any(sessions: impl Iterator<Item = &Session>, model: &str) -> Result<ModelCard, Fault> {
+    let mut first = None;
+    for session in sessions {
+        match identify(session, model).await {
+            Ok(card) => return Ok(card),
+            Err(fault) => drop(first.get_or_insert(fault)),
+        }
+    }
+    let reason = format!("no node is left to read {model}");
+    Err(first.unwrap_or_else(|| Fault::new("console", FaultKind::TopologyInvalid { reason })))
+}
+
+/// Whether the layers can be split: their number comes from outside, and splitting takes time by its square. Planning indexes `sizes` by
+/// layer.
 fn is_sound(card: &ModelCard) -> bool {
     let count = card.layer_bytes.len() as u64;
-    (1..=BLOCK_COUNT_MAX).contains(&count) && count == u64::from(card.block_count)
+    let is_split = (1..=BLOCK_COUNT_MAX).contains(&count) && count == u64::from(card.block_count);
+    is_split && card.sizes.is_sound() && count == card.sizes.layers.len() as u64
 }
 
 /// The wanted topology and its epoch, if exactly this runs on all nodes. Its content is what they agreed on when it was assigned.
@@ -369,8 +387,17 @@ mod tests {
         assert!(is_sound(&card()));
         assert!(!is_sound(&ModelCard { block_count: 7, ..card() }));
         let most = BLOCK_COUNT_MAX as usize;
-        let of = |count: usize| ModelCard { block_count: count as u32, layer_bytes: vec![Bytes(1); count], ..card() };
+        let of = |count: usize| {
+            let mut sizes = crate::fixtures::sizes();
+            sizes.layers = sizes.layers.iter().cycle().take(count).cloned().collect();
+            sizes.shape.block_count = count;
+            ModelCard { block_count: count as u32, layer_bytes: vec![Bytes(1); count], sizes, ..card() }
+        };
         assert!(is_sound(&of(most)) && !is_sound(&of(most + 1)) && !is_sound(&of(0)));
+        let (mut fewer, mut short) = (card(), card());
+        fewer.sizes.layers.pop();
+        short.sizes = of(5).sizes;
+        assert!(!is_sound(&fewer) && !is_sound(&short));
     }
 
     fn node(name: &str) -> Identity {

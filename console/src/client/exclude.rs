@@ -4,18 +4,17 @@ use std::{sync::Arc, time::Duration};
 use shared::{
     ids::MemberIndex,
     protocol::error::{Fault, FaultKind},
-    telemetry::{NodeReport, RequestReport},
+    telemetry::{NodeReport, NodeState, RequestReport},
     topology::{
         Exclusion, Member, Topology,
         replan::{Stays, replan},
     },
-    units::Bytes,
 };
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    assign::{Assigned, assign_as, assign_until, identify, report},
+    assign::{Assigned, assign_as, assign_until, identify_on_any, report},
     cluster::{Cluster, ClusterNode},
     event::{AssignEvent, OperateEvent},
     session::{Session, own_name},
@@ -212,6 +211,9 @@ async fn assign_rest(
         return Ok(None);
     }
     if joins && !desired.members.iter().any(is_subject) {
+        // A layout of another size replaces every replica.
+        let heads: Vec<&NodeReport> = serving_heads(&reports).collect();
+        wait_for_heads(cluster, &heads, stop, tell).await;
         return extend(cluster, subject, topology, stop, tell).await.map(Some);
     }
     let stays = |member: &Member| match is_subject(member) {
@@ -233,38 +235,64 @@ async fn assign_rest(
         if goes_on && known.session().is_err() {
             continue;
         }
-        // What its shard takes now is free for the next one.
-        let free = known.report().and_then(|report| Some(report.health.memory?.available.0 + report.shard.0));
+        let free = known.report().and_then(NodeReport::free_for_next_shard).unwrap_or_default();
         let (member, address) = (MemberIndex(index as u16), known.address.clone());
-        stay.push((Stays { member, address, free: Bytes(free.unwrap_or(0)) }, known.session()?));
+        stay.push((Stays { member, address, free }, known.session()?));
     }
-    let asked = stay.first().ok_or_else(|| refused(subject, "no member would be left".into()))?.1.clone();
-    let sizes = identify(&asked, &desired.model).await?.sizes;
-    if !sizes.is_sound() {
-        return Err(Fault::new(&asked.identity.name, FaultKind::Malformed { reason: "sizes of no model".into() }));
+    if stay.is_empty() {
+        return Err(refused(subject, "no member would be left".into()));
     }
+    let sizes = identify_on_any(stay.iter().map(|(_, session)| &**session), &desired.model).await?.sizes;
     let stays: Vec<Stays> = stay.iter().map(|(one, _)| one.clone()).collect();
     let next = replan(desired, &stays, &sizes).map_err(|reason| refused(subject, reason))?;
-    let sessions: Vec<Arc<Session>> = next
-        .members
-        .iter()
-        .filter_map(|member| stay.iter().find(|(one, _)| one.address == member.address))
-        .map(|(_, session)| Arc::clone(session))
-        .collect();
-    // Requests of replicas that change may finish first; the others go on.
-    let changes = |report: &&NodeReport| {
-        let Some((held, _, member)) = &report.topology else { return false };
-        cluster.is_serving() && held.place(*member).is_head() && held.kept_in(*member, &next).is_none()
+    let sessions = sessions_of(&next, &stay)?;
+    // Running requests of replicas that change may finish first; the other replicas keep serving.
+    let changes = |report: &NodeReport| {
+        let held = report.topology.as_ref();
+        held.is_some_and(|(held, _, member)| held.kept_in(*member, &next).is_none())
     };
-    let heads: Vec<String> = reports.iter().copied().filter(changes).map(|report| report.name.clone()).collect();
-    let names: Vec<&str> = cluster.nodes.iter().map(|node| cluster.name(node)).collect();
-    let deadline = Instant::now() + GRACE;
-    for head in heads.iter().filter_map(|head| cluster.find(head)) {
-        wait_for_sessions(&*cluster.nodes[head].session()?, deadline, stop, &names, tell).await;
-    }
+    let heads: Vec<&NodeReport> = serving_heads(&reports).filter(|report| changes(report)).collect();
+    wait_for_heads(cluster, &heads, stop, tell).await;
     let told = |event: AssignEvent| tell(OperateEvent::Assign(event));
     let wanted = (!next.is_alike(desired)).then(|| Box::new(desired.clone()));
     assign_as(&sessions, (next, wanted), stop, &told).await.map(Some)
+}
+
+/// The sessions of a topology's members, in their order: its members are nodes that stay.
+fn sessions_of(topology: &Topology, stay: &[(Stays, Arc<Session>)]) -> Result<Vec<Arc<Session>>, Fault> {
+    let session = |member: &Member| {
+        let found = stay.iter().find(|(one, _)| one.address == member.address);
+        found.map(|(_, session)| Arc::clone(session)).ok_or_else(|| {
+            let reason = format!("no session with member {} at {}", member.name, member.address);
+            Fault::new(&member.name, FaultKind::TopologyInvalid { reason })
+        })
+    };
+    topology.members.iter().map(session).collect()
+}
+
+/// The heads among members that serve their part. Another member may be lost: the requests of the other replicas still run.
+fn serving_heads<'a>(reports: &[&'a NodeReport]) -> impl Iterator<Item = &'a NodeReport> {
+    reports.iter().copied().filter(|report| {
+        let serves = matches!(report.state, NodeState::Ready | NodeState::Serving);
+        serves && report.topology.as_ref().is_some_and(|(held, _, member)| held.place(*member).is_head())
+    })
+}
+
+/// Waits until nothing runs on these heads that would fail or pause for long, at most [`GRACE`] for all of them together.
+async fn wait_for_heads(
+    cluster: &Cluster,
+    heads: &[&NodeReport],
+    stop: &CancellationToken,
+    tell: &(dyn Fn(OperateEvent) + Sync),
+) {
+    let names: Vec<&str> = cluster.nodes.iter().map(|node| cluster.name(node)).collect();
+    let deadline = Instant::now() + GRACE;
+    for head in heads {
+        let session = cluster.find(&head.name).and_then(|node| cluster.nodes[node].session().ok());
+        if let Some(session) = session {
+            wait_for_sessions(&session, deadline, stop, &names, tell).await;
+        }
+    }
 }
 
 /// Assigns the running topology to its members and the subject, in cluster order; it was assigned while the subject was excluded.
@@ -340,11 +368,12 @@ async fn wait_for_sessions(
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) {
     let is_gateway = |by: &str| by.split_once(" (").is_some_and(|(name, _)| nodes.contains(&name));
-    let goes_on = |one: &&RequestReport| {
-        !one.stage.is_over() && is_gateway(&one.by) && one.prompt_tokens + one.tokens <= REPLAY_TOKENS
+    let is_replayed = |one: &&RequestReport| {
+        let tokens = one.prompt_tokens.saturating_add(one.tokens);
+        !one.stage.is_over() && is_gateway(&one.by) && tokens <= REPLAY_TOKENS
     };
     let count =
-        |report: &NodeReport| report.requests.saturating_sub(report.traces.iter().filter(goes_on).count() as u32);
+        |report: &NodeReport| report.requests.saturating_sub(report.traces.iter().filter(is_replayed).count() as u32);
     wait_while(head, deadline, stop, &count, tell).await;
 }
 

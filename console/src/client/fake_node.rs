@@ -144,6 +144,11 @@ impl FakeNode {
         self.state.asked.borrow().iter().copied().filter(|what| *what != "report").collect()
     }
 
+    /// Reports so many requests from now on.
+    pub(crate) fn runs(&self, requests: u32) {
+        self.state.report.lock().expect("the lock is not poisoned").requests = requests;
+    }
+
     /// Waits until something was asked of it.
     pub(crate) async fn await_asked(&self, what: &'static str) {
         let mut asked = self.state.asked.subscribe();

@@ -1,5 +1,5 @@
 //! Lets nodes measure the links between them: one node after another, so that no two measurements share a link.
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use shared::{
     protocol::{
@@ -42,6 +42,13 @@ pub async fn measure(
     tell: &(dyn Fn(&str, &BenchProgress) + Sync),
     cancel: &CancellationToken,
 ) -> Result<Vec<NetworkBench>, Fault> {
+    // A neighbour is identified by its name.
+    let mut names = HashSet::new();
+    if let Some(twice) = sessions.iter().find(|session| !names.insert(&session.identity.name)) {
+        let name = &twice.identity.name;
+        let reason = format!("cannot measure links: {name} is given twice, or two nodes have this name");
+        return Err(Fault::new(name, FaultKind::ParameterInvalid { reason }));
+    }
     // A head knows of its requests; the other ranks of a topology see steps alone.
     for report in reports(sessions).await? {
         if report.requests > 0 {
@@ -51,7 +58,7 @@ pub async fn measure(
     let mut found = Vec::with_capacity(sessions.len());
     for session in sessions {
         let name = &session.identity.name;
-        let others = sessions.iter().filter(|other| other.identity.name != *name);
+        let others = sessions.iter().filter(|other| !Arc::ptr_eq(other, session));
         let neighbour =
             |other: &Arc<Session>| Neighbour { name: other.identity.name.clone(), address: other.address.clone() };
         let Effort { pings, stream_ms, incast } = effort;

@@ -115,6 +115,42 @@ async fn node_that_was_not_named_is_excluded() {
 }
 
 #[tokio::test]
+async fn running_requests_finish_before_a_node_is_added() {
+    let nodes = start(vec![Script::default(), Script::default()]).await;
+    assigns(&nodes[..1]).await.0.expect("it agrees");
+    nodes[0].runs(2);
+    let waited = Mutex::new(Vec::new());
+    let tell = |event| {
+        if let OperateEvent::WaitsForRequests { count } = event {
+            waited.lock().expect("the lock is not poisoned").push(count);
+            nodes[0].runs(0);
+        }
+    };
+    let cluster = Cluster::dial(&addresses(&nodes)).await;
+    let done = exclude_until(cluster, 1, None, &CancellationToken::new(), &tell).await.expect("both agree");
+    assert_eq!(done.assigned.map(|done| done.topology.members.len()), Some(2));
+    assert_eq!(*waited.lock().expect("the lock is not poisoned"), [2]);
+}
+
+#[tokio::test]
+async fn lost_member_does_not_cut_the_requests_of_the_other_heads() {
+    let nodes = start((0..4).map(|_| Script::default()).collect()).await;
+    assigns(&nodes).await.0.expect("all nodes agree");
+    nodes[0].runs(1);
+    let waited = Mutex::new(0);
+    let tell = |event| {
+        if let OperateEvent::WaitsForRequests { .. } = event {
+            *waited.lock().expect("the lock is not poisoned") += 1;
+            nodes[0].runs(0);
+        }
+    };
+    let mut cluster = Cluster::dial(&addresses(&nodes)).await;
+    cluster.nodes[3].answer = Err(Fault::new("pi4", FaultKind::Draining));
+    let done = exclude_until(cluster, 1, Some("disk"), &CancellationToken::new(), &tell).await;
+    assert_eq!(*waited.lock().expect("the lock is not poisoned"), 1, "{done:?}");
+}
+
+#[tokio::test]
 async fn exclusion_that_too_few_nodes_keep_is_taken_back() {
     let full = || Script { keeps_no_list: true, ..Script::default() };
     let nodes = start(vec![Script::default(), full(), full(), Script::default()]).await;

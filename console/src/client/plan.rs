@@ -18,9 +18,6 @@ pub async fn plan(session: &Session, ask: PlanAsk) -> Result<Planned, Fault> {
     let card = identify(session, &ask.model).await?;
     let malformed =
         |reason: &str| Fault::new(&session.identity.name, FaultKind::Malformed { reason: reason.to_owned() });
-    if !card.sizes.is_sound() {
-        return Err(malformed("the sizes of its model are those of none"));
-    }
     let work = tokio::task::spawn_blocking(move || Planned::new(ask, card.sizes));
     match timeout(PATIENCE, work).await {
         Ok(Ok(planned)) => Ok(planned),

@@ -163,6 +163,7 @@ impl Decoder {
             ClientEvent::Report { node, report } => {
                 self.place(*node)?;
                 report.topology.iter().try_for_each(|(topology, _, _)| check_topology(topology))?;
+                report.desired.iter().try_for_each(|desired| check_topology(desired))?;
                 report.rolling.as_ref().map_or(Ok(()), shared::topology::Rolling::check)?;
                 report.exclusions.check().map_err(|error| error.to_string())
             }

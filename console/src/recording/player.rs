@@ -46,6 +46,7 @@ impl Player {
     pub fn open(path: &Path) -> Result<Self, RecordingError> {
         let (mut reader, header) = Reader::open(path)?;
         let mut state = State::new(&header.nodes, header.wanted.clone(), &header.prompt, header.defaults.clone());
+        state.goal = header.asked.as_ref().map_or_else(Default::default, |asked| asked.goal);
         state.asked = header.asked.clone();
         state.clock_ms = header.started_unix_ms;
         state.desk.keys = Keymap::read(&header.keys).map_err(|error| {

@@ -103,7 +103,7 @@ pub fn is_dangerous(state: &State, node: usize, how: How) -> bool {
     let Some(outlook) = outlook(state, node) else { return is_last };
     match how {
         How::Cordon | How::Drain => !serves_without(&outlook),
-        How::Exclude => is_last || (outlook.replicas == 0 && outlook.topology.is_none()),
+        How::Exclude => is_last || (outlook.replicas == 0 && outlook.topology.is_err()),
     }
 }
 

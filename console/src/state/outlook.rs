@@ -9,7 +9,7 @@ use shared::{
     units::Bytes,
 };
 
-use crate::state::{State, node::Standing};
+use crate::state::{State, node::Standing, plan::Planning};
 
 /// What is left of the topology that runs without the node at this place of the list; `None`: it holds no shard of it.
 pub fn outlook(state: &State, place: usize) -> Option<Outlook> {
@@ -20,18 +20,20 @@ pub fn outlook(state: &State, place: usize) -> Option<Outlook> {
         let standing = node.map(|node| node.standing(state.now));
         let report = node.and_then(|node| node.report.as_ref());
         let shard = report.map_or(Bytes(0), |report| report.shard);
-        // What its shard takes now is free for the next one.
-        let free = report.and_then(|report| report.health.memory).map(|memory| memory.available.0 + shard.0);
         Now {
             answers: matches!(standing, Some(Standing::Reports(_))),
             serves: matches!(standing, Some(Standing::Reports(NodeState::Ready | NodeState::Serving))),
-            free: Bytes(free.unwrap_or(0)),
+            free: report.and_then(NodeReport::free_for_next_shard).unwrap_or_default(),
             shard,
         }
     };
     let now: Vec<Now> = (0..topology.members.len()).map(now).collect();
     let desired = self::desired(state).unwrap_or(topology);
-    Some(ok_to_stop((topology, desired), MemberIndex(leaving as u16), &now, false, None))
+    let sizes = match &state.planning {
+        Planning::Done(planned) if planned.ask.model == topology.model => Some(&planned.sizes),
+        _ => None,
+    };
+    Some(ok_to_stop(topology, desired, MemberIndex(leaving as u16), &now, sizes))
 }
 
 /// The desired topology, if the running one only approximates it.
@@ -76,11 +78,12 @@ mod tests {
             }
             story.report(node, report);
         }
-        assert_eq!(outlook(&story.state, 0).and_then(|outlook| outlook.topology), None, "no room");
+        let found = outlook(&story.state, 0).expect("it is a member");
+        assert!(found.topology.is_err(), "no room: {found:?}");
         // Nobody has said anything for a minute: whether they serve is unknown.
         let mut silent = Story::ready();
         silent.at(60_000);
         let outlook = outlook(&silent.state, 0).expect("it is a member");
-        assert!(!outlook.has_majority && outlook.topology.is_none());
+        assert!(!outlook.has_majority && outlook.topology.is_err());
     }
 }

@@ -129,6 +129,7 @@ fn ask_abort(state: &mut State) {
         Assignment::WaitsForNodes => {
             state.assignment = Assignment::Nothing;
             state.wanted = None;
+            state.assigns_best = false;
             state.notice = Some("nothing is assigned any more when the nodes are there".to_owned());
         }
         Assignment::Committing => {
@@ -247,6 +248,8 @@ fn answer(state: &mut State) -> Vec<Effect> {
         (_, Question::Assign { wanted, members }) => {
             // Only what was seen is done: a node that went away meanwhile stops it.
             state.assignment = Assignment::Loading;
+            // Otherwise the planner's answer would be assigned after it.
+            state.assigns_best = false;
             if members == state.usable() {
                 state.wanted = Some(wanted.clone());
             }
@@ -349,6 +352,7 @@ pub(super) fn on_event(state: &mut State, event: OperateEvent) -> Vec<Effect> {
             say(state, Severity::Note, &node, &format!("is {state_word}{}", serves.unwrap_or_default()));
             if let Some((epoch, topology)) = running {
                 state.assignment = Assignment::Running { epoch, reused: false };
+                state.assigns_best = false;
                 state.assigned = Some(*topology);
             }
         }

@@ -2,7 +2,7 @@
 use super::operate;
 use crate::{
     effect::Effect,
-    planned::share_a_machine,
+    planned::{PlanAsk, share_a_machine},
     state::{
         Page, State,
         node::Node,
@@ -19,10 +19,7 @@ pub(super) fn ask(state: &mut State) -> Vec<Effect> {
         return Vec::new();
     }
     match plan::ask(state) {
-        Some(ask) => {
-            state.planning = Planning::Asked;
-            vec![Effect::Plan(Box::new(ask))]
-        }
+        Some(ask) => put(state, Box::new(ask)),
         None => {
             state.notice =
                 Some("no model to plan for: start the console with --model, or wait for the nodes".to_owned());
@@ -31,24 +28,54 @@ pub(super) fn ask(state: &mut State) -> Vec<Effect> {
     }
 }
 
-/// Asks the planner before an assignment, unless it was asked already or nodes share a machine, where predictions do not hold.
-pub(super) fn ask_before(state: &mut State, wanted: &Wanted) -> Vec<Effect> {
-    let is_known = match &state.planning {
-        Planning::Asked => true,
-        Planning::Done(planned) => planned.ask.model == wanted.model,
-        Planning::Nothing | Planning::Failed(_) => false,
-    };
-    let ask = plan::ask_for(state, wanted.clone()).filter(|ask| !is_known && ask.nodes.len() > 1);
-    let Some(ask) = ask.filter(|ask| !share_a_machine(&ask.nodes)) else { return Vec::new() };
-    state.planning = Planning::Asked;
-    vec![Effect::Plan(Box::new(ask))]
+/// What the planner's answer to a question lacks.
+pub(super) enum Inquiry {
+    /// Nothing: it answered this question.
+    Answered,
+    /// It works on one.
+    Pending,
+    /// It has to be asked.
+    New(Box<PlanAsk>),
 }
 
-/// The planner's best candidate, and its members by their place in the list.
+/// What to ask the planner before an assignment; `None` for one node and for nodes that share a machine, where predictions do not hold.
+pub(super) fn inquire(state: &State, wanted: &Wanted) -> Option<Inquiry> {
+    let ask = plan::ask_for(state, wanted.clone()).filter(|ask| ask.nodes.len() > 1 && !share_a_machine(&ask.nodes))?;
+    Some(match &state.planning {
+        Planning::Asked => Inquiry::Pending,
+        Planning::Done(planned) if is_same_question(&planned.ask, &ask) => Inquiry::Answered,
+        Planning::Nothing | Planning::Failed(_) | Planning::Done(_) => Inquiry::New(Box::new(ask)),
+    })
+}
+
+/// Whether two questions differ only in what nodes measure all the time.
+fn is_same_question(one: &PlanAsk, other: &PlanAsk) -> bool {
+    let places = |ask: &PlanAsk| ask.nodes.iter().map(|node| node.place).collect::<Vec<usize>>();
+    let settings = |ask: &PlanAsk| (ask.goal, ask.context, ask.slots, ask.kv, ask.exchange, ask.choice);
+    one.model == other.model && settings(one) == settings(other) && places(one) == places(other)
+}
+
+/// Asks the planner.
+pub(super) fn put(state: &mut State, ask: Box<PlanAsk>) -> Vec<Effect> {
+    state.planning = Planning::Asked;
+    vec![Effect::Plan(ask)]
+}
+
+/// Asks the planner before an assignment, unless that is pointless or it answers already.
+pub(super) fn ask_before(state: &mut State, wanted: &Wanted) -> Vec<Effect> {
+    match inquire(state, wanted) {
+        Some(Inquiry::New(ask)) => put(state, ask),
+        Some(Inquiry::Answered | Inquiry::Pending) | None => Vec::new(),
+    }
+}
+
+/// The planner's best candidate, and its members by their place in the list; `None` if one of them is excluded or away.
 pub(super) fn best(state: &State) -> Option<(Wanted, Vec<usize>)> {
     let Planning::Done(planned) = &state.planning else { return None };
     let candidate = planned.plan.ranked.first()?;
-    Some((planned.wanted(candidate), planned.members(candidate)))
+    let (members, usable) = (planned.members(candidate), state.usable());
+    let is_there = |place: &usize| usable.contains(place) && state.nodes[*place].is_open();
+    members.iter().all(is_there).then(|| (planned.wanted(candidate), members))
 }
 
 /// Enter on a candidate: asks whether to assign it.
@@ -67,7 +94,7 @@ pub(super) fn ask_assign(state: &mut State) {
     };
     let (wanted, members) = (planned.wanted(candidate), planned.members(candidate));
     if members.iter().any(|place| !state.nodes.get(*place).is_some_and(Node::is_open)) {
-        state.notice = Some("a node of this candidate is gone; p plans anew".to_owned());
+        state.notice = Some("a node of this candidate is gone; p plans again".to_owned());
         return;
     }
     operate::ask_assign(state, wanted, members);

@@ -5,6 +5,7 @@ use crate::{
     order::How,
     state::{
         State,
+        clean::clean_line,
         operation::{Dialog, Operation, Question, is_dangerous},
         outlook::outlook,
         plan::preview,
@@ -163,7 +164,8 @@ fn left(state: &State, node: usize, how: How) -> Paragraph {
             format!("ok to stop: answers pause, then {layout} serves on the rest, about {}.", rest(outlook.needed))
         }
         (0, None, How::Exclude) => {
-            format!("not ok to stop: the rest has no room, {} would be needed.", rest(outlook.needed))
+            let reason = outlook.topology.as_ref().err().map_or("nothing fits on the rest", String::as_str);
+            format!("not ok to stop: {}.", clean_line(reason))
         }
     };
     plain(text)

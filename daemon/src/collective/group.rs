@@ -96,7 +96,7 @@ impl Group {
         self.omits_exchange = true;
     }
 
-    /// For benchmarks alone: messages of all-reduces cost as much time as on another machine.
+    /// For benchmarks only: makes messages of all-reduces cost as much time as on the machine of a profile.
     pub fn set_toll(&mut self, toll: Option<Toll>) {
         self.toll = toll;
     }

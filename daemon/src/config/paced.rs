@@ -21,12 +21,12 @@ pub(super) struct Section {
     seed: Option<u64>,
 }
 
-/// What a paced node pretends to be.
+/// The machine that a paced node stands for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Paced {
     /// The machine that it stands for.
     pub machine: PacedMachine,
-    /// Mean of the extra time of everything that is computed, in millionths.
+    /// Mean jitter that is added to each compute time, in millionths of it.
     pub jitter_ppm: u32,
     /// Seed of the extra times.
     pub seed: u64,

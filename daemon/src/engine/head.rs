@@ -391,7 +391,7 @@ impl<'a> Head<'a> {
     }
 
     /// A token was drawn for a slot: text, events, and the end of the request if this is it.
-    /// It took `sampling` since the layers were through.
+    /// `sampling` is the time from the end of the layers until it was drawn.
     fn sampled(&mut self, slot: Slot, chosen: &Chosen, sampling: Nanoseconds) {
         let Some(key) = self.scheduler.key(slot) else { return };
         if self.is_for_others(key) {

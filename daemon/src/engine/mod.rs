@@ -86,7 +86,7 @@ fn tune(group: &mut Group) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// What was decided for a row of the table, with the times that decided: the fastest is not always the one in use, that needs a margin.
+/// The log line for a row of the table: its algorithm and the measured times. The fastest needs a margin to replace the usual one.
 fn decided(row: &TableRow) -> String {
     let timed: Vec<String> = row.timed.iter().map(|(name, time)| format!("{name} {time}")).collect();
     let (tokens, algorithm, timed) = (row.tokens, row.algorithm, timed.join(", "));

@@ -19,7 +19,7 @@ pub struct Drawn {
     pub tokens: Vec<(Slot, Chosen)>,
     /// By rank.
     pub totals: Vec<RankTotals>,
-    /// From the end of computing until all were drawn.
+    /// Time from the end of the layers until all tokens were drawn.
     pub sampling: Nanoseconds,
 }
 

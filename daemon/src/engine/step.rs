@@ -66,7 +66,7 @@ pub struct Stepper {
     /// Where the time went of the ranks that handed over to this one, stage by stage, and last its own.
     totals: Vec<RankTotals>,
     payload: Vec<u8>,
-    /// When the layers and the output of the latest step were computed.
+    /// When the latest step had computed its layers and its output.
     computed: Instant,
 }
 
@@ -155,7 +155,7 @@ impl Stepper {
         &self.totals
     }
 
-    /// Since the layers and the output of the latest step were computed.
+    /// Time since the latest step had computed its layers and its output.
     pub fn since_computed(&self) -> Nanoseconds {
         Nanoseconds(self.computed.elapsed().as_nanos() as u64)
     }

@@ -33,9 +33,9 @@ const INTERVAL_MS: u32 = 250;
 const LOOK: Duration = Duration::from_millis(250);
 /// While nothing serves a request waits for this: what was assigned a moment ago is known only with the next report.
 pub(super) const GRACE: Duration = Duration::from_millis(600);
-/// A report that is older says nothing of what slows the cluster down now.
+/// Older reports and windows are not used to find stragglers and slow hops.
 const FRESH: Duration = Duration::from_secs(5);
-/// All members are watched for so long after somebody asked what slows the cluster down: scrapes come more often.
+/// How long all members are watched after a scrape of `/metrics`; longer than the usual scrape interval.
 const ASKED: Duration = Duration::from_secs(180);
 /// Longest pause before a node that is away is dialled again.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -45,8 +45,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 pub(super) struct Seen {
     pub(super) report: Arc<NodeReport>,
     pub(super) at: Instant,
-    /// Its latest all-reduces.
-    pub(super) window: Window,
 }
 
 /// One replica of the running topology.
@@ -90,10 +88,10 @@ struct Known {
     latest: Option<(Epoch, TopologyHash, Arc<Topology>)>,
     /// When a node said last that it serves.
     served: Option<Instant>,
-    /// When somebody last asked what slows the cluster down.
+    /// When `/metrics` was last scraped.
     asked: Option<Instant>,
-    /// The topology that the windows are of.
-    judged: Option<TopologyHash>,
+    /// Recent steps of nodes with the latest topology, by address.
+    windows: BTreeMap<String, Window>,
 }
 
 /// The nodes.
@@ -134,12 +132,13 @@ impl Cluster {
         loop {
             let wanted = self.wanted();
             tasks.0.retain(|address, task| {
-                wanted.contains(address) || {
+                let stays = wanted.contains(address) && !task.is_finished();
+                if !stays {
                     task.abort();
-                    false
                 }
+                stays
             });
-            self.known().nodes.retain(|address, _| wanted.contains(address));
+            self.keep_only(&wanted);
             for address in wanted {
                 let again = || tokio::spawn(Arc::clone(&self).follow(address.clone()));
                 tasks.0.entry(address.clone()).or_insert_with(again);
@@ -148,8 +147,8 @@ impl Cluster {
         }
     }
 
-    /// Own node, peers, heads; all members while nothing serves, since one of them may know of another topology, and while somebody asks
-    /// what slows the cluster down.
+    /// Own node, peers, heads; all members while nothing serves, since one of them may hold another topology, and while `/metrics` is
+    /// scraped.
     fn wanted(&self) -> Vec<String> {
         let is_serving = self.serving().replicas.iter().any(|replica| replica.is_serving);
         let mut wanted = vec![self.own.clone()];
@@ -181,6 +180,12 @@ impl Cluster {
         };
         // Without one the request is refused for that reason.
         let _ = timeout(GRACE, known).await;
+    }
+
+    fn keep_only(&self, wanted: &[String]) {
+        let mut known = self.known();
+        known.nodes.retain(|address, _| wanted.contains(address));
+        known.windows.retain(|address, _| wanted.contains(address));
     }
 
     async fn follow(self: Arc<Self>, address: String) {
@@ -242,34 +247,29 @@ impl Cluster {
                 .is_none_or(|(epoch, ..)| report.epoch > *epoch || (holds && report.epoch == *epoch));
             if is_new && is_later {
                 known.latest = Some((report.epoch, *hash, Arc::new(topology.clone())));
+                // Another topology has other ranks.
+                known.windows.clear();
             }
         }
-        let mut window = known.nodes.remove(address).map(|seen| seen.window).unwrap_or_default();
         let latest = known.latest.as_ref().map(|(_, hash, _)| *hash);
-        if known.judged != latest {
-            // Another topology has other ranks.
-            known.judged = latest;
-            known.nodes.values_mut().for_each(|seen| seen.window.clear());
-            window.clear();
+        if report.topology.as_ref().is_some_and(|(_, hash, _)| Some(*hash) == latest) {
+            known.windows.entry(address.into()).or_default().record(self.begun.elapsed(), &report);
         }
-        window.record(self.begun.elapsed(), &report);
-        known.nodes.insert(address.into(), Seen { report: Arc::new(report), at: Instant::now(), window });
+        known.nodes.insert(address.into(), Seen { report: Arc::new(report), at: Instant::now() });
     }
 
-    /// What slows the running topology down, with the names of its members. The first answer knows little: from it on all members are
-    /// watched.
+    /// Stragglers and slow hops of the latest topology, by index of its members. The first call only begins to watch all members, so its
+    /// result is incomplete.
     pub(super) fn culprits(&self) -> Option<(Arc<Topology>, Culprits)> {
         let mut known = self.known();
         known.asked = Some(Instant::now());
         let (_, _, topology) = known.latest.as_ref()?;
-        let seen: Vec<Option<&Seen>> = topology.members.iter().map(|member| known.nodes.get(&member.address)).collect();
-        // What a node said long ago says nothing of now.
-        let is_fresh = |seen: &&Seen| seen.at.elapsed() < FRESH;
-        let seen: Vec<Option<&Seen>> = seen.into_iter().map(|seen| seen.filter(is_fresh)).collect();
-        let reports: Vec<Option<&NodeReport>> = seen.iter().map(|seen| seen.map(|seen| &*seen.report)).collect();
+        let fresh = |member: &Member| known.nodes.get(&member.address).filter(|seen| seen.at.elapsed() < FRESH);
+        let reports: Vec<Option<&NodeReport>> =
+            topology.members.iter().map(|member| fresh(member).map(|seen| &*seen.report)).collect();
         let begin = self.begun.elapsed().saturating_sub(FRESH);
-        let windows: Vec<Option<&Window>> =
-            seen.iter().map(|seen| seen.map(|seen| &seen.window).filter(|window| window.is_since(begin))).collect();
+        let window = |member: &Member| known.windows.get(&member.address).filter(|window| window.is_since(begin));
+        let windows: Vec<Option<&Window>> = topology.members.iter().map(window).collect();
         Some((Arc::clone(topology), culprits(topology, &reports, &windows)))
     }
 
@@ -300,7 +300,7 @@ impl Cluster {
             let takes = |seen: &&Seen| {
                 let is_in = seen.report.topology.as_ref().is_some_and(|(_, own, _)| own == hash);
                 let serves = matches!(seen.report.state, NodeState::Ready | NodeState::Serving);
-                // No client may take what a paced node says for an answer.
+                // The output of a paced node must not reach a client as an answer.
                 is_in && serves && !seen.report.is_paced()
             };
             let takes = seen.filter(|seen| seen.at.elapsed() < patience).as_ref().is_some_and(takes);

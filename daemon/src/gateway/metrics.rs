@@ -79,7 +79,7 @@ pub(super) struct Moment<'a> {
     /// Answers that this gateway has under way, waiting ones too.
     pub(super) running: u32,
     pub(super) own: Option<&'a NodeReport>,
-    /// What slows the running topology down.
+    /// Stragglers and slow hops of the latest topology.
     pub(super) culprits: Option<(Arc<Topology>, Culprits)>,
     /// Name, requests that this gateway runs there, whether it serves, whether it is out.
     pub(super) replicas: Vec<(String, u32, bool, bool)>,
@@ -199,16 +199,21 @@ fn replicas(text: &mut String, replicas: &[(String, u32, bool, bool)]) {
     }
 }
 
-/// Who slows the running topology down: a row for each that is named, none where nobody is. Labels are members' names and the words of
-/// a closed enum.
+/// A row for each straggler and each slow hop; no rows if there are none. Labels are members' names and the names of a closed
+/// enum.
 fn culprits(text: &mut String, topology: &Topology, found: &Culprits) {
     let name = |member: &usize| topology.members.get(*member).map_or_else(String::new, |one| escaped(&one.name));
-    header(text, "bramble_straggler", "gauge", "The node that the others wait for, and what its machine says of it");
+    header(
+        text,
+        "bramble_straggler",
+        "gauge",
+        "1 for a node that delays its peers; cause: the health warning of its machine",
+    );
     for (member, cause) in &found.nodes {
         let cause = cause.as_ref().map_or("unknown", Warning::name);
         line(text, "bramble_straggler", "", &format!("node=\"{}\",cause=\"{cause}\"", name(member)), 1.0);
     }
-    header(text, "bramble_slow_hop", "gauge", "A hand-over that takes longer than its bytes need on a link of 1 Gb/s");
+    header(text, "bramble_slow_hop", "gauge", "1 for a hop that takes longer than its bytes need on a link of 1 Gb/s");
     for (from, to) in &found.hops {
         line(text, "bramble_slow_hop", "", &format!("from=\"{}\",to=\"{}\"", name(from), name(to)), 1.0);
     }

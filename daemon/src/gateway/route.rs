@@ -15,10 +15,12 @@ const OUT_MAX: Duration = Duration::from_secs(60);
 /// Slow is a replica that takes so many times as long for a token as the median of the others, and more than the floor.
 const SLOW: f64 = 3.0;
 const SLOW_MS_MIN: f64 = 5.0;
-/// A replica that takes no more than so many times as long as the fastest is as fast: answers differ by what runs beside them.
+/// Up to this factor a replica counts as equally fast: times per token vary with the other requests in the batch.
 const CLEARLY: f64 = 1.2;
 /// Answers that are looked at before a replica is called slow.
 const SAMPLES_MIN: u32 = 5;
+/// A mean without a new answer for this long does not count when requests are spread.
+const SAMPLES_AGE: Duration = Duration::from_secs(60);
 /// Share of the latest answer in the mean.
 const LATEST: f64 = 0.3;
 /// Beginnings of prompts that are remembered.
@@ -69,6 +71,8 @@ struct Standing {
     failed_at: Option<Instant>,
     token_ms: f64,
     samples: u32,
+    /// When the latest sample came.
+    sampled: Option<Instant>,
 }
 
 impl Default for Standing {
@@ -83,6 +87,7 @@ impl Default for Standing {
             failed_at: None,
             token_ms: 0.0,
             samples: 0,
+            sampled: None,
         }
     }
 }
@@ -109,20 +114,17 @@ impl Router {
             // Something is better than nothing: all of them may be.
             good = serving;
         }
-        let load = |replica: &Replica| self.load(replica);
-        // A replica that takes longer for a token gets less.
-        let weighed = |replica: &Replica| f64::from(load(replica) + 1) * self.slowness(&replica.head, &good);
-        let least = good.iter().copied().min_by(|one, two| weighed(one).total_cmp(&weighed(two)));
-        let Some(least) = least else { return Way::Nowhere };
+        // A replica that needs longer for a token gets fewer requests.
+        let weighed = |load: u32, replica: &Replica| f64::from(load + 1) * self.slowness(&replica.head, &good, now);
+        let of = |replica: &Replica| weighed(self.load(replica), replica);
+        let has_place = |replica: &&Replica| self.load(replica) < replica.slots;
+        let least = good.iter().copied().filter(has_place).min_by(|one, two| of(one).total_cmp(&of(two)));
+        let Some(least) = least else { return Way::Busy };
         let known = self.prefixes.get(&prefix);
-        let near = good.iter().copied().find(|replica| Some(&replica.head) == known);
+        let near = good.iter().copied().filter(has_place).find(|replica| Some(&replica.head) == known);
         let margin = (least.slots / 4).max(1);
-        let near = near.filter(|near| load(near) < near.slots && load(near) <= load(least) + margin);
-        let chosen = near.unwrap_or(least);
-        if load(chosen) >= chosen.slots {
-            return Way::Busy;
-        }
-        let head = chosen.head.clone();
+        let near = near.filter(|near| of(near) <= weighed(self.load(least) + margin, least));
+        let head = near.unwrap_or(least).head.clone();
         let standing = self.heads.entry(head.clone()).or_default();
         standing.running += 1;
         if matches!(standing.gate, Gate::Open(until) if now >= until) {
@@ -177,6 +179,7 @@ impl Router {
                     let share = if standing.samples == 0 || standing.gate == Gate::Probing { 1.0 } else { LATEST };
                     standing.token_ms += share * (token_ms - standing.token_ms);
                     standing.samples = standing.samples.saturating_add(1);
+                    standing.sampled = Some(now);
                 }
                 let is_slow = self.is_slow(head);
                 let standing = self.heads.entry(head.into()).or_default();
@@ -219,10 +222,11 @@ impl Router {
         self.heads.get(&replica.head).map_or(0, |standing| standing.running + others(standing))
     }
 
-    /// How many times as long as the fastest of these a replica takes for a token; 1 where that is not clear.
-    fn slowness(&self, head: &str, among: &[&Replica]) -> f64 {
-        // One that comes back from being out is judged by its probe.
-        let is_known = |one: &&Standing| one.samples >= SAMPLES_MIN && one.gate == Gate::Closed;
+    /// Time per token relative to the fastest of these replicas; 1 if unknown or not clearly slower.
+    fn slowness(&self, head: &str, among: &[&Replica], now: Instant) -> f64 {
+        // While its circuit breaker is open, a replica is judged by its probe; and one that got no request for a while may have recovered.
+        let is_recent = |one: &Standing| one.sampled.is_some_and(|sampled| now < sampled + SAMPLES_AGE);
+        let is_known = |one: &&Standing| one.samples >= SAMPLES_MIN && one.gate == Gate::Closed && is_recent(one);
         let known = |head: &str| self.heads.get(head).filter(is_known).map(|one| one.token_ms);
         let fastest = among.iter().filter_map(|replica| known(&replica.head)).min_by(f64::total_cmp);
         let times = known(head).zip(fastest).map_or(1.0, |(own, fastest)| own / fastest.max(f64::MIN_POSITIVE));
@@ -310,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_with_a_slow_node_gets_less() {
+    fn slower_replica_gets_fewer_requests_but_no_place_stays_empty() {
         let now = Instant::now();
         let replicas = [replica("a", 0, now), replica("b", 0, now)];
         let mut router = after(&replicas);
@@ -322,6 +326,23 @@ mod tests {
         }
         let heads: Vec<String> = (2..8).map(|prefix| to(router.choose(&replicas, prefix, now))).collect();
         assert_eq!(heads.iter().filter(|head| *head == "a").count(), 4, "{heads:?}");
+        assert!((8..10).all(|prefix| to(router.choose(&replicas, prefix, now)) == "b"));
+        assert_eq!(router.choose(&replicas, 10, now), Way::Busy);
+    }
+
+    #[test]
+    fn slow_replica_counts_as_recovered_after_a_minute_without_answers() {
+        let now = Instant::now();
+        let mut router = Router::default();
+        for _ in 0..SAMPLES_MIN {
+            router.ended("a", Outcome::Done(Some(10.0)), now);
+            router.ended("b", Outcome::Done(Some(20.0)), now);
+        }
+        let later = now + SAMPLES_AGE;
+        let replicas = [replica("a", 0, later), replica("b", 0, later)];
+        let among: Vec<&Replica> = replicas.iter().collect();
+        assert!(router.slowness("b", &among, now) > CLEARLY);
+        assert!(router.slowness("b", &among, later) < CLEARLY);
     }
 
     #[test]

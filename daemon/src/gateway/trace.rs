@@ -63,7 +63,7 @@ pub(super) fn trace(ended: &Ended, first_byte: Option<Duration>, done: Duration)
     let times = &ended.finished.times;
     let dispatched = milliseconds(ended.dispatched);
     let received = ended.first_token.map_or(dispatched, milliseconds);
-    // An answer that went on elsewhere has the times of its last head: its own prefill lies before.
+    // An answer that continued elsewhere has the times of its last head; its prefill was before them.
     let (start, prefilled, first_token) = match ended.resumed {
         0 => {
             let of_head = |time: Nanoseconds| dispatched + time.milliseconds();

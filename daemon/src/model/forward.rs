@@ -208,7 +208,7 @@ impl Model {
         Ok(&self.logits)
     }
 
-    /// A step of a paced rank: the same exchanges with the other ranks, and between them as much time as computing would take.
+    /// A step of a paced rank: the usual exchanges with the other ranks, with waits in place of the computing between them.
     fn wait_through(
         &mut self,
         batch: Batch<'_>,

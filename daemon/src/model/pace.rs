@@ -1,5 +1,5 @@
-//! Waiting instead of computing, for benchmarks: as long as a profile of a machine says that this rank would compute. What goes between
-//! the ranks is as long and comes in the same order as when it is computed.
+//! Waits instead of computing, for benchmarks: as long as this rank would compute on the machine of a profile. Messages between the
+//! ranks have the same lengths and the same order as with real computing.
 use std::time::Instant;
 
 use shared::{
@@ -70,8 +70,8 @@ impl Pace {
         self.wait(usual);
     }
 
-    /// The logits of the tokens that want some: after each token comes the same once more, so that all are of the vocabulary and none
-    /// ends an answer that the prompt did not end.
+    /// The logits of the tokens that want some: each token predicts itself, so that every id is in the vocabulary and none ends an
+    /// answer early.
     pub(super) fn output(&mut self, batch: Batch<'_>, shard: &Shard, logits: &mut Vec<f32>) {
         let wanted = batch.tokens.iter().filter(|token| token.wants_logits);
         let rows = &shard.plan.vocabulary;

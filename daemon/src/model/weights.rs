@@ -200,7 +200,7 @@ pub struct Source<'a> {
     pub kernels: &'static Kernels,
     /// What the model holds, and where packed shards of it are kept from one start to the next.
     pub cache: Option<Cached<'a>>,
-    /// For benchmarks: only the sizes of tensors are needed, and no memory is filled.
+    /// For benchmarks: no weights are read, they stay zero; only the sizes of tensors matter.
     pub is_hollow: bool,
     /// Is told the bytes of each part that is done and says whether to go on.
     pub progress: &'a (dyn Fn(u64) -> bool + Sync),
@@ -242,7 +242,9 @@ impl Shard {
         if cache.is_some_and(|cached| !cached.content.is_of(file)) {
             return Err(LoadError::Changed);
         }
-        if let Some((cached, folder)) = cache.filter(|_| !is_cached).and_then(|cached| Some((cached, cached.cache?))) {
+        if let Some((cached, folder)) =
+            cache.filter(|_| !is_cached && !is_hollow).and_then(|cached| Some((cached, cached.cache?)))
+        {
             folder.write(key(&cached), Arc::clone(&region));
         }
         let mut shard = Self::of_region(file, shape, plan, &slices, &region)?;

@@ -24,12 +24,7 @@ impl Node {
         self.check_reach(prepare.epoch)?;
         let again = prepare.seen == prepare.epoch;
         if let Some(open) = self.open.as_ref().filter(|open| again || !open.again) {
-            let seconds = match open.phase {
-                Phase::Prepared { since } => (since + self.patience.lease).saturating_sub(self.now),
-                _ => self.patience.lease,
-            };
-            let (epoch, by) = (open.assignment.epoch, open.assignment.by.clone());
-            return Err(FaultKind::PrepareOpen { epoch, by, seconds: seconds.as_secs() as u32 });
+            return Err(self.prepare_open(open));
         }
         if again {
             self.check_again(prepare)?;
@@ -42,12 +37,27 @@ impl Node {
         let invalid = |reason: String| FaultKind::TopologyInvalid { reason };
         prepare.topology.check().map_err(|error| invalid(error.to_string()))?;
         prepare.desired.iter().try_for_each(|one| one.check()).map_err(|error| invalid(error.to_string()))?;
-        self.check_members(&prepare.topology.members)?;
+        self.check_members(&prepare.topology.members, again)?;
         let member = prepare.topology.members.get(prepare.member.index());
         match member {
             Some(member) if member.name == self.name => Ok(()),
             _ => Err(invalid(format!("member {} of it is not {}", prepare.member, self.name))),
         }
+    }
+
+    /// Why something else has to wait for an open assignment.
+    fn prepare_open(&self, open: &Open) -> FaultKind {
+        let seconds = match open.phase {
+            Phase::Prepared { since } => (since + self.patience.lease).saturating_sub(self.now),
+            _ => self.patience.lease,
+        };
+        let (epoch, by) = (open.assignment.epoch, open.assignment.by.clone());
+        FaultKind::PrepareOpen { epoch, by, seconds: seconds.as_secs() as u32 }
+    }
+
+    /// Refuses what an open assignment would disturb, also one that loads while the previous topology serves.
+    pub fn check_assigning(&self) -> Result<(), FaultKind> {
+        self.open.as_ref().map_or(Ok(()), |open| Err(self.prepare_open(open)))
     }
 
     pub(super) fn prepare(&mut self, session: SessionId, id: RequestId, by: String, prepare: Prepare) -> Vec<Effect> {

@@ -38,13 +38,17 @@ impl Benches {
 }
 
 impl Node {
+    /// Refuses what a running bench would disturb.
+    pub fn check_benching(&self) -> Result<(), FaultKind> {
+        let running = self.benches.running.as_ref();
+        running.map_or(Ok(()), |running| Err(FaultKind::BenchRuns { by: running.by.clone() }))
+    }
+
     fn check_bench(&self, bench: &Bench) -> Result<(), FaultKind> {
         if self.draining.is_some() {
             return Err(FaultKind::Draining);
         }
-        if let Some(running) = &self.benches.running {
-            return Err(FaultKind::BenchRuns { by: running.by.clone() });
-        }
+        self.check_benching()?;
         let is_free = match (bench, &self.running) {
             (Bench::Network(_), Some(running)) if !running.requests.is_empty() => {
                 return Err(FaultKind::RequestsRun { count: running.requests.len() as u32 });
@@ -52,6 +56,9 @@ impl Node {
             (Bench::Network(_), _) => true,
             (_, running) => running.is_none(),
         };
+        if self.serves() {
+            self.check_assigning()?;
+        }
         if self.open.is_some() || !is_free {
             return Err(FaultKind::NotIdle { state: self.state().name().into() });
         }
@@ -106,17 +113,19 @@ mod tests {
     use shared::{
         ids::Epoch,
         protocol::{
-            bench::{BENCH_REPEATS_MAX, BenchKernels},
+            bench::{BENCH_REPEATS_MAX, BenchKernels, BenchLinks},
             message::RequestBody,
             network::{BenchNetwork, Neighbour},
         },
+        schedule::Algorithm,
         telemetry::{KernelBench, NodeState},
+        topology::Topology,
     };
 
     use super::*;
     use crate::node::{
         Event,
-        tests::{CONSOLE, OTHER, ask, failure, generate, node, prepare, running},
+        tests::{CONSOLE, OTHER, ask, failure, generate, node, prepare, prepare_of, running, topology},
     };
 
     fn bench() -> Bench {
@@ -219,6 +228,32 @@ mod tests {
         assert!(matches!(failure(&effects[1..2]), Some(FaultKind::BenchSuperseded { .. })), "{effects:?}");
         assert!(matches!(effects[2..], [Effect::Command(_)]), "{effects:?}");
         assert_eq!(failure(&ask_links(&mut node)), Some(&FaultKind::RequestsRun { count: 1 }));
+    }
+
+    #[test]
+    fn open_assignment_of_serving_node_refuses_benches_by_name() {
+        let mut node = running();
+        let next = Topology { slots: 1, ..topology(2) };
+        prepare_of(&mut node, OTHER, (4, 5), next);
+        assert_eq!(node.state(), NodeState::Ready, "it serves while it loads");
+        let refused = asked(&mut node, CONSOLE);
+        assert!(matches!(failure(&refused), Some(FaultKind::PrepareOpen { epoch: Epoch(5), .. })), "{refused:?}");
+        assert!(matches!(node.check_assigning(), Err(FaultKind::PrepareOpen { .. })));
+    }
+
+    #[test]
+    fn timing_all_reduces_ends_a_bench_of_links_to_peers() {
+        let peer = Neighbour { name: "pi2".into(), address: "10.0.0.2:9999".into() };
+        let links = BenchNetwork { peers: vec![peer], pings: 1, stream_ms: 5, incast: false };
+        let mut node = running();
+        ask(&mut node, OTHER, 7, RequestBody::Bench(Box::new(Bench::Network(links))));
+        assert!(matches!(node.check_benching(), Err(FaultKind::BenchRuns { by }) if by == "console 2"));
+        let wanted = BenchLinks { tokens: vec![1], algorithms: vec![Algorithm::Direct], repeats: 5 };
+        let effects = ask(&mut node, CONSOLE, 8, RequestBody::BenchLinks(wanted));
+        assert_eq!(effects[0], Effect::StopBench(BenchKey(1)));
+        assert!(matches!(failure(&effects[1..2]), Some(FaultKind::BenchSuperseded { .. })), "{effects:?}");
+        assert!(matches!(effects[2..], [Effect::Command(_)]), "{effects:?}");
+        assert_eq!(node.check_benching(), Ok(()));
     }
 
     #[test]

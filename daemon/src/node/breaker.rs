@@ -84,14 +84,8 @@ impl Breaker {
         out: Option<&Standing>,
         now: Duration,
     ) -> Turn {
-        let serves = |view: &View| {
-            matches!(view.standing.as_ref().map(|one| one.state), Some(NodeState::Ready | NodeState::Serving))
-        };
-        let is_restarting = |view: &View| {
-            view.standing.as_ref().and_then(|one| one.rolling.as_ref()).is_some_and(|one| one.is_running())
-        };
         // Everything else goes first.
-        if !views.iter().all(serves) || views.iter().any(is_restarting) {
+        if !views.iter().all(View::serves) || views.iter().any(View::is_restarting) {
             return Turn::Rest;
         }
         if let Some((slow, reason)) = slow(own, base, views) {

@@ -225,10 +225,14 @@ impl Node {
         }
     }
 
+    /// Whether a topology without a fault runs.
+    pub(super) fn serves(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.fault.is_none())
+    }
+
     /// Whether the running topology keeps serving while `open` is prepared.
     fn serves_beside(&self, open: &Open) -> bool {
-        let serves = self.running.as_ref().is_some_and(|running| running.fault.is_none());
-        serves && !matches!(open.phase, Phase::Connecting { .. })
+        self.serves() && !matches!(open.phase, Phase::Connecting { .. })
     }
 
     /// The epoch in which the engine of the committed topology was started.
@@ -358,7 +362,12 @@ impl Node {
                 Err(kind) => self.refuse(session, id, kind),
             },
             RequestBody::BenchLinks(wanted) => match self.check_bench_links(&wanted) {
-                Ok(()) => self.start((session, id), (by, 0), |key| EngineCommand::BenchLinks(key, wanted)),
+                Ok(()) => {
+                    // Both would measure the other's traffic.
+                    let mut effects = self.end_bench(FaultKind::BenchSuperseded { by: by.clone() });
+                    effects.extend(self.start((session, id), (by, 0), |key| EngineCommand::BenchLinks(key, wanted)));
+                    effects
+                }
                 Err(kind) => self.refuse(session, id, kind),
             },
             RequestBody::Models(request) => self.models(session, id, *request),

@@ -22,10 +22,12 @@ mod recovery;
 mod recovery_tests;
 mod requests;
 mod serving;
+#[cfg(test)]
+mod shape_tests;
 pub mod slowness;
 pub mod steward;
 #[cfg(test)]
-mod steward_tests;
+pub(crate) mod steward_tests;
 #[cfg(test)]
 pub(crate) mod tests;
 

@@ -51,9 +51,10 @@ impl Node {
         vec![Effect::Respond { session, id, body }]
     }
 
-    /// Refuses a topology with a member that is out.
-    pub(super) fn check_members(&self, members: &[Member]) -> Result<(), FaultKind> {
+    /// Refuses a topology with an excluded member. A topology that forms `again` keeps its cordoned members.
+    pub(super) fn check_members(&self, members: &[Member], again: bool) -> Result<(), FaultKind> {
         let out = members.iter().find_map(|member| self.exclusions.of(&member.name, &member.address));
+        let out = out.filter(|entry| !(again && entry.is_cordon));
         match out {
             Some(entry) => Err(FaultKind::Excluded {
                 member: entry.node.clone(),

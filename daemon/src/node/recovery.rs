@@ -37,8 +37,7 @@ impl Node {
 
     /// Whether this node has accepted a topology that follows the one that it holds: that vote comes to its end first.
     pub fn has_accepted(&self) -> bool {
-        let votes = self.voter.votes.as_ref().filter(|votes| Some(&votes.base) == self.committed.as_ref());
-        votes.is_some_and(|votes| votes.accepted.is_some())
+        self.accepted_name().is_some()
     }
 
     /// Epoch and hash of the topology that this node has accepted as the next one.
@@ -77,7 +76,7 @@ impl Node {
             _ if prepare.epoch < self.epoch => return Err(FaultKind::Superseded { epoch, by }),
             _ => {}
         }
-        if self.has_accepted() && self.accepted_name() != Some(name) {
+        if self.accepted_name().is_some_and(|accepted| accepted != name) {
             let reason = "it has accepted another topology, which comes first".into();
             return Err(FaultKind::TopologyInvalid { reason });
         }
@@ -183,22 +182,22 @@ impl Node {
     fn learn(&mut self, committed: Committed) -> (Vec<Effect>, Vec<Record>) {
         let mut records = Vec::new();
         if self.committed.as_ref().is_some_and(|own| own.epoch >= committed.epoch) {
-            return (Vec::new(), records);
+            return (Vec::new(), self.learn_desired(&committed));
         }
         let (epoch, hash) = committed.name();
         let mut effects = Vec::new();
         let kept = self.kept_in(&committed.topology);
-        let running = self.running.as_mut().filter(|running| running.assignment.epoch < epoch);
-        if let (Some(running), Some(member)) = (running, kept) {
-            let Committed { topology, desired, .. } = committed.clone();
-            let (by, shard) = ("a vote of its members".to_owned(), running.assignment.shard);
-            running.assignment = Assignment { epoch, hash, topology, member, by, shard, desired };
-        } else if let Some(running) = self.running.as_mut().filter(|running| running.assignment.epoch < epoch) {
-            let kind = FaultKind::Superseded { epoch, by: "a vote of its members".into() };
-            let fault = Fault::new(&self.name, kind);
-            effects = running.requests.fail_all(&fault);
-            effects.push(Effect::StopEngine(running.engine));
-            self.running = None;
+        if let Some(mut running) = self.running.take_if(|running| running.assignment.epoch < epoch) {
+            let by = "a vote of its members".to_owned();
+            if let Some(member) = kept {
+                let (Committed { topology, desired, .. }, shard) = (committed.clone(), running.assignment.shard);
+                running.assignment = Assignment { epoch, hash, topology, member, by, shard, desired };
+                self.running = Some(running);
+            } else {
+                let fault = Fault::new(&self.name, FaultKind::Superseded { epoch, by });
+                effects = running.requests.fail_all(&fault);
+                effects.push(Effect::StopEngine(running.engine));
+            }
         }
         if self.open.as_ref().is_some_and(|open| open.assignment.epoch < epoch) {
             effects.extend(self.give_up());
@@ -216,6 +215,19 @@ impl Node {
         }
         self.takes_over = false;
         (effects, records)
+    }
+
+    /// Adopts the desired topology of the topology that this node holds: a node of release 0.1 did not store it.
+    fn learn_desired(&mut self, committed: &Committed) -> Vec<Record> {
+        let lacks_it = |own: &&mut Committed| *own == committed && own.desired.is_none() && committed.desired.is_some();
+        let Some(own) = self.committed.as_mut().filter(lacks_it) else { return Vec::new() };
+        own.desired.clone_from(&committed.desired);
+        let (records, name) = (vec![Record::Committed(Some(own.clone()))], own.name());
+        let running = self.running.iter_mut().map(|running| &mut running.assignment);
+        running
+            .filter(|assignment| (assignment.epoch, assignment.hash) == name)
+            .for_each(|assignment| assignment.desired.clone_from(&committed.desired));
+        records
     }
 
     /// A majority holds this: the node votes about what follows later topologies. What it said about this one it does not know.

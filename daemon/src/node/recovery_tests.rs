@@ -2,9 +2,9 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use shared::{
-    ids::{Epoch, MemberIndex, Rank, TopologyHash},
+    ids::{Epoch, MemberIndex, Rank, RequestId, TopologyHash},
     protocol::{
-        error::FaultKind,
+        error::{FaultKind, Loss},
         message::{Prepare, RequestBody, ResponseBody},
         recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
     },
@@ -14,7 +14,7 @@ use shared::{
 };
 
 use super::{
-    event::{Effect, Event, Record, SessionId},
+    event::{Effect, Event, ExclusionsKept, Record, SessionId},
     machine::{Beginning, Node, Patience},
     planted::{Planted, plant},
     quorum::{Forgot, Voter},
@@ -185,6 +185,53 @@ fn no_message_takes_a_counter_beyond_reach() {
     list.say("pi2", "pi2:9999", Some("hot"), "me@here");
     list.0[0].revision = u64::MAX;
     assert!(failure(&ask(&mut node, OTHER, 51, RequestBody::Exclude(list))).is_some());
+}
+
+#[test]
+fn cordoned_member_forms_the_topology_again_after_a_loss() {
+    for (own, is_cordon) in [("pi1", true), ("pi2", true), ("pi2", false)] {
+        let mut list = Exclusions::default();
+        match is_cordon {
+            true => list.cordon(own, &format!("{own}:9999"), "fan noise", "me@here"),
+            false => list.say(own, &format!("{own}:9999"), Some("fan noise"), "me@here"),
+        }
+        let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
+        let (name, committed) = ("pi1".into(), Some(base(4)));
+        let beginning = Beginning { name, epoch: Epoch(4), committed, exclusions: list, ..Beginning::default() };
+        let mut node = Node::new(beginning, patience);
+        let refused = super::tests::prepare(&mut node, CONSOLE, 4, 5);
+        assert!(matches!(failure(&refused), Some(FaultKind::Excluded { .. })), "a new assignment: {refused:?}");
+        let effects = again(&mut node, CONSOLE, 4, topology(2));
+        assert_eq!(matches!(effects[..], [Effect::Load(_)]), is_cordon, "{own}: {effects:?}");
+    }
+}
+
+#[test]
+fn cordoned_node_announces_the_fault_of_a_peer() {
+    let mut node = running();
+    let mut list = Exclusions::default();
+    list.cordon("pi1", "pi1:9999", "fan noise", "me@here");
+    let (session, id) = (CONSOLE, RequestId(9));
+    node.handle(Event::ExclusionsKept(ExclusionsKept { session, id, list, result: Ok(()) }));
+    let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Reset));
+    assert_eq!(effects, [Effect::AnnounceFault(Epoch(4), Rank(1)), Effect::AbortEngine(Epoch(4))]);
+    assert_eq!(node.state(), NodeState::Faulted);
+}
+
+#[test]
+fn missing_desired_topology_is_adopted_once_and_kept() {
+    let mut node = running();
+    let desired = Some(Box::new(topology(3)));
+    let learn = |desired| RecoveryAsk::Learn(Box::new(Committed { desired, ..base(4) }));
+    let effects = recover(&mut node, learn(desired.clone()));
+    let [Effect::Write { records, .. }] = &effects[..] else { panic!("the topology keeps serving: {effects:?}") };
+    let [Record::Committed(Some(kept))] = &records[..] else { panic!("{records:?}") };
+    assert_eq!((&kept.desired, node.desired()), (&desired, desired.as_deref()));
+    for later in [Some(Box::new(topology(4))), None, desired.clone()] {
+        let effects = recover(&mut node, learn(later));
+        assert!(matches!(&effects[..], [Effect::Write { records, .. }] if records.is_empty()), "{effects:?}");
+    }
+    assert_eq!(node.desired(), desired.as_deref());
 }
 
 /// A console that assigns its own topology, slowly.

@@ -36,7 +36,7 @@ impl Node {
             return Err(FaultKind::Draining);
         }
         // Its topology is about to be assigned anew: what runs may finish, nothing new begins.
-        self.check_members(running.assignment.replica())?;
+        self.check_members(running.assignment.replica(), false)?;
         if running.requests.len() >= QUEUE_MAX {
             return Err(FaultKind::QueueFull { limit: QUEUE_MAX as u32 });
         }
@@ -181,7 +181,7 @@ impl Node {
     /// The topology is broken: every request fails by name, once; the engine ends its waits.
     pub(super) fn break_down(&mut self, fault: Fault) -> Vec<Effect> {
         // The others went on without a node that is out: nothing is broken.
-        if self.exclusions.of(&self.name, "").is_some()
+        if self.exclusions.of(&self.name, "").is_some_and(|entry| !entry.is_cordon)
             && let Some(mut running) = self.running.take_if(|running| running.fault.is_none())
         {
             let mut effects = running.requests.fail_all(&fault);

@@ -6,7 +6,7 @@ use shared::{
     protocol::{
         error::{Fault, FaultKind},
         message::{RequestBody, ResponseBody},
-        recovery::{Committed, RecoveryAnswer, RecoveryAsk, Ruling, Standing},
+        recovery::{Committed, RecoveryAnswer, RecoveryAsk, Standing},
     },
     telemetry::NodeState,
     topology::{Exclusions, Layout},
@@ -21,11 +21,11 @@ use crate::config::Recovery;
 
 const RULES: Rules = Rules { exclude_after: Some(Duration::from_secs(60)), witness: None };
 
-pub(super) fn base(count: u16) -> Committed {
+pub(crate) fn base(count: u16) -> Committed {
     Committed::new(Epoch(4), super::tests::topology(count))
 }
 
-pub(super) fn view(base: &Committed, index: usize, state: NodeState) -> View {
+pub(crate) fn view(base: &Committed, index: usize, state: NodeState) -> View {
     let member = &base.topology.members[index];
     let standing = Standing {
         name: member.name.clone(),
@@ -214,7 +214,7 @@ fn group_with_a_role_is_led_by_a_member_that_does_not_serve() {
     plant(None);
 }
 
-fn steward(base: &Committed, own: usize) -> Steward {
+pub(super) fn steward(base: &Committed, own: usize) -> Steward {
     let member = &base.topology.members[own];
     let recovery = Recovery { enabled: true, ..Recovery::default() };
     let (name, own) = (member.name.clone(), member.address.clone());
@@ -222,7 +222,7 @@ fn steward(base: &Committed, own: usize) -> Steward {
 }
 
 /// Answers all questions about what members hold; returns what is asked then.
-fn tell(steward: &mut Steward, now: Duration, asks: &[Ask], views: &[View]) -> Vec<Ask> {
+pub(super) fn tell(steward: &mut Steward, now: Duration, asks: &[Ask], views: &[View]) -> Vec<Ask> {
     let mut next = Vec::new();
     for ask in asks {
         let Ask::Node { question, address, .. } = ask else { panic!("{ask:?}") };
@@ -239,7 +239,7 @@ fn lost() -> Fault {
     Fault::new("pi2", FaultKind::SessionLost { reason: "closed by the node".into() })
 }
 
-fn bodies(asks: &[Ask]) -> Vec<&RequestBody> {
+pub(super) fn bodies(asks: &[Ask]) -> Vec<&RequestBody> {
     fn body(ask: &Ask) -> &RequestBody {
         match ask {
             Ask::Node { body, .. } => body,
@@ -296,104 +296,4 @@ fn wiped_node_recalls_what_a_majority_of_the_others_holds() {
     let last = later + Duration::from_secs(2);
     let asks = wiped.look(last, own);
     assert!(tell(&mut wiped, last, &asks, &all).is_empty());
-}
-
-/// The first member's steward of a degraded topology, that topology, and the views of all desired members; the last one is back.
-fn degraded() -> (Steward, Committed, Vec<View>) {
-    let mut asked = base(4);
-    asked.topology.layout = Layout::alike(2, 1, 2);
-    let mut held = Committed { epoch: Epoch(5), ..asked.clone() };
-    held.topology.members.pop();
-    held.topology.layout = "tp2+tp1".parse().expect("a layout");
-    held.desired = Some(Box::new(asked.topology.clone()));
-    let mut all: Vec<View> = (0..3).map(|index| view(&held, index, NodeState::Serving)).collect();
-    let mut back = view(&asked, 3, NodeState::Idle);
-    let standing = back.standing.as_mut().expect("it answers");
-    (standing.committed, standing.epoch) = (None, Epoch(4));
-    all.push(back);
-    (steward(&held, 0), held, all)
-}
-
-/// Looks once a second for `seconds`; returns the first questions that follow the members' standings.
-fn watched(steward: &mut Steward, seconds: u64, all: &[View]) -> Vec<Ask> {
-    let own = all[0].standing.clone().expect("it answers");
-    for second in 1..=seconds {
-        let now = Duration::from_secs(second);
-        let asks = steward.look(now, own.clone());
-        let next = tell(steward, now, &asks, all);
-        if !next.is_empty() {
-            return next;
-        }
-    }
-    Vec::new()
-}
-
-#[test]
-fn desired_topology_is_planned_when_a_member_is_back() {
-    let (mut first, held, mut all) = degraded();
-    let asks = watched(&mut first, 12, &all);
-    let [Ask::Plan { question, desired, stay }] = &asks[..] else { panic!("{asks:?}") };
-    assert_eq!((desired, stay.len()), (held.desired(), 4));
-    // The members of the running topology vote, the returned member does not.
-    let now = Duration::from_secs(13);
-    let votes = first.hear(now, *question, Reply::Plan(Ok(held.desired().clone())));
-    assert_eq!(bodies(&votes).len(), 3, "{votes:?}");
-    let (mut first, _, _) = degraded();
-    let mut list = Exclusions::default();
-    let (name, address) = (held.desired().members[3].name.clone(), all[3].address.clone());
-    list.say(&name, &address, Some("fan stuck"), "me@desk");
-    all[0].standing.as_mut().expect("it answers").exclusions = list.clone();
-    assert!(watched(&mut first, 12, &all).is_empty(), "an operator excluded it");
-    let (mut first, _, _) = degraded();
-    list.say(&name, &address, Some("did not answer for 60 s"), "pi1 (by itself)");
-    all[0].standing.as_mut().expect("it answers").exclusions = list;
-    assert!(matches!(watched(&mut first, 12, &all)[..], [Ask::Plan { .. }]), "it was away and is back");
-    let (mut first, _, _) = degraded();
-    all[1].standing.as_mut().expect("it answers").state = NodeState::Faulted;
-    assert!(watched(&mut first, 12, &all).is_empty(), "recovery has precedence");
-}
-
-#[test]
-fn only_changed_replica_loads_next_topology_while_serving() {
-    let (mut first, held, all) = degraded();
-    let asks = watched(&mut first, 12, &all);
-    let [Ask::Plan { question, .. }] = &asks[..] else { panic!("{asks:?}") };
-    let now = Duration::from_secs(13);
-    let mut asks = first.hear(now, *question, Reply::Plan(Ok(held.desired().clone())));
-    let mut seen: Vec<Vec<&str>> = Vec::new();
-    while !asks.is_empty() && seen.len() < 12 {
-        let kind = |body: &&RequestBody| match body {
-            RequestBody::Recovery(ask) => match &**ask {
-                RecoveryAsk::Vote(_) => "vote",
-                RecoveryAsk::Learn(_) => "learn",
-                _ => "?",
-            },
-            RequestBody::Exclude(_) => "exclude",
-            RequestBody::Prepare(_) => "prepare",
-            RequestBody::Commit { .. } => "commit",
-            _ => "?",
-        };
-        seen.push(bodies(&asks).iter().map(kind).collect());
-        let mut next = Vec::new();
-        for ask in &asks {
-            let Ask::Node { question, body, .. } = ask else { panic!("{ask:?}") };
-            let answer = match body {
-                RequestBody::Recovery(ask) => ResponseBody::Recovery(match &**ask {
-                    RecoveryAsk::Vote(vote) if vote.next.is_none() => {
-                        RecoveryAnswer::Ruling(Ruling::Promised { accepted: None, epoch: held.epoch })
-                    }
-                    RecoveryAsk::Vote(_) => RecoveryAnswer::Ruling(Ruling::Accepted),
-                    _ => RecoveryAnswer::Learned,
-                }),
-                RequestBody::Exclude(_) => ResponseBody::Excluded,
-                RequestBody::Prepare(_) => ResponseBody::Prepared,
-                _ => ResponseBody::Committed,
-            };
-            next.extend(first.hear(now, *question, Reply::Node(Ok(answer))));
-        }
-        asks = next;
-    }
-    let kinds: Vec<&str> = seen.iter().map(|stage| stage[0]).collect();
-    assert_eq!(kinds, ["vote", "vote", "exclude", "prepare", "commit", "learn"], "{seen:?}");
-    assert_eq!((seen[3].len(), seen[5].len()), (2, 4), "only the changed replica loads, all members learn: {seen:?}");
 }

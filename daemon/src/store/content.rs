@@ -57,7 +57,7 @@ impl Contents {
         Self { folder: state.join("contents"), is_hollow: false }
     }
 
-    /// For a node that computes nothing: roots of the header alone. No node that computes has such a root, so that none joins it.
+    /// For a paced node: roots of the header alone. They differ from those of nodes that compute, so that the two never share a topology.
     pub fn hollow(self, is_hollow: bool) -> Self {
         Self { is_hollow, ..self }
     }

@@ -62,12 +62,25 @@ impl BenchNetwork {
         if !self.peers.iter().all(|peer| is_short(&peer.name) && is_short(&peer.address)) {
             return Err(format!("peers: a name or address is empty or too long; use 1 to {TEXT_BYTES_MAX} bytes"));
         }
+        if let Some(peer) = self.peers.iter().enumerate().find_map(|(index, peer)| {
+            self.peers[..index].iter().any(|other| other.name == peer.name).then_some(&peer.name)
+        }) {
+            return Err(format!("peers: {peer} is given twice"));
+        }
         if !(1..=PINGS_MAX).contains(&self.pings) {
             return Err(format!("pings is {}; give 1 to {PINGS_MAX}", self.pings));
         }
         if !STREAM_MS.contains(&self.stream_ms) {
             let (least, most) = (STREAM_MS.start(), STREAM_MS.end());
             return Err(format!("stream-ms is {}; give {least} to {most}", self.stream_ms));
+        }
+        let seconds = self.peers.len() as u64 * u64::from(self.stream_ms) / 1000;
+        let most = u64::from(NETWORK_SECONDS_MAX / 2);
+        if seconds > most {
+            return Err(format!(
+                "streams to {} peers take {seconds} s; at most {most} s: lower stream-ms",
+                self.peers.len()
+            ));
         }
         Ok(())
     }

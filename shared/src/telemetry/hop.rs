@@ -103,7 +103,7 @@ impl HopSync {
     /// Share of a stage's time, without its waiting for others, that its hand-overs were on the way: over all stages of a pipeline
     /// the sum of the hops over the step's time.
     pub fn network_fraction(&self) -> f64 {
-        ratio(self.hop.0 as f64, (self.hop.0 + self.compute.0) as f64)
+        ratio(self.hop.0 as f64, self.hop.0 as f64 + self.compute.0 as f64)
     }
 }
 

@@ -157,6 +157,13 @@ impl NodeReport {
         self.kernels.starts_with(PACED)
     }
 
+    /// Memory for the next shard: what is available and what the current shard, which it replaces, holds. `None` if the node reports no
+    /// memory.
+    pub fn free_for_next_shard(&self) -> Option<Bytes> {
+        let memory = self.health.memory?;
+        Some(Bytes(memory.available.0.saturating_add(self.shard.0)))
+    }
+
     /// Whether another report says the same, at another time.
     pub fn is_same_but_for_the_time(&self, other: &Self) -> bool {
         self.state == other.state

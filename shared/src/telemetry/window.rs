@@ -5,7 +5,9 @@ use std::{
     time::Duration,
 };
 
-use super::{HopSync, Lateness, NodeReport, StageTime, WINDOW_STEPS, Warning, hop::LATEST, slow_stage, straggler};
+use super::{
+    HopSync, Lateness, LayerSync, NodeReport, StageTime, WINDOW_STEPS, Warning, hop::LATEST, slow_stage, straggler,
+};
 use crate::{
     ids::{MemberIndex, Rank},
     latency::ratio,
@@ -41,18 +43,26 @@ impl Window {
     /// Takes a report in; one without all-reduces says nothing.
     pub fn record(&mut self, at: Duration, report: &NodeReport) {
         self.record_hops(at, &report.hops);
-        if report.layers.is_empty() {
+        self.record_steps(at, &report.layers, &report.lateness);
+    }
+
+    fn record_steps(&mut self, at: Duration, layers: &[LayerSync], late: &[Lateness]) {
+        if layers.is_empty() {
             return;
         }
-        let mut interval = Interval { at, late: report.lateness.clone(), ..Interval::default() };
-        for sync in &report.layers {
+        let mut interval = Interval { at, late: late.to_vec(), ..Interval::default() };
+        for sync in layers {
             let count = u64::from(sync.count);
             interval.count += count;
             let means = [sync.compute, sync.wait, sync.wire];
-            interval.times.iter_mut().zip(means).for_each(|(sum, mean)| *sum += mean.0.saturating_mul(count));
+            interval
+                .times
+                .iter_mut()
+                .zip(means)
+                .for_each(|(sum, mean)| *sum = sum.saturating_add(mean.0.saturating_mul(count)));
         }
         self.intervals.push_back(interval);
-        let (mut count, per_step) = (self.count(), report.layers.len() as u64);
+        let (mut count, per_step) = (self.count(), layers.len() as u64);
         while let Some(first) = self.intervals.front() {
             let is_spare = count - first.count >= u64::from(WINDOW_STEPS) * per_step;
             if !is_spare && self.intervals.len() <= REPORTS_MAX && first.at + WINDOW >= at {
@@ -71,7 +81,7 @@ impl Window {
         for (then, hop) in self.hops.iter().rev().take(REPORTS_MAX) {
             let count = counts.entry(hop.from).or_default();
             if *count < LATEST as u32 && *then + WINDOW >= at {
-                *count += hop.count;
+                *count = count.saturating_add(hop.count);
                 kept.push_front((*then, *hop));
             }
         }
@@ -83,7 +93,7 @@ impl Window {
         let mut by_sender: BTreeMap<Rank, Vec<&HopSync>> = BTreeMap::new();
         self.hops.iter().for_each(|(_, hop)| by_sender.entry(hop.from).or_default().push(hop));
         let of = |(from, mut list): (Rank, Vec<&HopSync>)| {
-            let sum = |part: fn(&HopSync) -> u64| list.iter().map(|hop| part(hop)).sum::<u64>();
+            let sum = |part: fn(&HopSync) -> u64| list.iter().map(|hop| part(hop)).fold(0, u64::saturating_add);
             let (count, timed) = (sum(|hop| hop.count.into()), sum(|hop| hop.timed.into()));
             let (bytes, compute) = (sum(|hop| hop.bytes.0), sum(|hop| hop.compute.0.saturating_mul(hop.count.into())));
             list.retain(|hop| hop.timed > 0);
@@ -91,12 +101,12 @@ impl Window {
             let mut before = 0;
             let median = list.iter().find(|hop| {
                 before += u64::from(hop.timed);
-                2 * before >= timed
+                before.saturating_mul(2) >= timed
             });
             HopSync {
                 from,
-                count: count as u32,
-                timed: timed as u32,
+                count: u32::try_from(count).unwrap_or(u32::MAX),
+                timed: u32::try_from(timed).unwrap_or(u32::MAX),
                 bytes: Bytes(bytes),
                 compute: Nanoseconds(compute / count.max(1)),
                 p50: median.map_or(Nanoseconds(0), |hop| hop.p50),
@@ -126,7 +136,7 @@ impl Window {
     /// Own computing, waiting and wire of all-reduces, in nanoseconds.
     pub fn times(&self) -> [u64; 3] {
         let add = |mut sum: [u64; 3], interval: &Interval| {
-            sum.iter_mut().zip(interval.times).for_each(|(sum, time)| *sum += time);
+            sum.iter_mut().zip(interval.times).for_each(|(sum, time)| *sum = sum.saturating_add(time));
             sum
         };
         self.intervals.iter().fold([0; 3], add)
@@ -141,13 +151,13 @@ impl Window {
     pub fn add(&self, rank: usize, sums: &mut Heard) {
         for late in self.intervals.iter().flat_map(|interval| &interval.late).filter(|late| late.rank.index() == rank) {
             sums.last += u64::from(late.count);
-            sums.late += late.time.0;
+            sums.late = sums.late.saturating_add(late.time.0);
             sums.heard += u64::from(late.heard);
             sums.first = sums.first.saturating_add(late.first.0);
             sums.way = sums.way.saturating_add(late.way.0);
         }
         sums.count += self.count();
-        sums.time += self.times().iter().sum::<u64>();
+        sums.time = self.times().into_iter().fold(sums.time, u64::saturating_add);
     }
 }
 
@@ -227,4 +237,49 @@ pub fn culprits<'a>(
         known(member).and_then(|report| report.health.cause_beside(&others))
     };
     Culprits { nodes: found.into_iter().map(|member| (member, cause(member))).collect(), hops }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ids::LayerIndex, telemetry::SyncKind};
+
+    const MOST: Nanoseconds = Nanoseconds(u64::MAX);
+
+    #[test]
+    fn reports_with_the_largest_numbers_are_summed_without_a_panic() {
+        let layer = LayerSync {
+            layer: LayerIndex(0),
+            kind: SyncKind::Attention,
+            count: u32::MAX,
+            p50: MOST,
+            p95: MOST,
+            p99: MOST,
+            compute: MOST,
+            wait: MOST,
+            wire: MOST,
+            slowest: Rank(1),
+        };
+        let late = Lateness { rank: Rank(1), count: u32::MAX, time: MOST, heard: u32::MAX, first: MOST, way: MOST };
+        let hop = HopSync {
+            count: u32::MAX,
+            timed: u32::MAX,
+            p50: MOST,
+            hop: MOST,
+            compute: MOST,
+            bytes: Bytes(u64::MAX),
+            ..HopSync::default()
+        };
+        let mut window = Window::default();
+        for ms in 0..3 {
+            let at = Duration::from_millis(ms);
+            window.record_steps(at, &[layer; 2], &[late; 2]);
+            window.record_hops(at, &[HopSync { count: 1, ..hop }, hop]);
+        }
+        let mut sums = Heard::default();
+        (0..2).for_each(|_| window.add(1, &mut sums));
+        assert_eq!((sums.late, sums.time), (u64::MAX, u64::MAX));
+        assert_eq!(window.hops().first().map(|hop| (hop.count, hop.bytes)), Some((u32::MAX, Bytes(u64::MAX))));
+        assert!(hop.network_fraction() <= 1.0 && window.hops()[0].slow_hop().is_some());
+    }
 }

@@ -96,10 +96,12 @@ impl Groups {
         let has = |role: Role| list.iter().any(|group| group.role == role);
         match list {
             [] => Ok(()),
-            [first, ..] if !has(Role::Prefill) && !has(Role::Decode) => match list.iter().all(|group| group == first) {
-                true => Err(SpecError::Roles("the replicas are alike: write them as dpR")),
-                false => Ok(()),
-            },
+            [first, rest @ ..] if !has(Role::Prefill) && !has(Role::Decode) => {
+                if rest.iter().all(|group| group == first) {
+                    return Err(SpecError::Roles("the replicas are alike: write them as dpR"));
+                }
+                Ok(())
+            }
             _ if has(Role::Both) => Err(SpecError::Roles("some groups have no role")),
             _ if !has(Role::Prefill) => Err(SpecError::Roles("no group has the role prefill")),
             _ if !has(Role::Decode) => Err(SpecError::Roles("no group has the role decode")),
@@ -130,6 +132,12 @@ pub(super) fn parse(text: &str) -> Result<Layout, SpecError> {
         }
         let group = Group { role, ranks: layout.ranks };
         list.extend(std::iter::repeat_n(group, usize::from(layout.replicas)));
+        if list.len() > NODES_MAX {
+            return Err(SpecError::Count {
+                text: text.chars().take(64).collect(),
+                part: part.chars().take(64).collect(),
+            });
+        }
     }
     let layout = Layout::of_replicas(&list, stages.unwrap_or(1))?;
     if layout.node_count() > NODES_MAX {

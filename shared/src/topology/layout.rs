@@ -33,7 +33,7 @@ impl Layout {
     }
 
     /// A replica for each group.
-    pub fn of_groups(groups: Groups, stages: u16) -> Self {
+    pub(super) fn of_groups(groups: Groups, stages: u16) -> Self {
         let list = groups.list();
         Self { replicas: list.len() as u16, stages, ranks: list.first().map_or(1, |group| group.ranks), groups }
     }
@@ -44,6 +44,7 @@ impl Layout {
     /// As [`Groups::new`].
     pub fn of_replicas(list: &[Group], stages: u16) -> Result<Self, SpecError> {
         match list {
+            [] => Err(SpecError::Roles("no replica is given")),
             [first, rest @ ..] if first.role == Role::Both && rest.iter().all(|group| group == first) => {
                 Ok(Self::alike(list.len() as u16, stages, first.ranks))
             }

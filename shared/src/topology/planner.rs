@@ -134,35 +134,28 @@ pub fn candidate(
 ) -> Result<Candidate, NoFit> {
     let (replicas, stages, ranks) =
         (usize::from(layout.replicas), usize::from(layout.stages), usize::from(layout.ranks));
-    let mut candidate = Candidate {
-        layout,
-        replicas: Vec::new(),
-        memory: Vec::new(),
-        prediction: Prediction {
-            ttft: Default::default(),
-            tpot: Default::default(),
-            throughput: 0.0,
-            network: [0.0; 2],
-        },
-    };
+    let (mut all, mut memories, mut predictions): (Vec<Vec<PlanStage>>, Vec<_>, Vec<Prediction>) = Default::default();
     for replica in 0..replicas {
         // Dealt in turn, so that replicas are as fast as one another; neighbours in speed share a stage.
         let dealt: Vec<usize> = order.iter().copied().skip(replica).step_by(replicas).take(stages * ranks).collect();
         let (stages, memory) = balance::stages(sizes, nodes, &dealt, demand, (stages, ranks))?;
-        let is_as_before = candidate.replicas.last().is_some_and(|before| is_same(before, &stages, nodes));
-        let prediction = if is_as_before {
-            Prediction { throughput: candidate.prediction.throughput / replica as f64, ..candidate.prediction.clone() }
-        } else {
-            cost::predict(sizes, &stages, nodes, demand).map_err(|error| NoFit::Cut(error.to_string()))?
+        let same = all.last().filter(|before| is_same(before, &stages, nodes)).and(predictions.last());
+        let prediction = match same {
+            Some(same) => same.clone(),
+            None => cost::predict(sizes, &stages, nodes, demand).map_err(|error| NoFit::Cut(error.to_string()))?,
         };
-        let sum = &mut candidate.prediction;
-        let throughput = sum.throughput + prediction.throughput;
-        *sum = if prediction.tpot > sum.tpot { prediction } else { sum.clone() };
-        sum.throughput = throughput;
-        candidate.replicas.push(stages);
-        candidate.memory.push(memory);
+        all.push(stages);
+        memories.push(memory);
+        predictions.push(prediction);
     }
-    Ok(candidate)
+    Ok(Candidate { layout, replicas: all, memory: memories, prediction: together(&predictions) })
+}
+
+/// The prediction of several replicas: times of the slowest, throughput of all.
+fn together(predictions: &[Prediction]) -> Prediction {
+    let throughput = predictions.iter().map(|one| one.throughput).sum();
+    let slowest = predictions.iter().reduce(|one, two| if two.tpot > one.tpot { two } else { one });
+    Prediction { throughput, ..slowest.expect("a layout has a replica").clone() }
 }
 
 /// Whether two replicas are the same but for the names of their nodes.
@@ -207,7 +200,10 @@ fn choose_head(sizes: &ModelSizes, nodes: &[PlanNode], demand: &Demand, goal: Go
     for replica in 0..best.replicas.len() {
         let stages = &best.replicas[replica];
         let Some(ranks) = stages.first().map(|stage| stage.ranks.len()) else { continue };
-        let profile = |rank: usize| &nodes[stages[0].ranks[rank].node].profile;
+        let like = |rank: usize| {
+            let one = &stages[0].ranks[rank];
+            (&nodes[one.node].profile, nodes[one.node].link, one.weight)
+        };
         let predict = |rank: usize| {
             let mut stages = stages.clone();
             stages[0].ranks[..=rank].rotate_right(1);
@@ -215,18 +211,20 @@ fn choose_head(sizes: &ModelSizes, nodes: &[PlanNode], demand: &Demand, goal: Go
             let memory = cost::memory(sizes, &stages, nodes, demand).ok()?;
             let mut held = stages.iter().flat_map(|stage| &stage.ranks).zip(&memory);
             let fits = held.all(|(rank, needed)| needed.total().0 <= nodes[rank.node].memory);
-            fits.then_some((key(&prediction, goal), rank, (stages, memory, prediction)))
+            fits.then_some((key(&prediction, goal), rank, (stages, memory)))
         };
         // Alike nodes need no second look.
-        let others = (1..ranks).filter(|rank| profile(*rank) != profile(*rank - 1));
+        let others = (1..ranks).filter(|rank| like(*rank) != like(*rank - 1));
         let found = std::iter::once(0).chain(others).filter_map(predict);
         let found = found.min_by(|one, two| one.0.total_cmp(&two.0).then(one.1.cmp(&two.1)));
-        let Some((_, _, (stages, memory, prediction))) = found.filter(|found| found.1 > 0) else { continue };
+        let Some((_, _, (stages, memory))) = found.filter(|found| found.1 > 0) else { continue };
         best.memory[replica] = memory;
         best.replicas[replica] = stages;
-        if best.replicas.len() == 1 {
-            best.prediction = prediction;
-        }
+    }
+    let predictions: Result<Vec<Prediction>, _> =
+        best.replicas.iter().map(|stages| cost::predict(sizes, stages, nodes, demand)).collect();
+    if let Ok(predictions) = predictions {
+        best.prediction = together(&predictions);
     }
 }
 

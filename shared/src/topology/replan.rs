@@ -34,11 +34,23 @@ pub struct Stays {
 trait Needs {
     /// The layers of so many stages of equal cost; `None`: the model has fewer.
     fn stages(&self, count: u16) -> Option<Vec<Range<u32>>>;
-    /// Whether the members of a topology of one replica have room for their shards.
+    /// Memory that each member of a replica needs, in order.
     ///
     /// # Errors
-    /// The first that has not.
-    fn fits(&self, topology: &Topology, free: &[Bytes]) -> Result<(), String>;
+    /// The model cannot be cut like this.
+    fn of_replica(&self, topology: &Topology, replica: u16) -> Result<Vec<Bytes>, String>;
+}
+
+/// Checks that the members of a replica have room for their shards; `free` is theirs, 0 if unknown.
+fn fits(needs: &dyn Needs, topology: &Topology, replica: u16, free: &[Bytes]) -> Result<(), String> {
+    let members = topology.members[topology.layout.members(replica)].iter();
+    for ((needed, member), free) in needs.of_replica(topology, replica)?.into_iter().zip(members).zip(free) {
+        if free.0 > 0 && needed > *free {
+            let (layout, name) = (topology.layout, &member.name);
+            return Err(format!("the shard of {layout} on node {name} needs {needed}, {free} is free"));
+        }
+    }
+    Ok(())
 }
 
 /// Reduces the desired topology to the members that are present. Complete replicas stay unchanged. Each of the others continues with its
@@ -56,7 +68,11 @@ fn shape(desired: &Topology, stay: &[Stays], needs: &dyn Needs) -> Result<Topolo
         for one in stay {
             moved.members[one.member.index()].address.clone_from(&one.address);
         }
-        return moved.check().map(|()| moved).map_err(|error| error.to_string());
+        moved.check().map_err(|error| error.to_string())?;
+        let mut free = vec![Bytes(0); stay.len()];
+        stay.iter().for_each(|one| free[one.member.index()] = one.free);
+        (0..moved.layout.replicas).try_for_each(|one| fits(needs, &moved, one, &free[moved.layout.members(one)]))?;
+        return Ok(moved);
     }
     let parts = if desired.layout.replicas > 1 { by_replica(desired, stay, needs) } else { None };
     match parts {
@@ -65,47 +81,54 @@ fn shape(desired: &Topology, stay: &[Stays], needs: &dyn Needs) -> Result<Topolo
     }
 }
 
-/// The replicas that are whole, and those that can do without the members that are away.
-fn by_replica(desired: &Topology, stay: &[Stays], needs: &dyn Needs) -> Option<Topology> {
-    let layout = desired.layout;
-    let mut kept: Vec<(Group, Vec<Member>, bool)> = Vec::new();
-    for replica in 0..layout.replicas {
-        let of_it = |one: &&Stays| layout.replica_of(one.member) == replica;
-        let there: Vec<&Stays> = stay.iter().filter(of_it).collect();
-        let is_whole = there.len() == layout.members(replica).len();
-        let ranks = (there.len() / usize::from(layout.stages)) as u16;
-        let group = Group { role: layout.role(replica), ranks };
-        let count = usize::from(layout.stages) * usize::from(ranks);
-        let part = Layout::alike(1, layout.stages, ranks.max(1));
-        let stage = |rank: usize| {
-            let place = part.place(MemberIndex(rank as u16));
-            desired.members[usize::from(place.stage) * usize::from(layout.ranks_of(0))].layers.clone()
-        };
-        let chosen = most_memory(&there, count);
-        let members = chosen.iter().enumerate().map(|(rank, one)| placed(desired, one, &stage(rank)));
-        let (members, free): (Vec<Member>, Vec<Bytes>) = members.unzip();
-        let kept_members = match is_whole {
-            true => Some(members),
-            false => (ranks > 0)
-                .then(|| fits_alone(desired, part, members, &free, needs).ok())
-                .flatten()
-                .map(|topology| topology.members),
-        };
-        kept.extend(kept_members.map(|members| (group, members, is_whole)));
-    }
-    let has = |role| kept.iter().any(|(group, ..)| group.role == role);
-    if !(has(Role::Prefill) && has(Role::Decode)) {
-        kept.iter_mut().for_each(|(group, ..)| group.role = Role::Both);
-    }
-    let made = together(desired, &kept);
-    // More replicas than can differ: those that are whole are alike.
-    made.or_else(|| together(desired, &kept.into_iter().filter(|(.., is_whole)| *is_whole).collect::<Vec<_>>()))
+/// A replica that continues.
+struct Kept {
+    group: Group,
+    members: Vec<Member>,
+    is_complete: bool,
 }
 
-fn together(desired: &Topology, kept: &[(Group, Vec<Member>, bool)]) -> Option<Topology> {
-    let groups: Vec<Group> = kept.iter().map(|(group, ..)| *group).collect();
+/// The complete replicas, and those that fit on their remaining members.
+fn by_replica(desired: &Topology, stay: &[Stays], needs: &dyn Needs) -> Option<Topology> {
+    let layout = desired.layout;
+    let mut kept: Vec<Kept> = Vec::new();
+    for replica in 0..layout.replicas {
+        let there: Vec<&Stays> = stay.iter().filter(|one| layout.replica_of(one.member) == replica).collect();
+        let before = &desired.members[layout.members(replica)];
+        let is_complete = there.len() == before.len();
+        let ranks = (there.len() / usize::from(layout.stages)) as u16;
+        let group = Group { role: layout.role(replica), ranks };
+        let part = Layout::alike(1, layout.stages, ranks.max(1));
+        let layers = |rank: usize| {
+            let stage = usize::from(part.place(MemberIndex(rank as u16)).stage);
+            before[stage * usize::from(layout.ranks_of(replica))].layers.clone()
+        };
+        let chosen = most_memory(&there, usize::from(layout.stages) * usize::from(ranks));
+        let members = chosen.iter().enumerate().map(|(rank, one)| placed(desired, one, &layers(rank)));
+        let (members, free): (Vec<Member>, Vec<Bytes>) = members.unzip();
+        if is_complete {
+            kept.push(Kept { group, members, is_complete });
+        } else if ranks > 0
+            && let Ok(topology) = fits_alone(desired, part, members, &free, needs)
+        {
+            kept.push(Kept { group, members: topology.members, is_complete });
+        }
+    }
+    let has = |role| kept.iter().any(|one| one.group.role == role);
+    if !(has(Role::Prefill) && has(Role::Decode)) {
+        kept.iter_mut().for_each(|one| one.group.role = Role::Both);
+    }
+    together(desired, &kept).or_else(|| {
+        // More replicas than can differ: complete ones are alike.
+        kept.retain(|one| one.is_complete);
+        together(desired, &kept)
+    })
+}
+
+fn together(desired: &Topology, kept: &[Kept]) -> Option<Topology> {
+    let groups: Vec<Group> = kept.iter().map(|one| one.group).collect();
     let layout = (!groups.is_empty()).then(|| Layout::of_replicas(&groups, desired.layout.stages))?.ok()?;
-    let members = kept.iter().flat_map(|(_, members, _)| members.clone()).collect();
+    let members = kept.iter().flat_map(|one| one.members.clone()).collect();
     let topology = Topology { layout, members, ..desired.clone() };
     topology.check().is_ok().then_some(topology)
 }
@@ -132,19 +155,15 @@ fn fits_alone(
     free: &[Bytes],
     needs: &dyn Needs,
 ) -> Result<Topology, String> {
-    layout.check_nodes(members.len()).map_err(|error| error.to_string())?;
     let mut topology = Topology { layout, members, ..desired.clone() };
-    let fits = |topology: &Topology| {
+    let check = |topology: &Topology| {
         topology.check().map_err(|error| error.to_string())?;
-        needs.fits(topology, free)
+        fits(needs, topology, 0, free)
     };
-    let by_speed = fits(&topology);
-    if by_speed.is_ok() {
-        return Ok(topology);
-    }
+    let Err(reason) = check(&topology) else { return Ok(topology) };
     // Shares by speed can exceed the memory of a fast node: try equal shares.
     topology.members.iter_mut().for_each(|member| member.weight = 1);
-    fits(&topology).map(|()| topology).or(Err(by_speed.err().unwrap_or_default()))
+    check(&topology).map(|()| topology).map_err(|_| reason)
 }
 
 /// One replica: the nearest layout that can be cut and fits, on fewer nodes where it must be.
@@ -185,19 +204,15 @@ impl Needs for OfFile<'_> {
         split_layers(&costs, holding.output().bytes, &vec![1; usize::from(count)])
     }
 
-    fn fits(&self, topology: &Topology, free: &[Bytes]) -> Result<(), String> {
+    fn of_replica(&self, topology: &Topology, replica: u16) -> Result<Vec<Bytes>, String> {
         let sizes = self.sizes;
-        let plans = cut_stages(&sizes.shape, &topology.stages(0)).map_err(|error| error.to_string())?;
-        for (index, ((plan, member), free)) in plans.iter().zip(&topology.members).zip(free).enumerate() {
+        let plans = cut_stages(&sizes.shape, &topology.stages(replica)).map_err(|error| error.to_string())?;
+        let kv = (topology.kv, topology.kv_block_count());
+        let needed = |(index, plan)| {
             let seat = Seat::of(topology, &topology.place(MemberIndex(index as u16)));
-            let kv = (topology.kv, topology.kv_block_count());
-            let needed = Holding { sizes, plan }.memory(PANEL_ROWS, kv, &seat).total();
-            if free.0 > 0 && needed > *free {
-                let (layout, name) = (topology.layout, &member.name);
-                return Err(format!("the shard of {layout} on node {name} needs {needed}, {free} is free"));
-            }
-        }
-        Ok(())
+            Holding { sizes, plan }.memory(PANEL_ROWS, kv, &seat).total()
+        };
+        Ok(topology.layout.members(replica).zip(&plans).map(needed).collect())
     }
 }
 
@@ -214,16 +229,16 @@ impl Estimated {
 }
 
 impl Needs for Estimated {
+    /// Equal costs need no search; `layers` comes from a node's report.
     fn stages(&self, count: u16) -> Option<Vec<Range<u32>>> {
-        split_layers(&vec![1; self.layers as usize], 0, &vec![1; usize::from(count)])
+        let (layers, count) = (u64::from(self.layers), u64::from(count));
+        let cut = |stage: u64| (stage * layers / count) as u32;
+        (1..=layers).contains(&count).then(|| (0..count).map(|stage| cut(stage)..cut(stage + 1)).collect())
     }
 
-    fn fits(&self, topology: &Topology, free: &[Bytes]) -> Result<(), String> {
-        let needed = self.needed(topology.members.len());
-        match free.iter().all(|free| free.0 == 0 || *free >= needed) {
-            true => Ok(()),
-            false => Err(format!("a shard of {} needs about {needed}", topology.layout)),
-        }
+    fn of_replica(&self, topology: &Topology, replica: u16) -> Result<Vec<Bytes>, String> {
+        let ranks = topology.layout.members(replica).len();
+        Ok(vec![self.needed(ranks); ranks])
     }
 }
 
@@ -247,70 +262,67 @@ pub struct Outlook {
     pub replicas: usize,
     /// Whether the remaining members have the majority to continue without the node.
     pub has_majority: bool,
-    /// What the rest would serve, if it fits.
-    pub topology: Option<Topology>,
-    /// What each node of the replica that changes needs.
+    /// What the rest would serve, or why nothing fits.
+    pub topology: Result<Topology, String>,
+    /// The most that a node of the replica that changes needs.
     pub needed: Bytes,
 }
 
 impl Outlook {
     /// Whether something serves after the node stops, immediately or after the remaining members are reassigned.
     pub fn is_ok(&self) -> bool {
-        self.replicas > 0 || (self.topology.is_some() && self.has_majority)
+        self.replicas > 0 || (self.topology.is_ok() && self.has_majority)
     }
 
     /// The layout that the rest would serve.
     pub fn layout(&self) -> Option<Layout> {
-        self.topology.as_ref().map(|topology| topology.layout)
+        self.topology.as_ref().ok().map(|topology| topology.layout)
     }
 }
 
 /// Predicts what remains without a member: with `sizes`, by the same plan that the nodes would make, otherwise estimated from the size of
-/// the present shards. `now` holds all members of `topology` in order. `has_witness` matters only with two nodes.
+/// the present shards. `now` holds all members of `running` in order. A witness is not counted.
 pub fn ok_to_stop(
-    (topology, desired): (&Topology, &Topology),
+    running: &Topology,
+    desired: &Topology,
     leaving: MemberIndex,
     now: &[Now],
-    has_witness: bool,
     sizes: Option<&ModelSizes>,
 ) -> Outlook {
-    let layout = topology.layout;
+    let layout = running.layout;
     let own = layout.replica_of(leaving);
     let serves = |replica: &u16| now.get(layout.members(*replica)).is_some_and(|all| all.iter().all(|one| one.serves));
-    let takes = |replica: &u16| layout.role(*replica).takes_requests() && !layout.has_roles();
-    let replicas = (0..layout.replicas).filter(|replica| *replica != own).filter(takes).filter(serves).count();
+    let others = (0..layout.replicas).filter(|replica| *replica != own && !layout.has_roles());
+    let replicas = others.filter(serves).count();
     let is_left = |index: usize| index != leaving.index() && now.get(index).is_some_and(|one| one.answers);
-    let rest: Vec<usize> = (0..topology.members.len()).filter(|index| is_left(*index)).collect();
-    let (mut votes, mut voters) = (rest.len(), now.len());
-    if now.len() == 2 && has_witness {
-        (votes, voters) = (votes + 1, voters + 1);
-    }
+    let rest: Vec<usize> = (0..running.members.len()).filter(|index| is_left(*index)).collect();
     let stays = |index: &usize| {
-        let member = &topology.members[*index];
+        let member = &running.members[*index];
         let place = desired.members.iter().position(|one| one.name == member.name)?;
         let (address, free) = (member.address.clone(), now[*index].free);
         Some(Stays { member: MemberIndex(place as u16), address, free })
     };
     let mut stay: Vec<Stays> = rest.iter().filter_map(stays).collect();
     stay.sort_by_key(|one| one.member);
-    let bytes = |replica: u16| now.get(layout.members(replica)).unwrap_or_default().iter().map(|one| one.shard.0).sum();
+    let shards = |replica: u16| now.get(layout.members(replica)).unwrap_or_default().iter().map(|one| one.shard.0);
+    let bytes = |replica: u16| shards(replica).fold(0, u64::saturating_add);
     let whole: u64 = (0..layout.replicas).map(bytes).max().unwrap_or(0);
     let estimated = Estimated { whole, layers: desired.members.iter().map(|one| one.layers.end).max().unwrap_or(1) };
-    let found = match sizes {
-        Some(sizes) => replan(desired, &stay, sizes),
-        None => shape(desired, &stay, &estimated),
-    };
-    // What its replica becomes; where it goes, what one of its size needs.
-    let ranks = found.as_ref().ok().and_then(|found| {
-        let beside = |member: &&Member| {
-            let place = topology.members.iter().position(|one| one.name == member.name);
+    let of_file = sizes.map(|sizes| OfFile { sizes });
+    let needs: &dyn Needs = of_file.as_ref().map_or(&estimated, |of_file| of_file);
+    let topology = shape(desired, &stay, needs);
+    // The replica that its members form then; where it is gone, one of their number.
+    let needed = topology.as_ref().ok().and_then(|next| {
+        let was_of_it = |member: &Member| {
+            let place = running.members.iter().position(|one| one.name == member.name);
             place.is_some_and(|place| layout.replica_of(MemberIndex(place as u16)) == own)
         };
-        let member = found.members.iter().position(|member| beside(&member))?;
-        Some(found.layout.members(found.layout.replica_of(MemberIndex(member as u16))).len())
+        let member = next.members.iter().position(was_of_it)?;
+        let replica = next.layout.replica_of(MemberIndex(member as u16));
+        needs.of_replica(next, replica).ok()?.into_iter().max()
     });
-    let needed = estimated.needed(ranks.unwrap_or(layout.members(own).len().saturating_sub(1)));
-    Outlook { replicas, has_majority: votes > voters / 2, topology: found.ok(), needed }
+    let needed = needed.unwrap_or_else(|| estimated.needed(layout.members(own).len().saturating_sub(1)));
+    Outlook { replicas, has_majority: rest.len() > now.len() / 2, topology, needed }
 }
 
 #[cfg(test)]
@@ -396,6 +408,31 @@ mod tests {
     }
 
     #[test]
+    fn replicas_cut_differently_keep_their_own_layers() {
+        let (mut topology, sizes) = before("tp4", 4);
+        topology.layout = "dp2-pp2-tp1".parse().expect("a layout");
+        let blocks = sizes.shape.block_count as u32;
+        let layers = [0..4, 4..blocks, 0..6, 6..blocks];
+        topology.members.iter_mut().zip(layers.clone()).for_each(|(member, layers)| member.layers = layers);
+        let left = replan(&topology, &stays(&[(0, 0), (2, 0), (3, 0)]), &sizes).expect("a replica is complete");
+        assert_eq!(left.members.iter().map(|one| one.layers.clone()).collect::<Vec<_>>(), layers[2..]);
+    }
+
+    #[test]
+    fn desired_topology_without_room_for_it_is_refused_with_the_figures() {
+        let (topology, sizes) = before("dp2-tp1", 2);
+        let error = replan(&topology, &stays(&[(0, 0), (1, 90)]), &sizes).expect_err("pi1 has no room");
+        assert!(error.contains("pi1") && error.contains("90"), "{error}");
+    }
+
+    #[test]
+    fn estimates_cut_any_number_of_layers_without_a_search() {
+        let estimated = Estimated { whole: 1 << 30, layers: u32::MAX };
+        assert_eq!(estimated.stages(2), Some(vec![0..u32::MAX / 2, u32::MAX / 2..u32::MAX]));
+        assert_eq!(Estimated { whole: 0, layers: 3 }.stages(4), None);
+    }
+
+    #[test]
     fn pipelines_of_single_nodes_stay_pipelines() {
         let (mut topology, sizes) = before("tp4", 4);
         topology.layout = "pp4".parse().expect("a layout");
@@ -428,30 +465,28 @@ mod tests {
     fn stopping_a_node_is_foretold_by_replicas_memory_and_votes() {
         let now = |free: u64| Now { answers: true, serves: true, free: Bytes(free << 20), shard: Bytes(200 << 20) };
         let (topology, _) = before("tp4", 4);
-        let stop = |topology: &Topology, member, now: &[Now], witness| {
-            ok_to_stop((topology, topology), MemberIndex(member), now, witness, None)
-        };
-        let roomy = stop(&topology, 1, &[now(2000); 4], false);
+        let stop =
+            |topology: &Topology, member, now: &[Now]| ok_to_stop(topology, topology, MemberIndex(member), now, None);
+        let roomy = stop(&topology, 1, &[now(2000); 4]);
         assert_eq!((roomy.replicas, roomy.layout().map(|layout| layout.to_string())), (0, Some("tp3".into())));
         assert!(roomy.is_ok());
-        let tight = stop(&topology, 1, &[now(240); 4], false);
-        assert!(!tight.is_ok() && tight.topology.is_none(), "{tight:?}");
+        let tight = stop(&topology, 1, &[now(240); 4]);
+        assert!(!tight.is_ok() && tight.topology.as_ref().is_err_and(|reason| reason.contains("is free")), "{tight:?}");
         let mut half = [now(2000); 4];
         half[0] = Now { answers: false, serves: false, ..half[0] };
-        assert!(!stop(&topology, 1, &half, false).is_ok(), "two of four decide nothing");
+        assert!(!stop(&topology, 1, &half).is_ok(), "two of four decide nothing");
         let (two, _) = before("dp2-tp1", 2);
-        assert_eq!(stop(&two, 0, &[now(240); 2], false).replicas, 1);
+        assert_eq!(stop(&two, 0, &[now(240); 2]).replicas, 1);
         let (four, _) = before("dp2-tp2", 4);
-        let smaller = stop(&four, 0, &[now(2000); 4], false);
+        let smaller = stop(&four, 0, &[now(2000); 4]);
         assert_eq!((smaller.replicas, smaller.layout().map(|layout| layout.to_string())), (1, Some("tp1+tp2".into())));
-        let gone = stop(&four, 0, &[now(300); 4], false);
+        let gone = stop(&four, 0, &[now(300); 4]);
         assert_eq!(
             gone.layout().map(|layout| layout.to_string()),
             Some("tp2".into()),
             "half of it has no room for all"
         );
         let (pair, _) = before("tp2", 2);
-        assert!(!stop(&pair, 0, &[now(2000); 2], false).is_ok());
-        assert!(stop(&pair, 0, &[now(2000); 2], true).is_ok());
+        assert!(!stop(&pair, 0, &[now(2000); 2]).is_ok());
     }
 }

@@ -324,14 +324,18 @@ impl Topology {
     pub fn kept_in(&self, member: MemberIndex, next: &Self) -> Option<MemberIndex> {
         let name = &self.members.get(member.index())?.name;
         let place = MemberIndex(next.members.iter().position(|one| one.name == *name)? as u16);
-        let settings = |one: &Self| {
-            let identity = (one.model.clone(), one.identity, one.content);
-            (identity, one.kv, one.exchange, one.collective, one.context_length, one.slots, one.layout.stages)
-        };
-        let replica = |one: &Self, member: MemberIndex| one.layout.replica_of(member);
-        let is_kept = !self.layout.has_roles()
-            && !next.layout.has_roles()
-            && settings(self) == settings(next)
+        // All fields by name: a new one must be compared as well.
+        let Self { layout, members: _, model, identity, kv, exchange, collective, context_length, slots, content } =
+            next;
+        let is_same_model = self.model == *model && self.identity == *identity && self.content == *content;
+        let is_same_work = self.kv == *kv && self.exchange == *exchange && self.collective == *collective;
+        let is_same_size = self.context_length == *context_length && self.slots == *slots;
+        let is_same_kind = self.layout.stages == layout.stages && !self.layout.has_roles() && !layout.has_roles();
+        let replica = |one: &'_ Self, member: MemberIndex| one.layout.replica_of(member);
+        let is_kept = is_same_model
+            && is_same_work
+            && is_same_size
+            && is_same_kind
             && self.replica(replica(self, member)) == next.replica(replica(next, place));
         is_kept.then_some(place)
     }

@@ -1,7 +1,7 @@
 //! Random incidents on one of two replicas while clients stream: `incidents --sequences 30 [--seed S]`.
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use clap::Parser;
+use clap::{Parser, builder::RangedU64ValueParser};
 use harness::incidents::{change_layout, strike};
 
 /// Exclude, include, kill and restart nodes of one of two replicas, and report the effect on streams.
@@ -11,7 +11,7 @@ struct Arguments {
     #[arg(long, default_value_t = 30, value_name = "N")]
     sequences: usize,
     /// Change the layout of a single replica N times instead, and report how long streams pause
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     changes: Option<usize>,
     /// Seed of the actions and of the nodes that they strike [default: from the clock]
     #[arg(long, value_name = "S")]

@@ -94,8 +94,12 @@ impl World {
         let Some(run) = &process.run else { return };
         let held = process.node.committed().map(Committed::name);
         // The new assignment is still being written to disk: until it is, the previous engine continues.
-        let is_changing = process.node.state() == NodeState::Connecting;
-        if !is_changing && process.node.computes() != Some(run.epoch) {
+        let is_right = if process.node.state() == NodeState::Connecting {
+            run.epoch < process.node.epoch()
+        } else {
+            process.node.computes() == Some(run.epoch)
+        };
+        if !is_right {
             let epoch = run.epoch;
             self.violate(format!("{} computes for epoch {epoch}, but holds {held:?}", name(node)));
         }

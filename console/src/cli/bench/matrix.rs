@@ -1,26 +1,22 @@
-//! `console bench matrix` and `console bench ab`: layouts assigned one after the other, measured cell by cell.
+//! `console bench matrix`: layouts assigned one after the other, measured cell by cell.
 use std::{
-    collections::BTreeMap,
     path::PathBuf,
     time::{Instant, SystemTime},
 };
 
 use clap::Args;
-use serde_json::{Value, json};
-use shared::{latency::ratio, protocol::BUILD, topology::Layout};
+use serde_json::json;
+use shared::protocol::BUILD;
 
 use super::{
     load::{check_folder, shown},
-    pages::{matrix, told_change, write},
+    pages::{matrix, write},
     run::{Rig, machine},
 };
 use crate::{
     bench::{
-        cell::{Cell, Experiment, Plan, degrees},
-        compare::judge,
+        cell::{Plan, degrees},
         run::{Configuration, Measured, Metric, Run, VERSION},
-        sample::Stages,
-        stats::median,
         svg::number,
     },
     cli::{
@@ -34,18 +30,14 @@ use crate::{
     },
 };
 
-/// Below this share two layouts count as the same.
-const FLOOR: f64 = 0.03;
-/// Above this ratio of TTFT p95 to that of the first layout, the verdict advises ending the experiment.
-const TTFT_MOST: f64 = 1.3;
 /// How long a small matrix may take, in minutes, where nothing is said.
 const REDUCED_MINUTES: u64 = 10;
 
-/// What both commands measure on.
+/// What this and `console bench ab` measure on.
 #[derive(Clone, Debug, Args)]
-struct On {
+pub(super) struct On {
     #[command(flatten)]
-    nodes: Nodes,
+    pub(super) nodes: Nodes,
     /// Model file; its name is looked for in the model folders of every node
     #[arg(long, value_name = "NAME|FILE")]
     model: String,
@@ -109,35 +101,9 @@ pub(in crate::cli) struct Matrix {
     pub(in crate::cli) json: bool,
 }
 
-/// Options of `console bench ab`.
-#[derive(Clone, Debug, Args)]
-pub(in crate::cli) struct Ab {
-    #[command(flatten)]
-    on: On,
-    /// The layouts; each takes the first of the nodes, the first layout is what the others are compared with
-    #[arg(long, value_delimiter = ',', required = true, value_name = "L,L,..",
-        value_parser = |text: &str| text.parse::<Layout>().map_err(|error| error.to_string()))]
-    topologies: Vec<Layout>,
-    /// Tokens of prompts
-    #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=131_072))]
-    input: u32,
-    /// Tokens of answers
-    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=131_072))]
-    output: u32,
-    /// Requests at a time
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    concurrency: u16,
-    /// Rounds; in each every layout has its turn
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=100))]
-    rounds: u32,
-    /// Print JSON
-    #[arg(long)]
-    pub(in crate::cli) json: bool,
-}
-
 impl On {
     /// Nodes and settings; `None`: it was a dry run.
-    async fn rig(&self, concurrency: u16, layouts: &[String], nodes: usize) -> Result<Option<Rig>, Failure> {
+    pub(super) async fn rig(&self, concurrency: u16, layouts: &[String], nodes: usize) -> Result<Option<Rig>, Failure> {
         if self.assignment.topology.is_some() {
             let message = "--topology cannot be: layouts are what is measured".into();
             return Err(Failure::Usage { message, next: "leave it out" });
@@ -161,17 +127,10 @@ impl On {
 }
 
 /// The layouts of a plan, each once.
-fn layouts(plan: &Plan) -> Vec<String> {
+pub(super) fn layouts(plan: &Plan) -> Vec<String> {
     let mut layouts: Vec<String> = plan.cells().into_iter().map(|cell| cell.layout).collect();
     layouts.dedup();
     layouts
-}
-
-impl Ab {
-    /// The nodes to measure on.
-    pub(in crate::cli) fn nodes(&mut self) -> &mut Vec<String> {
-        &mut self.on.nodes.nodes
-    }
 }
 
 impl Matrix {
@@ -294,10 +253,10 @@ pub(super) async fn run(options: Matrix) -> Result<u8, Failure> {
 }
 
 /// A cell as a line.
-fn told(measured: &Measured) -> String {
+pub(super) fn told(measured: &Measured) -> String {
     let mut line = format!("{:<44}", measured.cell.to_string());
-    if let Some(reason) = &measured.skipped {
-        return format!("{line} {reason}");
+    if let Some(short) = &measured.skipped {
+        return format!("{line} {short}");
     }
     let shown = |metric: Metric| measured.median(metric).map_or("-".into(), number);
     line += &format!(" TTFT p95 {:>7} ms (spread {:>3.0} %)", shown(Metric::Ttft), 100.0 * measured.ttft_spread());
@@ -309,189 +268,27 @@ fn told(measured: &Measured) -> String {
     }
 }
 
-/// Runs `console bench ab`.
-pub(super) async fn ab(options: Ab) -> Result<u8, Failure> {
-    let plan = Plan {
-        tp: Vec::new(),
-        replicas: Vec::new(),
-        replica_ranks: 1,
-        layouts: options.topologies.clone(),
-        inputs: vec![options.input],
-        outputs: vec![1, options.output],
-        concurrencies: vec![options.concurrency],
-    };
-    let mut interrupts = Interrupts::listen()?;
-    let names = layouts(&plan);
-    let rig = options.on.rig(options.concurrency, &names, plan.node_count());
-    let Some(rig) = interrupts.end(rig).await? else { return Ok(0) };
-    let cells = plan.cells();
-    let mut found: Vec<Measured> =
-        cells.iter().map(|cell| Measured { cell: cell.clone(), skipped: None, repeats: Vec::new() }).collect();
-    let (mut running, layouts, mut hops) = (None, options.topologies.len(), BTreeMap::<String, Vec<f64>>::new());
-    for round in 0..options.rounds {
-        for turn in 0..layouts {
-            // Whoever begins differs from round to round: what warms up or cools down meets all.
-            let layout = options.topologies[(turn + round as usize) % layouts].to_string();
-            for place in found.iter_mut().filter(|place| place.cell.layout == layout) {
-                let work = async {
-                    rig.assign(&place.cell, &mut running).await?;
-                    match &running {
-                        Some(running) => rig.measure(&place.cell, running, round).await,
-                        None => Err(anyhow::anyhow!("nothing runs").into()),
-                    }
-                };
-                let measured = interrupts.end(work).await?;
-                if let Some(reason) = measured.skipped {
-                    return Err(Failure::State {
-                        message: format!("{}: {reason}", place.cell),
-                        next: "raise --context, or shorten --input and --output",
-                    });
-                }
-                place.repeats.extend(measured.repeats);
-                let now = interrupts.end(rig.hops()).await?;
-                hops.entry(layout.clone()).or_default().extend(now);
-            }
-        }
-        if !options.json {
-            output::note(&format!("round {} of {}", round + 1, options.rounds));
-        }
-    }
-    let verdicts = verdicts(&found);
-    if options.json {
-        let verdicts: Vec<Value> = verdicts
-            .iter()
-            .map(|(layout, line, winner)| json!({"layout": layout, "verdict": line, "better": winner}))
-            .collect();
-        let times: Vec<Value> = found.iter().map(|measured| times_object(measured, &hops)).collect();
-        output::line(&json!({"cells": found, "times": times, "verdicts": verdicts}).to_string());
-    } else {
-        found.iter().for_each(|measured| output::line(&output::clean(&told(measured))));
-        found.iter().filter_map(|measured| times(measured, &hops)).for_each(|line| output::line(&output::clean(&line)));
-        verdicts.iter().for_each(|(_, line, _)| output::line(&output::clean(line)));
-    }
-    Ok(u8::from(found.iter().any(|measured| measured.failed() > 0)))
-}
-
-/// Median stages of the time to the first token, in milliseconds.
-fn stages(measured: &Measured) -> Option<Stages> {
-    Stages::median(&measured.repeats.iter().filter_map(|repeat| repeat.stages).collect::<Vec<_>>())
-}
-
-/// A cell's TTFT by stage, with the median hop latency and the network fraction; `None` if no request reported stages.
-fn times(measured: &Measured, hops: &BTreeMap<String, Vec<f64>>) -> Option<String> {
-    let stages = stages(measured)?;
-    let named: Vec<String> = stages.named().iter().map(|(name, time)| format!("{name} {}", number(*time))).collect();
-    let hop = hops.get(&measured.cell.layout).and_then(|all| median(all));
-    let hop = hop.map_or_else(String::new, |hop| format!(", hop {} ms", number(hop)));
-    let line = format!("{:<44} TTFT in ms: {}", measured.cell.to_string(), named.join(", "));
-    let exchange = number(stages.wait + stages.wire);
-    Some(format!("{line}; exchange {exchange} ms{hop}, network {:.0} %", 100.0 * stages.network_fraction()))
-}
-
-fn times_object(measured: &Measured, hops: &BTreeMap<String, Vec<f64>>) -> Value {
-    let stages = stages(measured);
-    json!({"cell": measured.cell.to_string(), "stages": stages, "exchange_ms": stages.map(|it| it.wait + it.wire),
-        "hop_ms": hops.get(&measured.cell.layout).and_then(|all| median(all)), "bubble_ms": stages.map(|it| it.bubble),
-        "network_fraction": stages.map(Stages::network_fraction)})
-}
-
-/// Advice to end the experiment, if TTFT p95 exceeds [`TTFT_MOST`] times that of the first layout.
-fn ends(metric: Metric, before: f64, after: f64) -> Option<String> {
-    let factor = ratio(after, before);
-    let is_end = metric == Metric::Ttft && factor > TTFT_MOST;
-    is_end.then(|| format!("; end the experiment: TTFT p95 is {factor:.2} times the first, the limit is {TTFT_MOST}"))
-}
-
-/// What each layout does beside the first: its name, a line, whether it is better (`None`: beyond the noise neither).
-fn verdicts(found: &[Measured]) -> Vec<(String, String, Option<bool>)> {
-    let Some(first) = found.first().map(|measured| measured.cell.layout.clone()) else { return Vec::new() };
-    let mut verdicts = Vec::new();
-    for measured in found.iter().filter(|measured| measured.cell.layout != first) {
-        let same = |cell: &Cell| {
-            cell.layout == first && cell.phase == measured.cell.phase && cell.experiment == Experiment::Layouts
-        };
-        let Some(base) = found.iter().find(|base| same(&base.cell)) else { continue };
-        for metric in Metric::of(measured.cell.phase) {
-            let layout = measured.cell.layout.clone();
-            let change = judge(&base.values(metric), &measured.values(metric), metric, FLOOR);
-            let Some(mut change) = change else {
-                verdicts.push((
-                    layout.clone(),
-                    format!("{layout} against {first}: no whole {} to compare", metric.name()),
-                    None,
-                ));
-                continue;
-            };
-            change.cell = Some(measured.cell.clone());
-            let better = (change.is_regression() || change.is_improvement()).then(|| change.is_improvement());
-            let line = match better {
-                Some(_) => told_change(&change),
-                None => format!(
-                    "same    {}: {} {} -> {} (noise {:.1} %)",
-                    measured.cell,
-                    metric.name(),
-                    number(change.before),
-                    number(change.after),
-                    100.0 * change.noise
-                ),
-            };
-            let end = ends(metric, change.before, change.after).unwrap_or_default();
-            verdicts.push((layout, format!("{line}, against {first}{end}"), better));
-        }
-    }
-    verdicts
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{sample::Summary, stats::Percentiles};
+    use crate::bench::run::ContextShort;
 
-    fn measured(layout: &str, ttft: f64) -> Measured {
-        let plan = Plan {
-            tp: Vec::new(),
+    #[test]
+    fn cell_that_is_left_out_names_the_option_that_fits_it() {
+        let cell = Plan {
+            tp: vec![4],
             replicas: Vec::new(),
             replica_ranks: 1,
-            layouts: vec![layout.parse().expect("a layout")],
+            layouts: Vec::new(),
             inputs: vec![64],
             outputs: vec![1],
             concurrencies: vec![1],
-        };
-        let percentiles = Percentiles { p50: ttft, p95: ttft, p99: ttft };
-        let stages = Some(Stages { compute: 6.0, wait: 1.0, wire: 3.0, flush: 0.5, ..Stages::default() });
-        let summary = Summary { requests: 1, completed: 1, ttft_ms: percentiles, stages, ..Summary::default() };
-        let cell = plan.cells().remove(0);
-        Measured { cell, skipped: None, repeats: vec![summary; 3] }
-    }
-
-    #[test]
-    fn ttft_beyond_limit_ends_experiment() {
-        for (ttft, ends) in [(12.0, false), (13.0, false), (14.0, true)] {
-            let verdicts = verdicts(&[measured("tp4", 10.0), measured("pp2-tp2", ttft)]);
-            let said = verdicts.iter().any(|(_, line, _)| line.contains("end the experiment"));
-            assert_eq!(said, ends, "{verdicts:?}");
         }
-    }
-
-    #[test]
-    fn every_cell_says_where_its_time_went() {
-        let hops = BTreeMap::from([("pp2-tp2".to_owned(), vec![0.25, 0.5, 0.75])]);
-        let line = times(&measured("pp2-tp2", 10.0), &hops).expect("its stages are known");
-        for part in ["wait 1", "wire 3", "bubble 0", "flush 0.5", "hop 0.5", "network 40 %"] {
-            assert!(line.contains(part), "{part} is not in {line}");
-        }
-        let alone = times(&measured("tp4", 10.0), &hops).expect("its stages are known");
-        assert!(!alone.contains("hop"), "{alone}");
-        assert_eq!(times_object(&measured("pp2-tp2", 10.0), &hops)["network_fraction"], 0.4);
-    }
-
-    #[test]
-    fn a_cell_that_is_left_out_names_the_option_that_fills_it() {
-        let left = Measured {
-            skipped: Some("-- (context 4096; --context 8193)".into()),
-            repeats: Vec::new(),
-            ..measured("tp4", 1.0)
-        };
-        assert!(told(&left).ends_with("-- (context 4096; --context 8193)"));
+        .cells()
+        .remove(0);
+        let skipped = ContextShort::of(&cell, cell.input + cell.output - 1);
+        assert_eq!(ContextShort::of(&cell, cell.input + cell.output), None);
+        let measured = Measured { cell, skipped, repeats: Vec::new() };
+        assert!(told(&measured).ends_with("-- (context 64; --context 65)"), "{}", told(&measured));
     }
 }

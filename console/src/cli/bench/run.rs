@@ -7,7 +7,7 @@ use crate::{
     bench::{
         cell::{Cell, Phase},
         load::{Job, Prompt},
-        run::{Machine, Measured, Node},
+        run::{ContextShort, Machine, Measured, Node},
         sample::{Slo, Summary},
     },
     cli::{Failure, endpoint::Endpoint, generate::assign_and_tell, options::Assignment},
@@ -96,10 +96,9 @@ impl Rig {
 
     /// Runs a cell once on what runs.
     pub(super) async fn measure(&self, cell: &Cell, running: &Running, round: u32) -> Result<Measured, Failure> {
-        let mut measured = Measured { cell: cell.clone(), skipped: None, repeats: Vec::new() };
-        if cell.input + cell.output > running.context {
-            let (needed, context) = (cell.input + cell.output, running.context);
-            measured.skipped = Some(format!("-- (context {context}; --context {needed})"));
+        let skipped = ContextShort::of(cell, running.context);
+        let mut measured = Measured { cell: cell.clone(), skipped, repeats: Vec::new() };
+        if measured.skipped.is_some() {
             return Ok(measured);
         }
         let seed = self.seed.wrapping_add(0x5851_f42d * (u64::from(round) + 1)).wrapping_add(of_cell(cell));

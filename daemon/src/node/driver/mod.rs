@@ -266,7 +266,6 @@ impl Driver {
             Event::Request { session, request: Request { id, body: RequestBody::Cancel }, .. } => {
                 self.jobs.stop(*session, *id);
             }
-            Event::BenchEnded(_, Ok(found)) => self.network.keep(found),
             Event::Engine(epoch, Progress::Broken { rank, reason }) => {
                 tracing::warn!(%epoch, ?rank, reason, "the engine cannot go on");
             }
@@ -293,6 +292,10 @@ impl Driver {
             self.supervisor.status(&self.status());
         }
         for effect in effects {
+            // The results of a cancelled or superseded bench are not answered.
+            if let Effect::Respond { body: ResponseBody::Benched(found), .. } = &effect {
+                self.network.keep(found);
+            }
             Box::pin(self.perform(effect)).await;
         }
     }

@@ -45,7 +45,11 @@ impl Driver {
         }
         let (slow, busy) = (self.slow(), self.busy());
         let (node, free) = (&self.node, memory::available());
-        let free = self.config.memory_max.map_or(free.0 + node.shard().0, |most| most.min(free.0 + node.shard().0));
+        let free = match (self.config.memory_max, &self.config.paced) {
+            // A paced node needs no memory for weights: its own limit alone counts, and 0 means unknown.
+            (most, Some(_)) => most.unwrap_or(0),
+            (most, None) => most.unwrap_or(u64::MAX).min(free.0 + node.shard().0),
+        };
         let standing = Standing {
             name: self.config.name.clone(),
             instance: self.instance,

@@ -115,7 +115,10 @@ impl StateFolder {
         let topology: Option<SavedTopology> =
             state.read(TOPOLOGY_FILE, &mut kept.damaged, is_sound).with_context(help)?;
         let votes: Option<Votes> = state
-            .read(VOTES_FILE, &mut kept.damaged, |votes: &Votes| votes.base.topology.check().is_ok())
+            .read(VOTES_FILE, &mut kept.damaged, |votes: &Votes| {
+                let next = votes.accepted.iter().map(|accepted| &accepted.next);
+                next.chain([&votes.base]).all(|one| one.topology.check().is_ok() && one.desired().check().is_ok())
+            })
             .with_context(help)?;
         kept.rolling = state
             .read(ROLLING_FILE, &mut kept.damaged, |rolling: &Rolling| rolling.check().is_ok())
@@ -183,16 +186,16 @@ impl StateFolder {
                 self.replace(FILE, &text(&saved)?)
             }
             Record::Committed(Some(Committed { epoch, topology, desired })) => {
-                // Written before the topology: a desired topology of another epoch is ignored when both are read.
+                // Written before the topology and removed after it: a desired topology of another epoch is ignored when both are read.
                 if let Some(desired) = desired {
                     let saved = SavedDesired { epoch: epoch.0, topology: (**desired).clone() };
                     self.replace(DESIRED_FILE, &text(&saved)?)?;
-                } else if self.folder.join(DESIRED_FILE).exists() {
-                    self.remove(DESIRED_FILE)?;
                 }
                 let hash = topology.hash().to_string();
                 let saved = SavedTopology { epoch: epoch.0, hash, topology: topology.clone() };
-                self.replace(TOPOLOGY_FILE, &text(&saved)?)
+                self.replace(TOPOLOGY_FILE, &text(&saved)?)?;
+                let is_stale = desired.is_none() && self.folder.join(DESIRED_FILE).exists();
+                if is_stale { self.remove(DESIRED_FILE) } else { Ok(()) }
             }
             Record::Committed(None) => self.remove(TOPOLOGY_FILE),
             Record::Votes(votes) => self.replace(VOTES_FILE, &text(votes)?),
@@ -304,6 +307,41 @@ mod tests {
         state.save(&Record::Committed(None)).expect("the folder can be written");
         let (_, kept) = StateFolder::open(&folder).expect("the folder is there");
         assert_eq!((kept.committed, kept.damaged.len()), (None, 0));
+        fs::remove_dir_all(&folder).expect("the folder can be removed");
+    }
+
+    #[test]
+    fn desired_topology_is_kept_until_the_topology_is_the_desired_one() {
+        let folder = folder("desired");
+        let (state, _) = StateFolder::open(&folder).expect("the folder can be made");
+        let desired = |kept: Kept| kept.committed.and_then(|committed| committed.desired);
+        let wanted = Some(Box::new(crate::node::tests::topology(3)));
+        let reduced = Committed { desired: wanted.clone(), ..committed(7) };
+        state.save(&Record::Committed(Some(reduced))).expect("the folder can be written");
+        assert_eq!(desired(StateFolder::open(&folder).expect("the folder is there").1), wanted);
+        let file = fs::read(folder.join(DESIRED_FILE)).expect("it was written");
+        state.save(&Record::Committed(Some(committed(8)))).expect("the folder can be written");
+        assert!(!folder.join(DESIRED_FILE).exists());
+        // A crash before the removal leaves the file, which is of another epoch.
+        fs::write(folder.join(DESIRED_FILE), file).expect("the folder can be written");
+        assert_eq!(desired(StateFolder::open(&folder).expect("the folder is there").1), None);
+        fs::remove_dir_all(&folder).expect("the folder can be removed");
+    }
+
+    #[test]
+    fn votes_with_an_invalid_topology_are_put_aside() {
+        let folder = folder("votes");
+        let (state, _, votes, _) = full(&folder);
+        let mut invalid = crate::node::tests::topology(2);
+        invalid.members[1].name = invalid.members[0].name.clone();
+        let mut next = votes.clone();
+        next.accepted.as_mut().expect("it accepted").next.topology = invalid.clone();
+        let desired = Votes { base: Committed { desired: Some(Box::new(invalid)), ..committed(7) }, ..votes };
+        for votes in [next, desired] {
+            state.save(&Record::Votes(votes)).expect("the folder can be written");
+            let (_, kept) = StateFolder::open(&folder).expect("damaged votes are survived");
+            assert_eq!((kept.voter.votes, &kept.damaged[..]), (None, &[VOTES_FILE.to_owned()][..]));
+        }
         fs::remove_dir_all(&folder).expect("the folder can be removed");
     }
 

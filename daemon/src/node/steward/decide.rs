@@ -6,7 +6,7 @@ use shared::{
     ids::MemberIndex,
     protocol::recovery::{Committed, Standing},
     telemetry::NodeState,
-    topology::{Exclusions, Role},
+    topology::{Exclusions, Role, Rolling},
 };
 
 use super::shape::AWAY;
@@ -32,8 +32,24 @@ impl View {
     }
 
     /// Whether it takes requests, or has not noticed that its replica is broken.
-    pub(super) fn serves(&self) -> bool {
+    pub(in crate::node) fn serves(&self) -> bool {
         matches!(self.state(), Some(NodeState::Ready | NodeState::Serving))
+    }
+
+    /// Whether a rolling restart runs, as far as this member has heard.
+    pub(in crate::node) fn is_restarting(&self) -> bool {
+        self.rolling().is_some()
+    }
+
+    /// Whether a rolling restart is about to end this run of a node's daemon.
+    pub(super) fn is_about_to_restart(&self, name: &str, instance: u64) -> bool {
+        self.rolling().is_some_and(|rolling| {
+            rolling.before == Some(instance) && rolling.target().is_some_and(|(target, _)| target == name)
+        })
+    }
+
+    fn rolling(&self) -> Option<&Rolling> {
+        self.standing.as_ref()?.rolling.as_ref().filter(|rolling| rolling.is_running())
     }
 
     fn is_free(&self) -> bool {

@@ -1,6 +1,6 @@
 //! What a steward repairs while its topology serves: a later decision that its node missed, a topology that a member of another group
 //! lost, its own lost record of votes.
-use shared::protocol::recovery::RecoveryAsk;
+use shared::protocol::recovery::{Committed, RecoveryAsk};
 
 use super::{Ask, Doing, Look, Steward, View};
 use crate::node::quorum::majority;
@@ -11,7 +11,10 @@ impl Steward {
     pub(super) fn teach(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
         // A replica that the decision leaves unchanged keeps running, so a missed decision has no other symptom.
         let held = views.iter().filter_map(|view| view.standing.as_ref()?.committed.as_ref());
-        if let Some(later) = held.filter(|held| held.epoch > look.base.epoch).max_by_key(|held| held.epoch) {
+        let (base, lacks_desired) = (&look.base, look.base.desired.is_none());
+        let is_news =
+            |held: &&Committed| held.epoch > base.epoch || (lacks_desired && held.desired.is_some() && *held == base);
+        if let Some(later) = held.filter(is_news).max_by_key(|held| held.epoch) {
             let own = self.settings.own.clone();
             let (question, ask) = self.recover(&own, RecoveryAsk::Learn(Box::new(later.clone())));
             self.doing = Doing::Learn(question);

@@ -21,6 +21,8 @@ use shared::{
     topology::Member,
 };
 
+#[cfg(test)]
+pub(in crate::node) use self::propose::with_shares;
 pub use self::{
     ask::{Ask, Question, Reply},
     decide::{Decision, Rules, View, decide},
@@ -217,8 +219,9 @@ impl Steward {
         let serves = matches!(own.state, NodeState::Ready | NodeState::Serving);
         let purpose = match () {
             () if own.forgets => Some(Purpose::Recall),
-            () if self.breaker.is_due(&own, now) => Some(Purpose::Speed),
+            // Before the breaker, which may be due at every look.
             () if now >= self.teach_next => Some(Purpose::Teach),
+            () if self.breaker.is_due(&own, now) => Some(Purpose::Speed),
             () if own.committed.as_ref().is_some_and(|base| base.desired.is_some()) => Some(Purpose::Return),
             () => None,
         };

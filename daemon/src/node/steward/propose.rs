@@ -26,6 +26,8 @@ pub(super) enum Change {
     Shares(Topology),
     /// The desired topology on all available members; `joins` are those that are back.
     Return { stay: Vec<Stays>, joins: Vec<Joins> },
+    /// The desired topology without a member that is about to restart.
+    Leave { stay: Vec<Stays> },
     /// This one, with a node that was out.
     Again { topology: Topology, joins: MemberIndex },
 }
@@ -56,12 +58,24 @@ impl Proposal {
     fn would_change_nothing(&self, wanted: &Topology) -> bool {
         matches!(self.change, Change::Return { .. }) && wanted.is_alike(&self.base.topology)
     }
+
+    /// The addresses of the members of the wanted topology that join it.
+    fn joining(&self, wanted: &Topology) -> Vec<String> {
+        let has = |one: &&Joins| wanted.members.iter().any(|member| member.name == one.name);
+        match &self.change {
+            Change::Return { joins, .. } => joins.iter().filter(has).map(|one| one.address.clone()).collect(),
+            Change::Again { topology, joins } => vec![topology.members[joins.index()].address.clone()],
+            Change::On { .. } | Change::Shares(_) | Change::Leave { .. } => Vec::new(),
+        }
+    }
 }
 
 /// How far it is.
 #[derive(Debug)]
 enum Stage {
     Plan,
+    /// The members that join compare their model files: the decision could not be undone if one of them cannot load its shard.
+    Content,
     /// Voters promise, or accept.
     Vote(Box<Proposer>),
     /// The list of nodes that are out is kept, then what follows is learned.
@@ -89,6 +103,8 @@ enum Loading {
 const PREPARE: Duration = Duration::from_secs(60);
 /// Links must be open within this.
 const COMMIT: Duration = Duration::from_secs(20);
+/// Largest weight of a member that [`Topology::check`] accepts.
+const WEIGHT_MAX: u64 = 1 << 20;
 
 /// A vote under way.
 #[derive(Debug)]
@@ -117,7 +133,7 @@ impl Steward {
                 let stay = stays(proposal.base.desired(), views);
                 (None, vec![Ask::Plan { question, desired: proposal.base.desired().clone(), stay }])
             }
-            Change::Return { stay, .. } => {
+            Change::Return { stay, .. } | Change::Leave { stay } => {
                 let (desired, stay) = (proposal.base.desired().clone(), stay.clone());
                 (None, vec![Ask::Plan { question, desired, stay }])
             }
@@ -132,9 +148,27 @@ impl Steward {
             result: Ok(()),
         };
         if propose.wanted.is_some() {
-            return self.begin_vote(Box::new(propose));
+            return self.check_joins(Box::new(propose));
         }
         self.doing = Doing::Propose(Box::new(propose));
+        asks
+    }
+
+    /// Asks the members that join whether they hold the model; without any, the vote begins.
+    fn check_joins(&mut self, mut propose: Box<Propose>) -> Vec<Ask> {
+        let Some(wanted) = propose.wanted.clone() else { return self.begin_vote(propose) };
+        propose.waiting.clear();
+        let mut asks = Vec::new();
+        for (place, address) in propose.proposal.joining(&wanted).into_iter().enumerate() {
+            let question = self.question();
+            propose.waiting.insert(question, place);
+            asks.push(Ask::Content { question, address, topology: Box::new(wanted.clone()) });
+        }
+        if asks.is_empty() {
+            return self.begin_vote(propose);
+        }
+        propose.stage = Stage::Content;
+        self.doing = Doing::Propose(propose);
         asks
     }
 
@@ -174,18 +208,24 @@ impl Steward {
         };
         match (&mut propose.stage, reply) {
             (Stage::Plan, Reply::Plan(Ok(wanted))) if propose.proposal.would_change_nothing(&wanted) => {
-                let fault = self.no_majority("the returned members do not change the plan");
-                self.end_vote(&propose.proposal, Err(fault))
+                self.return_changes_nothing();
+                Vec::new()
             }
             (Stage::Plan, Reply::Plan(Ok(wanted))) => {
                 propose.wanted = Some(wanted);
-                self.begin_vote(propose)
+                self.check_joins(propose)
             }
             (Stage::Plan, Reply::Plan(Err(kind))) => {
                 let fault = Fault::new(&self.settings.name, kind);
                 self.end_vote(&propose.proposal, Err(fault))
             }
-            (Stage::Plan, Reply::Node(_) | Reply::Content(_)) => self.end_vote(&propose.proposal, Err(unexpected())),
+            (Stage::Content, Reply::Content(Ok(()))) if propose.waiting.is_empty() => self.begin_vote(propose),
+            (Stage::Content, Reply::Content(Ok(()))) => {
+                self.doing = Doing::Propose(propose);
+                Vec::new()
+            }
+            (Stage::Content, Reply::Content(Err(fault))) => self.end_vote(&propose.proposal, Err(fault)),
+            (Stage::Plan | Stage::Content, _) => self.end_vote(&propose.proposal, Err(unexpected())),
             (Stage::Vote(proposer), reply) => {
                 let step = match reply.of_node() {
                     Ok(ResponseBody::Recovery(RecoveryAnswer::Ruling(ruling))) => {
@@ -253,6 +293,7 @@ impl Steward {
     fn end_vote(&mut self, proposal: &Proposal, outcome: Result<(), Fault>) -> Vec<Ask> {
         match &proposal.change {
             Change::Return { .. } => self.return_ended(outcome),
+            Change::Leave { .. } => self.leave_ended(outcome),
             Change::Shares(_) => self.balance_ended(outcome),
             _ if proposal.serves => self.speed_ended(outcome),
             _ => self.ended(outcome),
@@ -273,6 +314,7 @@ impl Steward {
         let by = format!("{} {BY_ITSELF}", self.settings.name);
         let answering = views.iter().filter(|view| view.standing.is_some());
         let mut told: Vec<String> = answering.map(|view| view.address.clone()).collect();
+        // What was decided may be an earlier proposal, which a ballot must adopt: members that it does not have do not join.
         match change {
             Change::On { lost, .. } => {
                 for (member, reason) in lost {
@@ -284,12 +326,14 @@ impl Steward {
             }
             Change::Again { topology, joins } => {
                 let member = &topology.members[joins.index()];
-                list.say(&member.name, &member.address, None, &by);
-                told.push(member.address.clone());
+                if names.contains(&member.name.as_str()) {
+                    list.say(&member.name, &member.address, None, &by);
+                    told.push(member.address.clone());
+                }
             }
-            Change::Shares(_) => {}
+            Change::Shares(_) | Change::Leave { .. } => {}
             Change::Return { joins, .. } => {
-                for one in joins {
+                for one in joins.iter().filter(|one| names.contains(&one.name.as_str())) {
                     // What an operator said of it stays.
                     if list.of(&one.name, &one.address).is_some_and(|entry| !entry.is_cordon) {
                         list.say(&one.name, &one.address, None, &by);
@@ -381,11 +425,16 @@ impl Steward {
     }
 
     /// A member has loaded or switched, or failed. After a failure all members learn the decision, and recovery starts it as after a loss.
-    fn loaded(&mut self, mut propose: Box<Propose>, reply: Reply) -> Vec<Ask> {
+    fn loaded(&mut self, propose: Box<Propose>, reply: Reply) -> Vec<Ask> {
         let Stage::Load(next, stage) = &propose.stage else { return Vec::new() };
         let (next, stage) = (next.clone(), *stage);
-        let failed = reply.of_node().err().filter(|_| stage != Loading::Abort);
-        if let Some(fault) = failed {
+        let answer = match (stage, reply.of_node()) {
+            (Loading::Abort, _) => Ok(()),
+            (Loading::Prepare, Ok(ResponseBody::Prepared)) | (Loading::Commit, Ok(ResponseBody::Committed)) => Ok(()),
+            (Loading::Prepare | Loading::Commit, Ok(_)) => Err(unexpected()),
+            (Loading::Prepare | Loading::Commit, Err(fault)) => Err(fault),
+        };
+        if let Err(fault) = answer {
             tracing::warn!("cannot load the next topology while this one serves; ends this one first: {fault}");
             return self.load(propose, next, Loading::Abort);
         }
@@ -395,20 +444,27 @@ impl Steward {
         }
         match stage {
             Loading::Prepare => self.load(propose, next, Loading::Commit),
-            Loading::Commit | Loading::Abort => {
-                propose.stage = Stage::Tell(next.clone(), Told::Next);
-                self.tell_next(propose, next)
-            }
+            Loading::Commit | Loading::Abort => self.tell_next(propose, next),
         }
     }
 }
 
-/// The desired topology with the shares of `now`.
-fn with_shares(desired: &Topology, now: &Topology) -> Topology {
+/// The desired topology with the shares of `now`. Weights count only relative to those of the same stage, so the weights of absent
+/// members are scaled like those of the present members of their stage.
+pub(in crate::node) fn with_shares(desired: &Topology, now: &Topology) -> Topology {
     let mut wanted = desired.clone();
-    for member in &mut wanted.members {
-        let held = now.members.iter().find(|one| one.name == member.name);
-        member.weight = held.map_or(member.weight, |one| one.weight);
+    let stage = |index: usize| {
+        let place = desired.place(MemberIndex(index as u16));
+        (place.replica, place.stage)
+    };
+    let held =
+        |member: &Member| now.members.iter().find(|one| one.name == member.name).map(|one| u64::from(one.weight));
+    for (index, member) in desired.members.iter().enumerate() {
+        let of_stage = desired.members.iter().enumerate().filter(|(other, _)| stage(*other) == stage(index));
+        let present = of_stage.filter_map(|(_, one)| Some((held(one)?, u64::from(one.weight))));
+        let (new, old) = present.fold((0, 0), |sums, weights| (sums.0 + weights.0, sums.1 + weights.1));
+        let scaled = (u64::from(member.weight) * new + old / 2).checked_div(old).unwrap_or(u64::from(member.weight));
+        wanted.members[index].weight = held(member).unwrap_or(scaled).clamp(1, WEIGHT_MAX) as u32;
     }
     wanted
 }

@@ -45,6 +45,12 @@ impl Steward {
         let seen = views.iter().filter_map(|view| Some(view.standing.as_ref()?.epoch)).max().unwrap_or_default();
         let back: Vec<(&Member, &View)> =
             others.iter().zip(&found).filter(|(member, view)| is_back(member, view, seen, &list)).collect();
+        // A member that left for its restart is idle until it gets the order to restart.
+        let restarts = |view: &View| {
+            let standing = view.standing.as_ref();
+            standing.is_some_and(|one| views.iter().any(|view| view.is_about_to_restart(&one.name, one.instance)))
+        };
+        let back: Vec<(&Member, &View)> = back.into_iter().filter(|(_, view)| !restarts(view)).collect();
         let joins: Vec<Joins> = back
             .iter()
             .map(|(member, view)| Joins { name: member.name.clone(), address: view.address.clone() })
@@ -73,19 +79,19 @@ impl Steward {
             // The current shards stay loaded meanwhile, so their memory does not count as free.
             let standing = views[one.member.index()].standing.as_ref();
             let shard = standing.map_or(Bytes(0), |standing| standing.shard);
-            one.free = Bytes(one.free.0.saturating_sub(shard.0));
+            // 0 would mean that the free memory is unknown.
+            if one.free.0 > 0 {
+                one.free = Bytes(one.free.0.saturating_sub(shard.0).max(1));
+            }
         }
-        let change = Change::Return { stay, joins: Vec::new() };
+        let change = Change::Leave { stay };
         self.propose(Proposal { base: look.base, views, own: look.place, change, granted: 0, serves: true })
     }
 
     /// Proposes new shares for ranks that compute for different times, while all members serve.
     pub(super) fn watch_balance(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
         let waits = look.place != 0 || self.now < self.balance_next || self.settings.recovery.rebalance_after.is_none();
-        let restarts = |view: &View| {
-            view.standing.as_ref().and_then(|one| one.rolling.as_ref()).is_some_and(|rolling| rolling.is_running())
-        };
-        if waits || views.iter().any(restarts) || !views.iter().all(|view| is_at_rest(view, &look.base)) {
+        if waits || views.iter().any(View::is_restarting) || !views.iter().all(|view| is_at_rest(view, &look.base)) {
             return Vec::new();
         }
         let Some(topology) = rebalanced(&look.base.topology, &views) else { return Vec::new() };
@@ -107,20 +113,33 @@ impl Steward {
         self.balance_next = self.now + self.balance_pause;
     }
 
-    /// A vote on including or leaving out members has ended.
+    /// A vote on including members that are back has ended.
     pub(super) fn return_ended(&mut self, outcome: Result<(), Fault>) {
         self.return_next = self.now + self.return_pause;
         if let Err(fault) = outcome {
-            tracing::warn!("cannot change the members of the topology yet: {fault}");
+            tracing::warn!("cannot include members that are back yet: {fault}");
             self.return_pause = (2 * self.return_pause).min(RETURN_PAUSE_MAX);
+        }
+    }
+
+    /// The plan with the members that are back equals the running topology. Repeats until their free memory changes.
+    pub(super) fn return_changes_nothing(&mut self) {
+        tracing::debug!("the members that are back do not change the plan");
+        self.return_next = self.now + self.return_pause;
+        self.return_pause = (2 * self.return_pause).min(RETURN_PAUSE_MAX);
+    }
+
+    /// A vote on excluding a member before its restart has ended. The member restarts in any case.
+    pub(super) fn leave_ended(&mut self, outcome: Result<(), Fault>) {
+        if let Err(fault) = outcome {
+            tracing::warn!("cannot exclude {} before it restarts: {fault}", self.leaving);
         }
     }
 }
 
-/// Whether a member serves this topology and has not accepted another one.
+/// Whether a member serves this topology. It may have accepted another one in a vote without a majority; the next ballot settles that.
 fn is_at_rest(view: &View, base: &Committed) -> bool {
-    let is_at_rest = |one: &Standing| !one.accepted && one.committed.as_ref() == Some(base);
-    view.serves() && view.standing.as_ref().is_some_and(is_at_rest)
+    view.serves() && view.standing.as_ref().is_some_and(|one| one.committed.as_ref() == Some(base))
 }
 
 fn exclusions<'a>(views: impl Iterator<Item = &'a View>) -> Exclusions {

@@ -1,5 +1,5 @@
 //! The dialling end of a measured link: times round trips and counts the bytes that the peer streams.
-use std::time::Duration;
+use std::{fmt::Display, time::Duration};
 
 use shared::{
     protocol::{
@@ -28,6 +28,8 @@ const WARM: u32 = 2;
 const ECHO: Duration = Duration::from_secs(5);
 /// Deadline of the first message of a stream.
 const BEGIN: Duration = Duration::from_secs(5);
+/// Round trips to one peer end after this with those that were timed, so that its stream begins before the peer closes the link.
+const PINGS: Duration = Duration::from_secs(20);
 
 /// Bytes and rate of a stream after its warm-up.
 #[derive(Clone, Copy, Debug)]
@@ -64,10 +66,9 @@ pub(super) async fn measure(
 
 async fn open(own: &Identity, peer: &Neighbour) -> Result<Line, FaultKind> {
     let hello = Hello { identity: own.clone(), purpose: Purpose::Probe };
-    let failed = |reason: String| FaultKind::LinksFailed { reason: format!("to {}: {reason}", peer.name) };
-    let (connection, identity) = dial(&peer.address, &hello).await.map_err(|fault| failed(fault.kind.to_string()))?;
+    let (connection, identity) = dial(&peer.address, &hello).await.map_err(|fault| failed(peer, &fault.kind))?;
     if identity.name != peer.name {
-        return Err(failed(format!("{} answers as {}", peer.address, identity.name)));
+        return Err(failed(peer, &format!("{} answers as {}", peer.address, identity.name)));
     }
     Ok(Line::new(connection))
 }
@@ -75,9 +76,14 @@ async fn open(own: &Identity, peer: &Neighbour) -> Result<Line, FaultKind> {
 async fn link(own: &Identity, peer: &Neighbour, wanted: &BenchNetwork) -> Result<PeerLink, FaultKind> {
     let mut line = open(own, peer).await?;
     let mut times = Vec::with_capacity(wanted.pings as usize);
+    let end = Instant::now() + PINGS;
     for round in 0..WARM + wanted.pings {
         let begin = Instant::now();
-        timeout(ECHO, echo(&mut line)).await.map_err(|_| late(peer, "the echo", ECHO))??;
+        if begin >= end && !times.is_empty() {
+            break;
+        }
+        let echoed = timeout(ECHO, echo(&mut line)).await.map_err(|_| late(peer, "the echo", ECHO))?;
+        echoed.map_err(|kind| failed(peer, &kind))?;
         if round >= WARM {
             times.push(Nanoseconds(begin.elapsed().as_nanos() as u64));
         }
@@ -85,7 +91,7 @@ async fn link(own: &Identity, peer: &Neighbour, wanted: &BenchNetwork) -> Result
     times.sort_unstable();
     let (p50, p99) = median_and_p99(&times).unwrap_or_default();
     let Streamed { bytes, bits_per_second } = streamed(&mut line, peer, wanted.stream_ms).await?;
-    let (peer, pings, bytes) = (peer.name.clone(), wanted.pings, Bytes(bytes));
+    let (peer, pings, bytes) = (peer.name.clone(), times.len() as u32, Bytes(bytes));
     Ok(PeerLink { peer, pings, p50, p99, bits_per_second, bytes })
 }
 
@@ -96,14 +102,16 @@ async fn echo(line: &mut Line) -> Result<(), FaultKind> {
 
 /// Receives a stream for `ms`. The first quarter is not counted, because TCP slow start limits it.
 async fn streamed(line: &mut Line, peer: &Neighbour, ms: u32) -> Result<Streamed, FaultKind> {
-    line.send(&Probe::Stream { ms }.encode()).await?;
-    timeout(BEGIN, line.receive()).await.map_err(|_| late(peer, "the first message of the stream", BEGIN))??;
+    let broke = |kind: FaultKind| failed(peer, &kind);
+    line.send(&Probe::Stream { ms }.encode()).await.map_err(broke)?;
+    let first = timeout(BEGIN, line.receive()).await;
+    first.map_err(|_| late(peer, "the first message of the stream", BEGIN))?.map_err(broke)?;
     let (begin, time) = (Instant::now(), Duration::from_millis(u64::from(ms)));
     let (end, mut counted) = (begin + time, begin);
     let (mut bytes, mut last) = (0, begin);
     // The line is dropped afterwards, so later messages are not read.
     while let Ok(body) = timeout_at(end, line.receive()).await {
-        let count = body?.len() as u64;
+        let count = body.map_err(broke)?.len() as u64;
         last = Instant::now();
         if last < begin + time / 4 {
             counted = last;
@@ -141,6 +149,11 @@ async fn all_at_once(own: &Identity, wanted: &BenchNetwork) -> Result<Incast, Fa
         slowest: slowest.unwrap_or(0),
         fastest: fastest.unwrap_or(0),
     })
+}
+
+/// Names the peer of a link that broke.
+fn failed(peer: &Neighbour, reason: &dyn Display) -> FaultKind {
+    FaultKind::LinksFailed { reason: format!("to {}: {reason}", peer.name) }
 }
 
 fn late(peer: &Neighbour, what: &str, patience: Duration) -> FaultKind {

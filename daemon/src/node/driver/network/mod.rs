@@ -69,7 +69,7 @@ impl Driver {
         let (inputs, own, cancelled) = (self.around.inputs.clone(), self.identity.clone(), cancel.clone());
         // `Benching` is this very bench on an otherwise idle node.
         let is_idle = self.node.state() == NodeState::Benching;
-        let quiet = if is_idle { Ok(()) } else { self.check_quiet() };
+        let quiet = if is_idle { Ok(()) } else { self.check_quiet().and_then(|()| self.node.check_assigning()) };
         let before = self.benching.take();
         let engine = self.running.as_ref().map(super::running::Running::engine);
         let name = self.config.name.clone();
@@ -133,12 +133,12 @@ impl Network {
     }
 }
 
-/// The results that the planner uses, small enough for every report: bandwidth of all threads, first context, last prompt.
+/// The results that the planner uses, small enough for every report: bandwidth of all threads, first context, longest prompt.
 fn shortened(found: &NodeBench) -> NodeBench {
     NodeBench {
         bandwidth: found.bandwidth.last().copied().into_iter().collect(),
         decode: found.decode.first().copied().into_iter().collect(),
-        prefill: found.prefill.last().copied().into_iter().collect(),
+        prefill: found.prefill.iter().max_by_key(|prefill| prefill.tokens).copied().into_iter().collect(),
         rows: Vec::new(),
         ids: Vec::new(),
         skipped: Vec::new(),

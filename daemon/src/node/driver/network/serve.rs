@@ -17,7 +17,10 @@ static CHUNK: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
 impl Driver {
     /// Accepts a node that wants to measure its link to this one, unless this node is busy or has too many such links.
     pub(in crate::node::driver) fn probed(&mut self, mut connection: Connection, identity: &Identity) {
-        let verdict = self.check_quiet().and_then(|()| {
+        // A node that serves stays ready while it loads its next topology or measures its own links.
+        let node = &self.node;
+        let free = self.check_quiet().and_then(|()| node.check_assigning()).and_then(|()| node.check_benching());
+        let verdict = free.and_then(|()| {
             let full = |_| FaultKind::Full { what: "measured links".into(), limit: LINES_MAX as u32 };
             self.network.lines.clone().try_acquire_owned().map_err(full)
         });

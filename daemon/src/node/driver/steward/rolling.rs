@@ -88,10 +88,7 @@ pub(super) async fn look(
         _ => None,
     };
     let patience = STEP + Duration::from_millis(rolling.drain_ms.into());
-    let overdue = || {
-        let why = well.err().unwrap_or_else(|| format!("{target} does not restart"));
-        rolling.in_phase(Phase::Paused(format!("{why}, for {} s", patience.as_secs())))
-    };
+    let overdue = || rolling.in_phase(Phase::Paused(why_overdue(rolling, view, well, patience)));
     if let Some(next) = next.or_else(|| (since > patience).then(overdue)) {
         if let Phase::Paused(reason) = &next.phase {
             tracing::warn!("rolling restart paused: {reason}");
@@ -110,6 +107,18 @@ async fn spread(steward: &Steward, peers: &mut Peers, rolling: &Rolling, address
         if let Err(fault) = peers.tell(address, RecoveryAsk::Rolling(rolling.clone())).await {
             tracing::warn!("rolling restart: {fault}");
         }
+    }
+}
+
+/// Why a step takes longer than `patience`; `well` is the first member that does not serve.
+fn why_overdue(rolling: &Rolling, view: Option<&Standing>, well: Result<(), String>, patience: Duration) -> String {
+    let (seconds, target) = (patience.as_secs(), rolling.target().map_or("?", |(name, _)| name));
+    match (well, rolling.before, view) {
+        (Err(why), ..) => format!("{why}, for {seconds} s"),
+        (Ok(()), Some(before), Some(one)) if one.instance != before => {
+            format!("{target} restarted but is not a member again after {seconds} s; console include {target}")
+        }
+        (Ok(()), ..) => format!("{target} does not restart, for {seconds} s"),
     }
 }
 
@@ -135,4 +144,25 @@ fn is_well(own: &Standing, answers: &BTreeMap<String, Standing>) -> Result<(), S
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::steward_tests::{base, view};
+
+    #[test]
+    fn pause_names_what_the_target_lacks() {
+        let standing = view(&base(1), 0, NodeState::Idle).standing;
+        let why = |before, well: Result<(), &str>| {
+            let targets = vec![("pi3".into(), "pi3:9999".into())];
+            let (phase, by) = (Phase::Runs, "me".into());
+            let rolling = Rolling { targets, done: 0, before, phase, drain_ms: 0, by, revision: 1 };
+            why_overdue(&rolling, standing.as_ref(), well.map_err(str::to_owned), STEP)
+        };
+        let gone = "pi3 restarted but is not a member again after 300 s; console include pi3";
+        assert_eq!(why(Some(9), Ok(())), gone, "run 1 answers");
+        assert_eq!(why(Some(1), Ok(())), "pi3 does not restart, for 300 s");
+        assert_eq!(why(Some(9), Err("pi2 is loading")), "pi2 is loading, for 300 s");
+    }
 }

@@ -1,0 +1,302 @@
+//! How a steward changes a topology while it serves: members return or leave, shares are balanced.
+use std::time::Duration;
+
+use shared::{
+    ids::{Epoch, Rank},
+    protocol::{
+        error::{Fault, FaultKind},
+        message::{RequestBody, ResponseBody},
+        recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Slow},
+    },
+    telemetry::NodeState,
+    topology::{Exclusions, Layout, Member, Rolling, Topology, rolling::Phase},
+    units::Bytes,
+};
+
+use super::{
+    steward::{Ask, Question, Reply, Settings, Steward, View, with_shares},
+    steward_tests::{base, bodies, steward, tell, view},
+};
+use crate::config::Recovery;
+
+/// The first member's steward of a degraded topology, that topology, and the views of all desired members; the last one is back.
+fn degraded() -> (Steward, Committed, Vec<View>) {
+    let mut asked = base(4);
+    asked.topology.layout = Layout::alike(2, 1, 2);
+    let mut held = Committed { epoch: Epoch(5), ..asked.clone() };
+    held.topology.members.pop();
+    held.topology.layout = "tp2+tp1".parse().expect("a layout");
+    held.desired = Some(Box::new(asked.topology.clone()));
+    let mut all: Vec<View> = (0..3).map(|index| view(&held, index, NodeState::Serving)).collect();
+    let mut back = view(&asked, 3, NodeState::Idle);
+    let standing = back.standing.as_mut().expect("it answers");
+    (standing.committed, standing.epoch) = (None, Epoch(4));
+    all.push(back);
+    (steward(&held, 0), held, all)
+}
+
+/// Answers the plan and the question about the returned member's model; returns the questions that follow.
+fn voting(steward: &mut Steward, plan: Question, wanted: &Topology) -> Vec<Ask> {
+    let now = Duration::from_secs(13);
+    let asks = steward.hear(now, plan, Reply::Plan(Ok(wanted.clone())));
+    let [Ask::Content { question, address, topology }] = &asks[..] else { panic!("{asks:?}") };
+    assert_eq!((address, &**topology), (&wanted.members[3].address, wanted), "only the returned member is asked");
+    steward.hear(now, *question, Reply::Content(Ok(())))
+}
+
+/// Answers all questions of a vote and of what follows it; returns what each stage asked, and how many nodes. Voters promise with
+/// `promise`: the proposal that they have accepted, and their epoch. A prepare is answered with `prepared`.
+fn followed(
+    steward: &mut Steward,
+    mut asks: Vec<Ask>,
+    promise: (Option<(Ballot, Committed)>, Epoch),
+    prepared: &ResponseBody,
+) -> Vec<(&'static str, usize)> {
+    let mut seen = Vec::new();
+    while !asks.is_empty() && seen.len() < 12 {
+        let kinds: Vec<&str> = bodies(&asks).into_iter().map(kind).collect();
+        assert!(kinds.iter().all(|kind| *kind == kinds[0]), "a stage asks for one thing: {kinds:?}");
+        seen.push((kinds[0], kinds.len()));
+        let mut next = Vec::new();
+        for ask in &asks {
+            let Ask::Node { question, body, .. } = ask else { panic!("{ask:?}") };
+            let answer = match body {
+                RequestBody::Recovery(ask) => ResponseBody::Recovery(match &**ask {
+                    RecoveryAsk::Vote(vote) if vote.next.is_none() => {
+                        let (accepted, epoch) = promise.clone();
+                        RecoveryAnswer::Ruling(Ruling::Promised { accepted, epoch })
+                    }
+                    RecoveryAsk::Vote(_) => RecoveryAnswer::Ruling(Ruling::Accepted),
+                    _ => RecoveryAnswer::Learned,
+                }),
+                RequestBody::Exclude(_) => ResponseBody::Excluded,
+                RequestBody::Prepare(_) => prepared.clone(),
+                RequestBody::Abort { .. } => ResponseBody::Aborted,
+                _ => ResponseBody::Committed,
+            };
+            next.extend(steward.hear(Duration::from_secs(14), *question, Reply::Node(Ok(answer))));
+        }
+        asks = next;
+    }
+    seen
+}
+
+fn kind(body: &RequestBody) -> &'static str {
+    match body {
+        RequestBody::Recovery(ask) => match &**ask {
+            RecoveryAsk::Vote(_) => "vote",
+            RecoveryAsk::Learn(_) => "learn",
+            _ => "?",
+        },
+        RequestBody::Exclude(_) => "exclude",
+        RequestBody::Prepare(_) => "prepare",
+        RequestBody::Commit { .. } => "commit",
+        RequestBody::Abort { .. } => "abort",
+        _ => "?",
+    }
+}
+
+/// Looks once a second for `seconds`; returns the first questions that follow the members' standings.
+fn watched(steward: &mut Steward, seconds: u64, all: &[View]) -> Vec<Ask> {
+    let own = all[0].standing.clone().expect("it answers");
+    for second in 1..=seconds {
+        let now = Duration::from_secs(second);
+        let asks = steward.look(now, own.clone());
+        let next = tell(steward, now, &asks, all);
+        if !next.is_empty() {
+            return next;
+        }
+    }
+    Vec::new()
+}
+
+#[test]
+fn desired_topology_is_planned_when_a_member_is_back() {
+    let (mut first, held, mut all) = degraded();
+    let asks = watched(&mut first, 12, &all);
+    let [Ask::Plan { question, desired, stay }] = &asks[..] else { panic!("{asks:?}") };
+    assert_eq!((desired, stay.len()), (held.desired(), 4));
+    // The members of the running topology vote, the returned member does not.
+    let votes = voting(&mut first, *question, held.desired());
+    assert_eq!(bodies(&votes).len(), 3, "{votes:?}");
+    let (mut first, _, _) = degraded();
+    assert!(watched(&mut first, 3, &all).is_empty(), "it may leave again");
+    let (mut first, _, _) = degraded();
+    let mut list = Exclusions::default();
+    let (name, address) = (held.desired().members[3].name.clone(), all[3].address.clone());
+    list.say(&name, &address, Some("fan stuck"), "me@desk");
+    all[0].standing.as_mut().expect("it answers").exclusions = list.clone();
+    assert!(watched(&mut first, 12, &all).is_empty(), "an operator excluded it");
+    let (mut first, _, _) = degraded();
+    list.say(&name, &address, Some("did not answer for 60 s"), "pi1 (by itself)");
+    all[0].standing.as_mut().expect("it answers").exclusions = list;
+    assert!(matches!(watched(&mut first, 12, &all)[..], [Ask::Plan { .. }]), "it was away and is back");
+    let (mut first, _, _) = degraded();
+    all[1].standing.as_mut().expect("it answers").state = NodeState::Faulted;
+    assert!(watched(&mut first, 12, &all).is_empty(), "recovery has precedence");
+}
+
+#[test]
+fn only_changed_replica_loads_next_topology_while_serving() {
+    let (mut first, held, all) = degraded();
+    let asks = watched(&mut first, 12, &all);
+    let [Ask::Plan { question, .. }] = &asks[..] else { panic!("{asks:?}") };
+    let votes = voting(&mut first, *question, held.desired());
+    let seen = followed(&mut first, votes, (None, held.epoch), &ResponseBody::Prepared);
+    // Voters, excluded nodes, then the changed replica alone loads, and all members learn.
+    let expected = [("vote", 3), ("vote", 3), ("exclude", 4), ("prepare", 2), ("commit", 2), ("learn", 4)];
+    assert_eq!(seen, expected);
+}
+
+/// The plan that follows when the last member of a degraded topology is back.
+fn planned(steward: &mut Steward, all: &[View]) -> Question {
+    let asks = watched(steward, 12, all);
+    let [Ask::Plan { question, .. }] = &asks[..] else { panic!("{asks:?}") };
+    *question
+}
+
+#[test]
+fn returned_member_without_the_model_ends_the_return_before_a_vote() {
+    let (mut first, held, all) = degraded();
+    let plan = planned(&mut first, &all);
+    let now = Duration::from_secs(13);
+    let asks = first.hear(now, plan, Reply::Plan(Ok(held.desired().clone())));
+    let [Ask::Content { question, .. }] = &asks[..] else { panic!("{asks:?}") };
+    let missing = Fault::new("pi4", FaultKind::ModelMissing { model: "m.gguf".into(), folders: "/models".into() });
+    assert_eq!(first.hear(now, *question, Reply::Content(Err(missing))), []);
+    assert!(!first.is_busy());
+    let own = all[0].standing.clone().expect("it answers");
+    let planned: Vec<u64> = (14..=25)
+        .filter(|second| {
+            let asks = first.look(Duration::from_secs(*second), own.clone());
+            !tell(&mut first, Duration::from_secs(*second), &asks, &all).is_empty()
+        })
+        .collect();
+    assert!(planned.first().is_some_and(|second| (21..=23).contains(second)), "after a pause: {planned:?}");
+}
+
+#[test]
+fn plan_that_leaves_out_the_returned_member_changes_nothing() {
+    let (mut first, held, all) = degraded();
+    let plan = planned(&mut first, &all);
+    assert_eq!(first.hear(Duration::from_secs(13), plan, Reply::Plan(Ok(held.topology))), []);
+    assert!(!first.is_busy());
+}
+
+#[test]
+fn vote_without_a_majority_does_not_keep_members_out() {
+    let (mut first, held, mut all) = degraded();
+    all[1].standing.as_mut().expect("it answers").accepted = true;
+    let plan = planned(&mut first, &all);
+    let votes = voting(&mut first, plan, held.desired());
+    // The earlier proposal has the same members in other shares, so the returned member is not part of the decision.
+    let mut earlier = Committed { epoch: Epoch(7), ..held.clone() };
+    earlier.topology.members[0].weight = 3;
+    let promise = (Some((Ballot { round: 1, member: 1 }, earlier)), Epoch(7));
+    let seen = followed(&mut first, votes, promise, &ResponseBody::Prepared);
+    let expected = [("vote", 3), ("vote", 3), ("exclude", 3), ("prepare", 2), ("commit", 2), ("learn", 3)];
+    assert_eq!(seen, expected, "only the members of the decision learn it");
+}
+
+#[test]
+fn unexpected_answer_to_a_prepare_aborts_it() {
+    let (mut first, held, all) = degraded();
+    let plan = planned(&mut first, &all);
+    let votes = voting(&mut first, plan, held.desired());
+    let seen = followed(&mut first, votes, (None, held.epoch), &ResponseBody::Excluded);
+    let kinds: Vec<&str> = seen.iter().map(|(kind, _)| *kind).collect();
+    assert_eq!(kinds, ["vote", "vote", "exclude", "prepare", "abort", "learn"]);
+}
+
+fn restarting(target: &View, before: Option<u64>) -> Rolling {
+    let name = target.standing.as_ref().map_or_else(String::new, |one| one.name.clone());
+    let targets = vec![(name, target.address.clone())];
+    Rolling { targets, done: 0, before, phase: Phase::Runs, drain_ms: 5, by: "me".into(), revision: 1 }
+}
+
+#[test]
+fn member_that_left_for_its_restart_returns_after_it() {
+    for (before, returns) in [(Some(1), false), (Some(9), true), (None, true)] {
+        let (mut first, _, mut all) = degraded();
+        let rolling = restarting(&all[3], before);
+        all[0].standing.as_mut().expect("it answers").rolling = Some(rolling);
+        assert_eq!(!watched(&mut first, 12, &all).is_empty(), returns, "run 1 answers, {before:?} is to end");
+    }
+}
+
+#[test]
+fn member_leaves_without_the_memory_of_serving_shards() {
+    let base = base(3);
+    let mut all: Vec<View> = (0..3).map(|index| view(&base, index, NodeState::Serving)).collect();
+    for (view, free) in all.iter_mut().zip([700, 0, 200]) {
+        let standing = view.standing.as_mut().expect("it answers");
+        (standing.free, standing.shard) = (Bytes(free), Bytes(300));
+    }
+    let now = Duration::from_secs(5);
+    let mut own = steward(&base, 0);
+    let asks = own.leave(now, all[0].standing.clone().expect("it answers"), "pi9");
+    assert!(asks.is_empty(), "no member");
+    let asks = own.leave(now, all[0].standing.clone().expect("it answers"), "pi2");
+    let asks = tell(&mut own, now, &asks, &all);
+    let [Ask::Plan { question, stay, .. }] = &asks[..] else { panic!("{asks:?}") };
+    let free: Vec<(usize, u64)> = stay.iter().map(|one| (one.member.index(), one.free.0)).collect();
+    assert_eq!(free, [(0, 400), (2, 1)], "0 would mean unknown");
+    assert_eq!(own.hear(now, *question, Reply::Plan(Err(FaultKind::Draining))), []);
+    assert!(!own.is_busy());
+}
+
+#[test]
+fn shares_are_proposed_for_ranks_that_compute_for_different_times() {
+    let base = base(2);
+    let mut all: Vec<View> = (0..2).map(|index| view(&base, index, NodeState::Serving)).collect();
+    for (view, busy) in all.iter_mut().zip([600, 1000]) {
+        view.standing.as_mut().expect("it answers").busy = Some(busy);
+    }
+    let mut off = steward(&base, 0);
+    assert!(watched(&mut off, 12, &all).is_empty(), "it is not asked for");
+    let mut first = balancing(&base);
+    let votes = watched(&mut first, 12, &all);
+    assert_eq!(bodies(&votes).into_iter().map(kind).collect::<Vec<_>>(), ["vote", "vote"]);
+    let rolling = restarting(&all[1], None);
+    all[0].standing.as_mut().expect("it answers").rolling = Some(rolling);
+    assert!(watched(&mut balancing(&base), 12, &all).is_empty(), "a rolling restart has precedence");
+}
+
+fn balancing(base: &Committed) -> Steward {
+    let member = &base.topology.members[0];
+    let recovery = Recovery { enabled: true, rebalance_after: Some(Duration::from_secs(60)), ..Recovery::default() };
+    let (name, own) = (member.name.clone(), member.address.clone());
+    Steward::new(Settings { name, listen: Some(own.clone()), own, recovery, known: Vec::new() })
+}
+
+#[test]
+fn absent_members_are_scaled_like_those_of_their_stage() {
+    let weights = |desired: &[u32], now: &[(usize, u32)], layout: Layout| -> Vec<u32> {
+        let mut wanted = base(desired.len() as u16).topology;
+        wanted.layout = layout;
+        wanted.members.iter_mut().zip(desired).for_each(|(member, weight)| member.weight = *weight);
+        let members = now.iter().map(|(index, weight)| Member { weight: *weight, ..wanted.members[*index].clone() });
+        let now = Topology { members: members.collect(), ..wanted.clone() };
+        with_shares(&wanted, &now).members.iter().map(|member| member.weight).collect()
+    };
+    let tp4 = Layout::tensor_parallel(4);
+    assert_eq!(weights(&[1; 4], &[(0, 300), (1, 300), (3, 400)], tp4), [300, 300, 333, 400]);
+    assert_eq!(weights(&[2, 2, 4, 4], &[(0, 300), (1, 300), (2, 600)], tp4), [300, 300, 600, 600]);
+    let dp2 = Layout::alike(2, 1, 2);
+    assert_eq!(weights(&[1; 4], &[(0, 600), (1, 400), (2, 1)], dp2), [600, 400, 1, 1], "each stage has its own scale");
+    assert_eq!(weights(&[1; 4], &[(0, 600), (1, 400)], dp2), [600, 400, 1, 1], "no member of the stage is present");
+    assert_eq!(weights(&[1000, 1000, 1, 1], &[(0, 1), (1, 1), (2, 1)], tp4), [1; 4], "a weight is at least 1");
+}
+
+#[test]
+fn missed_desired_topology_is_learned_and_slow_ranks_do_not_prevent_it() {
+    let (_, held, mut all) = degraded();
+    all.pop();
+    let forgot = Committed { desired: None, ..held.clone() };
+    let own = all[0].standing.as_mut().expect("it answers");
+    own.committed = Some(forgot);
+    own.slow = Some(Slow { rank: Rank(1), percent: 50, seconds: 60 });
+    let asks = watched(&mut steward(&held, 0), 12, &all);
+    let [RequestBody::Recovery(ask)] = bodies(&asks)[..] else { panic!("{asks:?}") };
+    assert!(matches!(&**ask, RecoveryAsk::Learn(next) if next.desired == held.desired), "{ask:?}");
+}
