@@ -37,7 +37,7 @@ def measure(model, nodes, at_once, arguments):
     motion = pacing.motion_of(nodes) * arguments.slower
     settings = [pacing.settings(arguments.profile, motion, seed=node + 1) for node in range(nodes)]
     layouts = layouts_of(nodes)
-    with pacing.network(nodes, MBIT, motion) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
+    with pacing.network([MBIT] * nodes, motion) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         alpha = pacing.alpha_us(network) / motion
         network.add_daemons(cluster, settings)
         found = bramble.console("bench", "ab", "--nodes", ",".join(daemon.address for daemon in cluster.daemons), "--model", os.path.basename(model), "--yes",

@@ -44,7 +44,7 @@ def measure(arguments, layout, model):
     nodes = count_of(layout)
     motion = pacing.motion_of(nodes) * arguments.slower
     settings = [pacing.settings(arguments.profile, motion, seed=node + 1, jitter_ppm=JITTER_PPM) for node in range(nodes)]
-    with pacing.network(nodes, arguments.mbit, motion) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
+    with pacing.network([arguments.mbit] * nodes, motion) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         alpha = pacing.alpha_us(network) / motion if nodes > 1 else 0
         network.add_daemons(cluster, settings)
         prompt = arguments.text or bramble.letters(arguments.prompt)

@@ -3,6 +3,7 @@
 A machine with few cores cannot handle the messages of many nodes in real time. All times are therefore stretched by the factor `motion`: waits by a
 setting of the daemons, transfers by the rate of the links. Measured times are divided by it. The CPU cost of a message also comes from the profile:
 a rank waits for the part of it that was not spent here."""
+import contextlib
 import os
 import subprocess
 import sys
@@ -47,9 +48,14 @@ def settings(profile, motion, seed, jitter_ppm=0, speed=1.0, memory_mib=None, ba
     return base + memory + paced
 
 
-def network(nodes, mbit, motion):
-    """Nodes behind links of this rate, slowed down."""
-    return Network(nodes, f"{round(mbit * 1000 / motion)}kbit", slow_start=False, burst=burst(mbit, motion))
+@contextlib.contextmanager
+def network(mbits, motion):
+    """A node behind each of these links, whose rates are slowed down."""
+    rate = lambda mbit: f"{round(mbit * 1000 / motion)}kbit"
+    with Network(len(mbits), rate(mbits[0]), slow_start=False, burst=burst(mbits[0], motion)) as found:
+        for node, mbit in enumerate(mbits):
+            found.limit(node, rate(mbit), burst(mbit, motion), both=True)
+        yield found
 
 
 def parser(doc, shape, prompt, tokens, requests):

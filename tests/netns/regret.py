@@ -40,20 +40,20 @@ def kind(layout):
 
 
 def draw(seed):
-    """Speed and memory of each node, and the links' rate."""
+    """Speed, memory and link of each node."""
     chance = random.Random(seed)
     count = chance.randint(2, 8)
-    nodes = [{"name": f"pi{index + 1}", "speed": chance.choice(SPEEDS), "free_mib": chance.choice(MEMORY_MIB)} for index in range(count)]
-    return nodes, chance.choice(MBITS), chance
+    nodes = [{"name": f"pi{index + 1}", "speed": chance.choice(SPEEDS), "free_mib": chance.choice(MEMORY_MIB), "link_mbit": chance.choice(MBITS)} for index in range(count)]
+    return nodes, chance
 
 
-def plan(model, nodes, mbit, alpha, goal, arguments, folder):
+def plan(model, nodes, alpha, goal, arguments, folder):
     path = os.path.join(folder, "nodes.toml")
     with open(path, "w") as file:
         for node in nodes:
-            file.write(f'[[node]]\nname = "{node["name"]}"\nspeed = {node["speed"]!r}\nfree_mib = {node["free_mib"]}\n')
+            file.write(f'[[node]]\nname = "{node["name"]}"\nspeed = {node["speed"]!r}\nfree_mib = {node["free_mib"]}\nlink_mbit = {node["link_mbit"]}\n')
     return bramble.console("plan", "--model", model, "--described", path, "--goal", goal, "--prompt", str(arguments.prompt), "--context", str(CONTEXT),
-                           "--alpha-us", str(round(alpha)), "--bandwidth-mbit", str(mbit), "--exchange", arguments.exchange, "--all")["ranked"]
+                           "--alpha-us", str(round(alpha)), "--exchange", arguments.exchange, "--all")["ranked"]
 
 
 def chosen(ranked, arguments, chance):
@@ -86,15 +86,15 @@ def run(network, cluster, model, layout, motion, arguments):
 
 def cluster_of(seed, model, arguments):
     """The results of one random cluster; `None` if the model does not fit."""
-    nodes, mbit, chance = draw(seed)
+    nodes, chance = draw(seed)
     motion = pacing.motion_of(len(nodes)) * arguments.slower
     settings = [pacing.settings(arguments.profile, motion, seed=seed * 100 + index, speed=node["speed"], memory_mib=node["free_mib"]) for index, node in enumerate(nodes)]
-    with pacing.network(len(nodes), mbit, motion) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
+    with pacing.network([node["link_mbit"] for node in nodes], motion) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         alpha = pacing.alpha_us(network) / motion
         ranked = {}
         for goal, _ in KEYS:
             try:
-                ranked[goal] = plan(model, nodes, mbit, alpha, goal, arguments, cluster.folder)
+                ranked[goal] = plan(model, nodes, alpha, goal, arguments, cluster.folder)
             except bramble.Failed as error:
                 if error.code != NOTHING_FITS:
                     raise
@@ -110,7 +110,7 @@ def cluster_of(seed, model, arguments):
         best = min(found, key=lambda assign: found[assign]["measured"][key])
         first = single[goal][0]["assign"]
         regret[goal] = {"first": first, "best": best, "regret": found[first]["measured"][key] / found[best]["measured"][key] - 1}
-    return {"seed": seed, "nodes": nodes, "mbit": mbit, "motion": motion, "layouts": found, "left_out": left_out, "regret": regret}
+    return {"seed": seed, "nodes": nodes, "motion": motion, "layouts": found, "left_out": left_out, "regret": regret}
 
 
 def errors(clusters):
@@ -165,7 +165,7 @@ def main():
         clusters.append(found)
         if not arguments.json:
             regrets = ", ".join(line(goal, one, found["layouts"]) for goal, one in found["regret"].items())
-            print(f"seed {found['seed']}: {len(found['nodes'])} nodes, {found['mbit']} Mb/s, {len(found['layouts'])} layouts run, {found['left_out']} left out; {regrets}", flush=True)
+            print(f"seed {found['seed']}: {len(found['nodes'])} nodes, {len(found['layouts'])} layouts run, {found['left_out']} left out; {regrets}", flush=True)
     if not clusters:
         sys.exit("the model fits into none of these clusters")
     lines, missed = judge(clusters)

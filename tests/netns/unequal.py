@@ -35,14 +35,14 @@ def asker(network, model, arguments):
 
 
 def tpot(ask, daemons, motion, arguments, *more):
-    """Milliseconds for a token, of which slow motion is taken out."""
+    """Milliseconds for a token, without the slow motion."""
     ask(daemons, 2, *more)
     return bramble.median([ask(daemons, arguments.tokens, *more)["timings"]["tpot_ms"] for _ in range(arguments.requests)]) / motion
 
 
 def alone(model, arguments):
     """A lone node of speed 1."""
-    with pacing.network(1, MBIT, 1.0) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
+    with pacing.network([MBIT], 1.0) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         network.add_daemons(cluster, pacing.settings(arguments.profile, 1.0, seed=1))
         return tpot(asker(network, model, arguments), cluster.daemons, 1.0, arguments, "--topology", "tp1")
 
@@ -51,7 +51,7 @@ def planned(model, speeds, alpha, arguments, folder):
     """The shares that the planner gives nodes of these speeds as ranks of one stage."""
     path = os.path.join(folder, "nodes.toml")
     with open(path, "w") as file:
-        file.writelines(f'[[node]]\nname = "pi{index + 1}"\nspeed = {speed!r}\n' for index, speed in enumerate(speeds))
+        file.writelines(f'[[node]]\nname = "pi{index + 1}"\nspeed = {speed!r}\nfree_mib = 16000\n' for index, speed in enumerate(speeds))
     plan = bramble.console("plan", "--model", model, "--described", path, "--goal", "tpot", "--context", str(CONTEXT), "--exchange", arguments.exchange,
                            "--alpha-us", str(round(alpha)), "--bandwidth-mbit", str(MBIT), "--all")
     layout = next(one for one in plan["ranked"] if one["topology"] == f"tp{len(speeds)}")
@@ -63,7 +63,7 @@ def still(model, speeds, base_ms, arguments):
     """Nodes whose speeds stay as they are."""
     motion = pacing.motion_of(len(speeds)) * arguments.slower
     settings = [pacing.settings(arguments.profile, motion, seed=index + 1, speed=speed) for index, speed in enumerate(speeds)]
-    with pacing.network(len(speeds), MBIT, motion) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
+    with pacing.network([MBIT] * len(speeds), motion) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         alpha = pacing.alpha_us(network) / motion
         network.add_daemons(cluster, settings)
         shares = planned(model, speeds, alpha, arguments, cluster.folder)
@@ -89,7 +89,7 @@ def slowing(model, speeds, base_ms, arguments):
     settings = [pacing.settings(arguments.profile, motion, seed=index + 1, speed=speed, base=REBALANCES) for index, speed in enumerate(speeds)]
     settings[-1] += f"slows_after_s = {SLOWS_AFTER_S}\nslows_to = {arguments.to!r}\n"
     failed, answers, ends = [], [], threading.Event()
-    with pacing.network(len(speeds), MBIT, motion) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
+    with pacing.network([MBIT] * len(speeds), motion) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         network.add_daemons(cluster, settings)
         slow_at, ask = time.monotonic() + SLOWS_AFTER_S, asker(network, model, arguments)
         before = tpot(ask, cluster.daemons, motion, arguments, "--topology", f"tp{len(speeds)}")

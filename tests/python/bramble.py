@@ -5,6 +5,7 @@ import atexit
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -234,6 +235,14 @@ def generate(daemons, model, prompt, tokens, *more, enter=(), context=None):
     nodes = ",".join(daemon.address for daemon in daemons)
     command = ["generate", "--yes", "--nodes", nodes, "--model", model, "--prompt", prompt, "--max-tokens", str(tokens), "--temperature", "0"]
     return console(*command, *(["--context", str(context)] if context else []), *more, enter=enter)
+
+
+def blamed(address, enter=()):
+    """The slow hops and the nodes that /metrics names at an HTTP address."""
+    script = f"import urllib.request as u; print(u.urlopen('http://{address}/metrics', timeout=10).read().decode())"
+    text = subprocess.run([*enter, sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    hops = re.findall(r'^bramble_slow_hop\{from="(.+?)",to="(.+?)"\} 1$', text, re.M)
+    return hops, re.findall(r'^bramble_straggler\{node="(.+?)",', text, re.M)
 
 
 def letters(count):

@@ -68,7 +68,7 @@ fn every_link_of_three_nodes_is_measured_by_its_receiver() {
     let text = asked(&["--no-incast"]);
     assert!(text.out.contains("pi3 > pi1") && text.out.contains("RTT p99"), "{}", text.out);
     assert!(!text.out.contains("incast"), "{}", text.out);
-    console(&["bench", "links", "--nodes", &cluster.addresses[0], "--json"]).assert_error(2, "usage", &["1 is named"]);
+    console(&["bench", "links", "--nodes", &cluster.addresses[0], "--json"]).assert_error(2, "usage", &["1 given"]);
     asked(&["--json", "--stream-ms", "1001"]).assert_error(2, "usage", &["stream-ms"]);
     cluster.assert_alive();
 }

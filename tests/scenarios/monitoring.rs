@@ -99,10 +99,13 @@ fn printed() -> BTreeSet<String> {
     wait_until("the gateway knows the topology", || {
         let answer = post(&http, "/v1/completions", &json!({"prompt": "ROMEO:", "max_tokens": 3}));
         text = get(&http, "/metrics").body + &get(&beside(&cluster.addresses[1]), "/metrics").body;
-        answer.status == 200 && text.contains("bramble_replica_serving{") && text.contains("bramble_node_others_cores")
+        let parts = ["bramble_replica_serving{", "bramble_node_others_cores", "bramble_straggler"];
+        answer.status == 200 && parts.iter().all(|part| text.contains(part))
     });
-    let name = |line: &str| line.split([' ', '{']).next().map(str::to_owned);
-    text.lines().filter(|line| !line.starts_with('#')).filter_map(name).collect()
+    // A healthy cluster has no row of some gauges, only their heads.
+    let gauge = |line: &str| line.strip_prefix("# TYPE ")?.strip_suffix(" gauge").map(str::to_owned);
+    let row = |line: &str| line.split([' ', '{']).next().filter(|name| *name != "#").map(str::to_owned);
+    text.lines().filter_map(|line| gauge(line).or_else(|| row(line))).collect()
 }
 
 #[test]

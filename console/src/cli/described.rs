@@ -4,7 +4,7 @@ use std::{collections::HashSet, fs::File, io::Read, path::Path};
 use anyhow::Context;
 use serde::Deserialize;
 use shared::{
-    simulate::NodeProfile,
+    simulate::{Link, NodeProfile},
     topology::{cost::PlanNode, memory::PANEL_ROWS, spec::NODES_MAX},
 };
 
@@ -30,6 +30,8 @@ struct Node {
     speed: f64,
     /// Memory for the shard, its KV cache and its working buffers, in MiB.
     free_mib: u64,
+    /// Rate of its link; without it that of --bandwidth-mbit.
+    link_mbit: Option<u64>,
 }
 
 fn pi5() -> String {
@@ -40,15 +42,15 @@ fn one() -> f64 {
     1.0
 }
 
-/// The nodes of a file.
+/// The nodes of a file; `link` is that of nodes without a rate of their own, and the latency of all.
 ///
 /// # Errors
 /// It cannot be read, has none or too many, or a value out of bounds.
-pub(super) fn nodes(path: &Path) -> Result<Vec<PlanNode>, Failure> {
+pub(super) fn nodes(path: &Path, link: Link) -> Result<Vec<PlanNode>, Failure> {
     let reading = || format!("cannot read {}", path.display());
     let usage = |message: String| Failure::Usage {
         message: format!("{}: {message}", path.display()),
-        next: "add a [[node]] table per node: name, free_mib, optionally profile (pi4, pi5) and speed (0.01 to 100)",
+        next: "add a [[node]] table per node: name, free_mib, optionally profile (pi4, pi5), speed (0.01 to 100) and link_mbit",
     };
     let mut text = String::new();
     // A device has no length of its own.
@@ -56,10 +58,10 @@ pub(super) fn nodes(path: &Path) -> Result<Vec<PlanNode>, Failure> {
     if text.len() as u64 > BYTES_MAX {
         return Err(usage(format!("longer than {BYTES_MAX} bytes")));
     }
-    parse(&text).map_err(usage)
+    parse(&text, link).map_err(usage)
 }
 
-fn parse(text: &str) -> Result<Vec<PlanNode>, String> {
+fn parse(text: &str, link: Link) -> Result<Vec<PlanNode>, String> {
     let file: Described = toml::from_str(text).map_err(|error| error.to_string())?;
     if file.node.is_empty() || file.node.len() > NODES_MAX {
         return Err(format!("{} nodes, from 1 to {NODES_MAX} can be planned for", file.node.len()));
@@ -68,12 +70,16 @@ fn parse(text: &str) -> Result<Vec<PlanNode>, String> {
     if let Some(node) = file.node.iter().find(|node| !names.insert(node.name.as_str())) {
         return Err(format!("{} is described twice", node.name));
     }
-    let node = |Node { name, profile, speed, free_mib }: Node| {
+    let node = |Node { name, profile, speed, free_mib, link_mbit }: Node| {
         if !(0.01..=100.0).contains(&speed) || !(1..=1 << 24).contains(&free_mib) {
             return Err(format!("{name}: speed {speed} or free_mib {free_mib} is out of bounds"));
         }
+        if let Some(rate) = link_mbit.filter(|rate| !(1..=400_000).contains(rate)) {
+            return Err(format!("{name}: link_mbit {rate} is out of bounds"));
+        }
+        let link = link_mbit.map(|rate| Link { bits_per_second: rate * 1_000_000, ..link });
         let profile = NodeProfile::named(&profile).map_err(|error| format!("{name}: {error}"))?.at_speed(speed);
-        Ok(PlanNode { name, profile, memory: free_mib << 20, panel_rows: PANEL_ROWS, link: None })
+        Ok(PlanNode { name, profile, memory: free_mib << 20, panel_rows: PANEL_ROWS, link })
     };
     file.node.into_iter().map(node).collect()
 }
@@ -81,11 +87,14 @@ fn parse(text: &str) -> Result<Vec<PlanNode>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::planned::LINK;
 
     #[test]
-    fn nodes_differ_in_speed_and_memory() {
-        let text = "[[node]]\nname = \"a\"\nfree_mib = 4096\n[[node]]\nname = \"b\"\nspeed = 0.5\nfree_mib = 1024\n";
-        let nodes = parse(text).expect("it is whole");
+    fn nodes_differ_in_speed_memory_and_link() {
+        let text = "[[node]]\nname = \"a\"\nfree_mib = 4096\nlink_mbit = 100\n[[node]]\nname = \"b\"\nspeed = 0.5\nfree_mib = 1024\n";
+        let nodes = parse(text, LINK).expect("it is whole");
+        assert_eq!(nodes[0].link.map(|link| (link.bits_per_second, link.alpha_ns)), Some((100_000_000, LINK.alpha_ns)));
+        assert_eq!(nodes[1].link, None);
         assert_eq!((nodes[0].memory, nodes[1].memory), (4 << 30, 1 << 30));
         let ratio = nodes[0].profile.macs_per_second / nodes[1].profile.macs_per_second;
         assert!((ratio - 2.0).abs() < 1e-9, "{ratio}");
@@ -100,10 +109,11 @@ mod tests {
             ("[[node]]\nname = \"a\"\nfree_mib = 1\nprofile = \"pi6\"", "a: \"pi6\""),
             ("[[node]]\nname = \"a\"\nfree_mib = 1\n[[node]]\nname = \"a\"\nfree_mib = 2", "a is described twice"),
             ("[[node]]\nname = \"a\"\nfree = 1", "free"),
+            ("[[node]]\nname = \"a\"\nfree_mib = 1\nlink_mbit = 0", "a: link_mbit 0"),
         ] {
-            let error = parse(text).expect_err("it is refused");
+            let error = parse(text, LINK).expect_err("it is refused");
             assert!(error.contains(named), "{text}: {error}");
         }
-        assert!(nodes(Path::new("/dev/zero")).is_err(), "reading ends");
+        assert!(nodes(Path::new("/dev/zero"), LINK).is_err(), "reading ends");
     }
 }

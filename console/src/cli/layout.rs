@@ -51,10 +51,18 @@ pub(super) async fn choose(sessions: &[Arc<Session>], asked: &Asked) -> Result<C
     Ok(Chosen { sessions, wanted })
 }
 
+/// What is predicted of a layout.
+pub(super) struct Forecast {
+    /// Fewer nodes would answer faster.
+    pub(super) warning: Option<String>,
+    /// Where the figures of the links come from.
+    pub(super) links: String,
+}
+
 /// Warns where fewer nodes would answer faster than a layout. A prediction is only advice: if it fails, that is noted and nothing else.
-pub(super) async fn warn_past_knee(sessions: &[Arc<Session>], wanted: &Wanted) -> Option<String> {
+pub(super) async fn warn_past_knee(sessions: &[Arc<Session>], wanted: &Wanted) -> Option<Forecast> {
     let planned = tolerated(planned(sessions, &Asked::from(wanted), wanted.layout).await)?;
-    tell_knee(&planned, wanted.layout)
+    Some(Forecast { warning: tell_knee(&planned, wanted.layout), links: planned.links_known() })
 }
 
 /// A plan that serves for a warning alone.

@@ -142,7 +142,7 @@ pub(super) async fn run(options: Plan) -> Result<u8, Failure> {
     }
     let sizes = options.hypothetical.sizes()?;
     let (nodes, links) = if let Some(path) = &options.described {
-        (described::nodes(path)?, None)
+        (described::nodes(path, options.hypothetical.link())?, None)
     } else if options.is_live() {
         Interrupts::listen()?.end(probe_all(options.live(), &options, &sizes)).await?
     } else {

@@ -105,12 +105,13 @@ async fn check(options: &options::TopologyFile) -> Result<u8, Failure> {
     for (index, session) in sessions.iter().enumerate() {
         rows.push(Row::of(&topology, &card, index, session).await?);
     }
-    let warning = warn_past_knee(&sessions, &wanted).await;
+    let forecast = warn_past_knee(&sessions, &wanted).await;
     if options.json {
         let rows: Value = rows.iter().map(Row::object).collect();
         output::line(
-            &json!({"layout": topology.layout.to_string(), "model": topology.model, "members": rows, "warning": warning})
-                .to_string(),
+            &json!({"layout": topology.layout.to_string(), "model": topology.model, "members": rows,
+                "warning": forecast.as_ref().and_then(|one| one.warning.as_ref()), "links": forecast.as_ref().map(|one| &one.links)})
+            .to_string(),
         );
     } else {
         output::line(&format!("{} of {}: nothing is loaded", topology.layout, output::clean(&topology.model)));

@@ -144,7 +144,7 @@ impl FakeNode {
         self.state.asked.borrow().iter().copied().filter(|what| *what != "report").collect()
     }
 
-    /// Reports so many requests from now on.
+    /// Reports this many requests from now on.
     pub(crate) fn runs(&self, requests: u32) {
         self.state.report.lock().expect("the lock is not poisoned").requests = requests;
     }

@@ -81,7 +81,7 @@ mod tests {
         let found = of(&windows);
         assert_eq!(found.nodes.iter().map(|(member, _)| *member).collect::<Vec<_>>(), [2]);
         assert_eq!(found.hops, []);
-        assert_eq!(culprits(topology, &reports, &[]).nodes, [], "nobody is named while nothing is computed");
+        assert_eq!(culprits(topology, &reports, &[]).nodes, [], "no node is named while nothing is computed");
         // As few in a report as slow stages have in a quarter of a second.
         let slow = |p50: u64| HopSync {
             from: Rank(0),

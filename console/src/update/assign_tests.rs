@@ -32,7 +32,7 @@ fn asked(story: &mut Story) -> PlanAsk {
     (**ask).clone()
 }
 
-/// The answer, with candidates of so many nodes alone.
+/// The answer, limited to candidates of this many nodes.
 fn answer(story: &mut Story, ask: PlanAsk, count: usize) {
     let mut planned = Planned::new(ask, sizes());
     planned.plan.ranked.retain(|candidate| candidate.layout.node_count() == count);

@@ -14,7 +14,7 @@ pub const PINGS_DEFAULT: u32 = 200;
 pub const STREAM_MS: std::ops::RangeInclusive<u32> = 5..=1000;
 /// Milliseconds of a stream where no number is given.
 pub const STREAM_MS_DEFAULT: u32 = 250;
-/// A stream ends after so many bytes, whatever its time.
+/// Most bytes of a stream, whatever its duration.
 pub const STREAM_BYTES_MAX: u64 = 1 << 30;
 /// Everything that one node is asked to measure ends within this.
 pub const NETWORK_SECONDS_MAX: u32 = 120;
@@ -91,7 +91,7 @@ impl BenchNetwork {
 pub enum Probe {
     /// Send the message back.
     Echo,
-    /// Send messages of [`CHUNK_BYTES`] for so many milliseconds.
+    /// Send messages of [`CHUNK_BYTES`] for this many milliseconds.
     Stream {
         /// Milliseconds.
         ms: u32,

@@ -56,7 +56,7 @@ impl Demand {
         (self.context as usize).div_ceil(KV_BLOCK_LENGTH) + usize::from(self.slots.max(1)) - 1
     }
 
-    /// The seat of a rank of a replica with so many stages and ranks.
+    /// The seat of a rank of a replica with `stages` stages and `ranks` ranks.
     pub fn seat(&self, (stages, ranks): (usize, usize), (stage, rank): (usize, usize)) -> Seat {
         let slots = usize::from(self.slots.max(1));
         Seat { stages, ranks, is_head: stage == 0 && rank == 0, slots, exchange: self.exchange }

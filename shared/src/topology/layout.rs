@@ -38,7 +38,7 @@ impl Layout {
         Self { replicas: list.len() as u16, stages, ranks: list.first().map_or(1, |group| group.ranks), groups }
     }
 
-    /// These replicas with so many stages each, as [`Self::alike`] where they are alike and have no role.
+    /// These replicas with `stages` stages each, as [`Self::alike`] where they are alike and have no role.
     ///
     /// # Errors
     /// As [`Groups::new`].

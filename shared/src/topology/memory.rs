@@ -156,7 +156,7 @@ impl Holding<'_> {
         parts.iter().fold(0, end)
     }
 
-    /// All that the rank takes, with panels of so many rows and `blocks` KV blocks.
+    /// All memory of the rank, with panels of `panel_rows` rows and `blocks` KV blocks.
     pub fn memory(&self, panel_rows: usize, (kv, blocks): (KvFormat, usize), seat: &Seat) -> RankMemory {
         let (heads_kv, head_length) = (self.plan.heads_kv.len(), self.sizes.shape.head_length);
         RankMemory {

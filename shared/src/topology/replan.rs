@@ -32,7 +32,7 @@ pub struct Stays {
 
 /// What a model needs of nodes: by its file, or estimated.
 trait Needs {
-    /// The layers of so many stages of equal cost; `None`: the model has fewer.
+    /// The layers of `count` stages of equal cost; `None` if the model has fewer layers.
     fn stages(&self, count: u16) -> Option<Vec<Range<u32>>>;
     /// Memory that each member of a replica needs, in order.
     ///

@@ -332,12 +332,8 @@ impl Topology {
         let is_same_size = self.context_length == *context_length && self.slots == *slots;
         let is_same_kind = self.layout.stages == layout.stages && !self.layout.has_roles() && !layout.has_roles();
         let replica = |one: &'_ Self, member: MemberIndex| one.layout.replica_of(member);
-        let is_kept = is_same_model
-            && is_same_work
-            && is_same_size
-            && is_same_kind
-            && self.replica(replica(self, member)) == next.replica(replica(next, place));
-        is_kept.then_some(place)
+        let is_same_replica = self.replica(replica(self, member)) == next.replica(replica(next, place));
+        (is_same_model && is_same_work && is_same_size && is_same_kind && is_same_replica).then_some(place)
     }
 
     /// Whether both are the same layout of the same nodes with the same shares, wherever these answer.

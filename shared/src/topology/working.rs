@@ -93,7 +93,7 @@ pub fn working_bytes(holding: &Holding<'_>, seat: &Seat) -> u64 {
     BASE_BYTES + (head + logits + step(holding, seat.step_tokens()) + links(holding, seat)) as u64
 }
 
-/// Buffers of a step of so many tokens (`model/forward.rs`, `model/attention.rs`).
+/// Buffers of a step of this many tokens (`model/forward.rs`, `model/attention.rs`).
 fn step(holding: &Holding<'_>, tokens: usize) -> usize {
     let (shape, plan) = (&holding.sizes.shape, holding.plan);
     let (embedding, columns) = (shape.embedding_length, plan.columns.len());
@@ -117,7 +117,7 @@ fn step(holding: &Holding<'_>, tokens: usize) -> usize {
     floats + feed_forward
 }
 
-/// Activations of so many rows as kernels read them: as blocks of int8, for matrices of floats as they are.
+/// Activations of this many rows as kernels read them: as blocks of int8, for matrices of floats as they are.
 fn activations(holding: &Holding<'_>, rows: usize, columns: usize) -> usize {
     let layers = &holding.sizes.layers[holding.plan.layers.clone()];
     let formats = || layers.iter().flat_map(|layer| [layer.query, layer.value, layer.gate, layer.down]);
