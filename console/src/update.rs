@@ -397,6 +397,7 @@ fn on_assign(state: &mut State, event: AssignEvent) -> Vec<Effect> {
             }
         }
         AssignEvent::Committing => state.assignment = Assignment::Committing,
+        AssignEvent::Pauses { .. } => state.notice = event.pause().map(|pause| clean_line(&pause)),
         AssignEvent::Running { epoch, topology, reused } => {
             state.assignment = Assignment::Running { epoch, reused };
             state.assigned = Some(*topology);

@@ -9,7 +9,7 @@ use shared::{
         frame::{FrameHeader, HEADER_BYTES},
         handshake::{self, Between, Hello, Identity, PREAMBLE_BYTES, Preamble, Purpose, Welcome},
         message::{
-            self, Beat, FinishReason, Finished, Generate, ModelCard, Prepare, Request, RequestBody, Response,
+            self, Beat, FinishReason, Finished, Generate, ModelCard, Prepare, Previous, Request, RequestBody, Response,
             ResponseBody, TokenEvent, TokenLogprob,
         },
     },
@@ -95,8 +95,14 @@ fn decoded<T: DeserializeOwned>(bytes: &[u8]) {
 #[test]
 fn requests_and_responses_survive_cuts_and_mutants() {
     let id = RequestId(3);
-    let prepare =
-        Prepare { seen: Epoch(3), epoch: Epoch(4), topology: topology(), member: MemberIndex(1), desired: None };
+    let prepare = Prepare {
+        seen: Epoch(3),
+        epoch: Epoch(4),
+        topology: topology(),
+        member: MemberIndex(1),
+        desired: None,
+        previous: Previous::Serves,
+    };
     let sampling = SamplingParameters { logit_bias: vec![(3, 1.0); 4], ..SamplingParameters::default() };
     let generate = Generate::new("ROMEO:", 5, sampling, vec!["\n".into(); 3]);
     let mut out = Exclusions::default();

@@ -94,6 +94,7 @@ pub(super) fn progress(event: &OperateEvent) {
         )),
         OperateEvent::WaitsForRequests { count } => output::note(&format!("{count} requests may finish first")),
         OperateEvent::Assign(AssignEvent::Committing) => output::note("the nodes open their links"),
+        OperateEvent::Assign(event) => event.pause().iter().for_each(|pause| output::note(&output::clean(pause))),
         _ => {}
     }
 }

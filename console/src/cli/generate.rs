@@ -137,7 +137,8 @@ pub(super) async fn open(nodes: &[String]) -> Result<Vec<Arc<Session>>, Failure>
 /// Assigns, with progress on standard error where a terminal is there.
 pub(super) async fn assign_and_tell(sessions: &[Arc<Session>], wanted: &Wanted) -> Result<Assigned, Failure> {
     let nodes: Vec<String> = sessions.iter().map(|session| session.identity.name.clone()).collect();
-    let tell = |event| {
+    let tell = |event: AssignEvent| {
+        event.pause().iter().for_each(|pause| output::note(&output::clean(pause)));
         if let AssignEvent::Loading { node, progress } = event {
             let what = format!("{} loads {}", output::clean(&nodes[node]), progress.total);
             super::progress::tell(&what, progress.done.0, progress.total.0, false);

@@ -302,7 +302,7 @@ pub(super) async fn ok_to_stop(options: OkToStop) -> Result<u8, Failure> {
     if options.json {
         let object = json!({"node": name, "ok": outlook.is_ok(), "member": true, "replicas": outlook.replicas,
             "majority": outlook.has_majority, "topology": layout, "nodes": then, "needed_bytes": outlook.needed.0,
-            "reason": outlook.topology.as_ref().err()});
+            "reason": outlook.topology.as_ref().err(), "holds_both": outlook.holds_both});
         output::line(&object.to_string());
     } else {
         output::line(&format!("{}: {}", output::clean(&name), sentence(&outlook)));

@@ -7,10 +7,10 @@ use shared::{
     protocol::{
         error::{Fault, FaultKind},
         handshake::Identity,
-        message::{ModelCard, Prepare, RequestBody, ResponseBody},
+        message::{ModelCard, Prepare, Previous, RequestBody, ResponseBody},
     },
     telemetry::{NodeReport, NodeState, SyncRecord},
-    topology::{Member, SpecError, Topology},
+    topology::{Member, SpecError, Topology, sizes::ModelSizes},
 };
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     content,
     event::AssignEvent,
+    previous::{pause, previous},
     session::Session,
     shares::{Share, shares},
 };
@@ -86,33 +87,41 @@ pub async fn assign_until(
     tell: &(dyn Fn(AssignEvent) + Sync),
 ) -> Result<Assigned, Fault> {
     let reports = reports(sessions).await?;
-    let (topology, _) = propose(sessions, wanted).await?;
+    let (topology, card) = propose(sessions, wanted).await?;
     if let Some((epoch, topology)) = running(&reports, &topology) {
         tracing::info!(%epoch, "topology {} runs already", topology.layout);
         return Ok(Assigned { epoch, topology, reused: true });
     }
-    make(sessions, &reports, (topology, None), stop, tell).await
+    make(sessions, &reports, Next { topology, desired: None, sizes: &card.sizes }, stop, tell).await
 }
 
-/// Assigns this topology to the sessions, which are its members in order. `desired` is the operator's topology where this one only
-/// approximates it. Replicas that already run unchanged keep running.
+/// What follows the running topology.
+pub(super) struct Next<'a> {
+    pub(super) topology: Topology,
+    /// The operator's topology where this one only approximates it.
+    pub(super) desired: Option<Box<Topology>>,
+    /// Of its model.
+    pub(super) sizes: &'a ModelSizes,
+}
+
+/// Assigns a topology to the sessions, which are its members in order. Replicas that already run unchanged keep running.
 ///
 /// # Errors
 /// As [`assign_until`].
 pub(super) async fn assign_as(
     sessions: &[Arc<Session>],
-    (topology, desired): (Topology, Option<Box<Topology>>),
+    next: Next<'_>,
     stop: &CancellationToken,
     tell: &(dyn Fn(AssignEvent) + Sync),
 ) -> Result<Assigned, Fault> {
     let reports = reports(sessions).await?;
-    make(sessions, &reports, (topology, desired), stop, tell).await
+    make(sessions, &reports, next, stop, tell).await
 }
 
 async fn make(
     sessions: &[Arc<Session>],
     reports: &[NodeReport],
-    (topology, desired): (Topology, Option<Box<Topology>>),
+    next: Next<'_>,
     stop: &CancellationToken,
     tell: &(dyn Fn(AssignEvent) + Sync),
 ) -> Result<Assigned, Fault> {
@@ -121,15 +130,16 @@ async fn make(
     let content = tokio::select! {
         biased;
         () = stop.cancelled() => return Err(aborted()),
-        content = content::agree(sessions, &topology.model, tell) => content?,
+        content = content::agree(sessions, &next.topology.model, tell) => content?,
     };
-    let topology = Topology { content, ..topology };
-    let hash = topology.hash();
+    let next = Next { topology: Topology { content, ..next.topology }, ..next };
+    let hash = next.topology.hash();
     let prepared = tokio::select! {
         biased;
         () = stop.cancelled() => Err(aborted()),
-        prepared = prepare(sessions, reports, (&topology, desired.as_deref()), epoch, tell) => prepared,
+        prepared = prepare(sessions, reports, &next, epoch, tell) => prepared,
     };
+    let topology = next.topology;
     let done = match prepared {
         Ok(()) => {
             tell(AssignEvent::Committing);
@@ -280,10 +290,16 @@ fn compose(nodes: &[(&Identity, &str)], wanted: &Wanted, card: &ModelCard) -> Re
 async fn prepare(
     sessions: &[Arc<Session>],
     reports: &[NodeReport],
-    (topology, desired): (&Topology, Option<&Topology>),
+    next: &Next<'_>,
     epoch: Epoch,
     tell: &(dyn Fn(AssignEvent) + Sync),
 ) -> Result<(), Fault> {
+    let previous = previous(&next.topology, reports, next.sizes);
+    for (index, session) in sessions.iter().enumerate().filter(|(index, _)| previous[*index] == Previous::Leaves) {
+        let pause = pause(&next.topology, index, &reports[index], next.sizes);
+        let seconds = pause.map(|pause| pause.as_secs_f64().ceil() as u32);
+        tell(AssignEvent::Pauses { node: session.identity.name.clone(), seconds });
+    }
     let (progress, mut progressed) = tokio::sync::mpsc::channel(64);
     let mut loads = JoinSet::new();
     for (node, (session, report)) in sessions.iter().zip(reports).enumerate() {
@@ -292,9 +308,10 @@ async fn prepare(
         let prepare = Prepare {
             seen: report.epoch,
             epoch,
-            topology: topology.clone(),
+            topology: next.topology.clone(),
             member,
-            desired: desired.cloned().map(Box::new),
+            desired: next.desired.clone(),
+            previous: previous[node],
         };
         loads.spawn(async move {
             let mut reply = session.ask(RequestBody::Prepare(Box::new(prepare))).await?;

@@ -80,6 +80,22 @@ pub enum AssignEvent {
     },
     /// It failed; what was prepared is aborted.
     Failed(Fault),
+    /// Answers pause: a node unloads its shard before it loads the next one, because its memory does not hold both.
+    Pauses {
+        /// Its name.
+        node: String,
+        /// Time to read the next shard; `None`: the node has not measured its disk.
+        seconds: Option<u32>,
+    },
+}
+
+impl AssignEvent {
+    /// The pause in words, if this is one.
+    pub fn pause(&self) -> Option<String> {
+        let Self::Pauses { node, seconds } = self else { return None };
+        let long = seconds.map_or_else(String::new, |seconds| format!(" for about {} s", seconds.max(1)));
+        Some(format!("answers pause{long}: {node} has no memory for its next shard next to the current one"))
+    }
 }
 
 /// Steps of a generation.

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    assign::{Assigned, assign_as, assign_until, identify_on_any, report},
+    assign::{Assigned, Next, assign_as, assign_until, identify_on_any, report},
     cluster::{Cluster, ClusterNode},
     event::{AssignEvent, OperateEvent},
     session::{Session, own_name},
@@ -255,7 +255,8 @@ async fn assign_rest(
     wait_for_heads(cluster, &heads, stop, tell).await;
     let told = |event: AssignEvent| tell(OperateEvent::Assign(event));
     let wanted = (!next.is_alike(desired)).then(|| Box::new(desired.clone()));
-    assign_as(&sessions, (next, wanted), stop, &told).await.map(Some)
+    let next = Next { topology: next, desired: wanted, sizes: &sizes };
+    assign_as(&sessions, next, stop, &told).await.map(Some)
 }
 
 /// The sessions of a topology's members, in their order: its members are nodes that stay.

@@ -15,6 +15,7 @@ pub mod models;
 pub mod network;
 pub mod operate;
 pub mod plan;
+mod previous;
 pub mod recovery;
 pub mod restart;
 pub mod rotate;

@@ -183,7 +183,7 @@ impl Decoder {
         match event {
             AssignEvent::Loading { node, .. } => self.place(*node),
             AssignEvent::Running { topology, .. } => check_topology(topology),
-            AssignEvent::Committing | AssignEvent::Failed(_) => Ok(()),
+            AssignEvent::Committing | AssignEvent::Failed(_) | AssignEvent::Pauses { .. } => Ok(()),
         }
     }
 }

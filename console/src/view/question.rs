@@ -160,9 +160,16 @@ fn left(state: &State, node: usize, how: How) -> Paragraph {
         (1.., Some(layout), How::Exclude) => format!("{others}; then {layout} serves, about {}.", rest(outlook.needed)),
         (1.., ..) => format!("{others}."),
         (0, _, How::Cordon | How::Drain) => "not ok to stop: no other replica takes requests.".to_owned(),
-        (0, Some(layout), How::Exclude) => {
-            format!("ok to stop: answers pause, then {layout} serves on the rest, about {}.", rest(outlook.needed))
+        (0, Some(layout), How::Exclude) if outlook.holds_both => {
+            format!(
+                "ok to stop: {layout} is loaded on the rest while answers continue, about {}.",
+                rest(outlook.needed)
+            )
         }
+        (0, Some(layout), How::Exclude) => format!(
+            "ok to stop: answers pause while {layout} is loaded on the rest, about {}: memory does not hold both.",
+            rest(outlook.needed)
+        ),
         (0, None, How::Exclude) => {
             let reason = outlook.topology.as_ref().err().map_or("nothing fits on the rest", String::as_str);
             format!("not ok to stop: {}.", clean_line(reason))

@@ -1,6 +1,6 @@
 //! The clocks of the other ranks: how far each is from the own one, so that what a rank says of when it sent something can be compared with
-//! when that came. Heartbeats measure it the way NTP does; of the latest exchanges the quickest counts, since only what is on the way
-//! for as long in both directions says nothing wrong.
+//! when that came. Heartbeats measure it the way NTP does. Whatever holds a heartbeat up makes it later, never earlier: in each direction
+//! the quickest of the latest ones counts, and half of their difference is what the clocks are apart.
 use std::{
     collections::VecDeque,
     sync::{
@@ -14,7 +14,7 @@ use shared::{ids::Rank, topology::spec::NODES_MAX, units::Nanoseconds};
 
 /// Exchanges that are looked at: with a heartbeat every half second those of 16 seconds, in which clocks part by some microseconds.
 const EXCHANGES: usize = 32;
-/// From so many on the quickest one is believed: a single one may have been held up anywhere.
+/// From so many on the quickest are believed: a single one may have been held up anywhere.
 const EXCHANGES_MIN: usize = 4;
 /// No exchange yet.
 const UNKNOWN: i64 = i64::MIN;
@@ -67,7 +67,8 @@ pub struct Exchange {
     pub came: Nanoseconds,
 }
 
-/// What is known of one peer's clock.
+/// What is known of one peer's clock: by how much its heartbeats and the own ones came later than they were sent, each by the clock of its
+/// end, in nanoseconds.
 #[derive(Debug, Default)]
 pub struct Comparison(VecDeque<(i64, i64)>);
 
@@ -76,13 +77,13 @@ impl Comparison {
     pub fn take(&mut self, exchange: Exchange) -> Option<i64> {
         let [sent, received, answered, came] =
             [exchange.sent, exchange.received, exchange.answered, exchange.came].map(|time| time.0 as i64);
-        let way = came.saturating_sub(sent).saturating_sub(answered.saturating_sub(received)).max(0);
-        let ahead = (received.saturating_sub(sent) / 2).saturating_add(answered.saturating_sub(came) / 2);
         if self.0.len() == EXCHANGES {
             self.0.pop_front();
         }
-        self.0.push_back((way, ahead));
-        self.0.iter().min().filter(|_| self.0.len() >= EXCHANGES_MIN).map(|(_, ahead)| *ahead)
+        self.0.push_back((received.saturating_sub(sent), came.saturating_sub(answered)));
+        let there = self.0.iter().map(|one| one.0).min()?;
+        let back = self.0.iter().map(|one| one.1).min()?;
+        (self.0.len() >= EXCHANGES_MIN).then_some((there / 2).saturating_sub(back / 2))
     }
 }
 
@@ -102,14 +103,14 @@ mod tests {
     }
 
     #[test]
-    fn the_quickest_exchange_counts_and_old_ones_are_forgotten() {
+    fn the_quickest_of_each_direction_count_and_old_ones_are_forgotten() {
         let mut comparison = Comparison::default();
         let ahead = 5_000_000_000;
-        // Held up by a millisecond on the way back: half of that would be wrong.
+        // Each is held up in one direction: half of that would be wrong.
         assert_eq!(comparison.take(exchange(ahead, 10, 40_000, 1_040_000)), None);
-        assert_eq!(comparison.take(exchange(ahead, 20, 40_000, 44_000)), None);
-        assert_eq!(comparison.take(exchange(ahead, 25, 60_000, 44_000)), None);
-        assert_eq!(comparison.take(exchange(ahead, 30, 900_000, 40_000)), Some(ahead - 2_000));
+        assert_eq!(comparison.take(exchange(ahead, 20, 140_000, 44_000)), None);
+        assert_eq!(comparison.take(exchange(ahead, 25, 60_000, 144_000)), None);
+        assert_eq!(comparison.take(exchange(ahead, 30, 900_000, 44_000)), Some(ahead - 2_000));
         // The clock was set: after so many exchanges nothing of before is left.
         for _ in 0..EXCHANGES {
             comparison.take(exchange(-7_000, 1_000_000_000, 50_000, 50_000));

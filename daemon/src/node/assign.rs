@@ -3,7 +3,7 @@ use shared::{
     ids::{Epoch, MemberIndex, RequestId, TopologyHash},
     protocol::{
         error::{Fault, FaultKind, Loss},
-        message::{Prepare, ResponseBody},
+        message::{Prepare, Previous, ResponseBody},
     },
     telemetry::LoadProgress,
     topology::Topology,
@@ -39,10 +39,14 @@ impl Node {
         prepare.desired.iter().try_for_each(|one| one.check()).map_err(|error| invalid(error.to_string()))?;
         self.check_members(&prepare.topology.members, again)?;
         let member = prepare.topology.members.get(prepare.member.index());
-        match member {
-            Some(member) if member.name == self.name => Ok(()),
-            _ => Err(invalid(format!("member {} of it is not {}", prepare.member, self.name))),
+        if member.is_none_or(|member| member.name != self.name) {
+            return Err(invalid(format!("member {} of it is not {}", prepare.member, self.name)));
         }
+        let stays = prepare.previous == Previous::Stays;
+        if stays && self.kept_in(&prepare.topology) != Some(prepare.member) {
+            return Err(FaultKind::NotServing { state: self.state().name().into() });
+        }
+        Ok(())
     }
 
     /// Why something else has to wait for an open assignment.
@@ -68,15 +72,17 @@ impl Node {
             effects.extend(self.fail_open(self.fault_here(kind)));
         }
         // Stop a broken engine first to free its memory for the next one. Groups with roles start together.
-        let is_useless =
-            |running: &mut Running| running.fault.is_some() || (again && running.assignment.epoch == prepare.epoch);
+        let is_useless = |running: &mut Running| {
+            let leaves = prepare.previous == Previous::Leaves || running.fault.is_some();
+            leaves || (again && running.assignment.epoch == prepare.epoch)
+        };
         if let Some(mut running) = self.running.take_if(is_useless) {
             let fault = self.fault_here(FaultKind::NodeLost { how: Loss::Left });
             effects.extend(running.requests.fail_all(&fault));
             effects.push(Effect::StopEngine(running.engine));
         }
-        let kept = self.kept_in(&prepare.topology);
-        let shard = self.running.as_ref().filter(|_| kept.is_some()).map(|running| running.assignment.shard);
+        let stays = prepare.previous == Previous::Stays;
+        let shard = self.running.as_ref().filter(|_| stays).map(|running| running.assignment.shard);
         let assignment = Assignment {
             epoch: prepare.epoch,
             hash: prepare.topology.hash(),
@@ -86,7 +92,7 @@ impl Node {
             shard: shard.unwrap_or_default(),
             desired: prepare.desired.clone(),
         };
-        if kept == Some(prepare.member) {
+        if stays {
             let (phase, epoch, hash) = (Phase::Persisting, assignment.epoch, assignment.hash);
             self.open = Some(Open { assignment, session, id, phase, again, keeps: true });
             effects.push(Effect::Persist(epoch, hash));

@@ -1,6 +1,8 @@
 //! The node as a pure state machine: `Node::handle(event) -> effects`. No socket, thread or clock; `driver` does what it
 //! says. Owns who may assign, which epoch counts, and which requests run; never touches weights.
 mod assign;
+#[cfg(test)]
+mod assign_tests;
 mod balance;
 mod benching;
 pub mod breaker;

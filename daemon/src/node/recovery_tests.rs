@@ -5,7 +5,7 @@ use shared::{
     ids::{Epoch, MemberIndex, Rank, RequestId, TopologyHash},
     protocol::{
         error::{FaultKind, Loss},
-        message::{Prepare, RequestBody, ResponseBody},
+        message::{Prepare, Previous, RequestBody, ResponseBody},
         recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
     },
     telemetry::NodeState,
@@ -22,7 +22,8 @@ use super::{
 };
 
 fn again(node: &mut Node, session: SessionId, epoch: u64, topology: Topology) -> Vec<Effect> {
-    let prepare = Prepare { seen: Epoch(epoch), epoch: Epoch(epoch), topology, member: MemberIndex(0), desired: None };
+    let (epoch, member) = (Epoch(epoch), MemberIndex(0));
+    let prepare = Prepare { seen: epoch, epoch, topology, member, desired: None, previous: Previous::Serves };
     ask(node, session, 1, RequestBody::Prepare(Box::new(prepare)))
 }
 
@@ -334,7 +335,8 @@ impl Fight {
                 // It may be stopped between reading and preparing, too.
                 for (node, seen) in seen.into_iter().enumerate() {
                     let topology = self.consoles[which].topology.clone();
-                    let prepare = Prepare { seen, epoch, topology, member: MemberIndex(node as u16), desired: None };
+                    let member = MemberIndex(node as u16);
+                    let prepare = Prepare { seen, epoch, topology, member, desired: None, previous: Previous::Serves };
                     self.send(which, node, RequestBody::Prepare(Box::new(prepare)));
                 }
             }

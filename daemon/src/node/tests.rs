@@ -6,8 +6,8 @@ use shared::{
     protocol::{
         bench::{BenchLinks, LINK_TOKENS_MAX},
         error::{Fault, FaultKind, Loss},
-        message::{FinishReason, Finished, Generate, Prepare, Request, RequestBody, ResponseBody},
-        recovery::{Committed, RecoveryAsk},
+        message::{FinishReason, Finished, Generate, Prepare, Previous, Request, RequestBody, ResponseBody},
+        recovery::Committed,
     },
     sampling::SamplingParameters,
     schedule::{Algorithm, Choice},
@@ -70,13 +70,23 @@ pub(super) fn prepare_of(
     (seen, epoch): (u64, u64),
     topology: Topology,
 ) -> Vec<Effect> {
+    prepare_after(node, session, (seen, epoch), topology, Previous::Serves)
+}
+
+pub(super) fn prepare_after(
+    node: &mut Node,
+    session: SessionId,
+    (seen, epoch): (u64, u64),
+    topology: Topology,
+    previous: Previous,
+) -> Vec<Effect> {
     let (seen, epoch, member) = (Epoch(seen), Epoch(epoch), MemberIndex(0));
-    let prepare = Prepare { seen, epoch, topology, member, desired: None };
+    let prepare = Prepare { seen, epoch, topology, member, desired: None, previous };
     ask(node, session, 1, RequestBody::Prepare(Box::new(prepare)))
 }
 
 /// Another topology of the same nodes.
-fn other() -> Topology {
+pub(super) fn other() -> Topology {
     Topology { slots: 1, ..topology(2) }
 }
 
@@ -147,7 +157,7 @@ fn a_node_that_is_lost_while_links_are_timed_ends_that_by_name() {
     assert!(effects.contains(&Effect::AbortEngine(Epoch(4))), "{effects:?}");
 }
 
-fn finished(node: &mut Node, key: u64) -> Vec<Effect> {
+pub(super) fn finished(node: &mut Node, key: u64) -> Vec<Effect> {
     let finished = Finished {
         reason: FinishReason::Stop,
         times: shared::latency::RequestTimes::default(),
@@ -199,61 +209,6 @@ fn a_prepare_is_given_up_by_abort_by_its_console_leaving_by_its_lease_and_by_fai
     let effects = fourth.handle(Event::Persisted(Epoch(4), Err(fault)));
     assert!(effects.contains(&discard) && fourth.epoch() == Epoch(3));
     assert!(matches!(failure(&effects), Some(FaultKind::StateUnwritable { .. })));
-}
-
-#[test]
-fn a_running_topology_serves_until_the_next_is_committed() {
-    let mut node = running();
-    assert!(matches!(generate(&mut node, CONSOLE, 5)[..], [Effect::Command(EngineCommand::Submit(_, _))]));
-    prepare_of(&mut node, OTHER, (4, 5), other());
-    assert_eq!(node.state(), NodeState::Serving, "while the next is loaded");
-    node.handle(Event::Loaded(Epoch(5), Ok(Bytes(1))));
-    node.handle(Event::Persisted(Epoch(5), Ok(())));
-    let hash = other().hash();
-    let effects = ask(&mut node, OTHER, 2, RequestBody::Commit { epoch: Epoch(5), hash });
-    assert!(matches!(failure(&effects), Some(FaultKind::Superseded { epoch: Epoch(5), .. })), "{effects:?}");
-    assert!(effects.contains(&Effect::StopEngine(Epoch(4))) && effects.contains(&Effect::Connect(Epoch(5))));
-}
-
-#[test]
-fn assignment_of_unchanged_replica_keeps_engine_and_requests() {
-    let mut four = topology(4);
-    four.layout = Layout::alike(2, 1, 2);
-    let mut node = node();
-    prepare_of(&mut node, CONSOLE, (3, 4), four.clone());
-    node.handle(Event::Loaded(Epoch(4), Ok(Bytes(5))));
-    node.handle(Event::Persisted(Epoch(4), Ok(())));
-    ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(4), hash: four.hash() });
-    node.handle(Event::Connected(Epoch(4), Ok(())));
-    generate(&mut node, CONSOLE, 5);
-    // The other replica has lost a rank.
-    let mut three = Topology { members: four.members[..3].to_vec(), ..four.clone() };
-    three.layout = "tp2+tp1".parse().expect("a layout");
-    let hash = three.hash();
-    assert_eq!(
-        prepare_of(&mut node, OTHER, (4, 5), three.clone()),
-        [Effect::Persist(Epoch(5), hash)],
-        "nothing is loaded"
-    );
-    node.handle(Event::Persisted(Epoch(5), Ok(())));
-    let effects = ask(&mut node, OTHER, 2, RequestBody::Commit { epoch: Epoch(5), hash });
-    let kept = Record::Committed(Some(Committed::new(Epoch(5), three)));
-    let committed = |effect: &Effect| matches!(effect, Effect::Respond { body: ResponseBody::Committed, .. });
-    assert_eq!((&effects[0], effects.len()), (&Effect::Write { records: vec![kept], then: None }, 2));
-    assert!(committed(&effects[1]));
-    assert_eq!(
-        (node.state(), node.request_count(), node.topology().map(|one| one.1)),
-        (NodeState::Serving, 1, Some(hash))
-    );
-    // Engine and links keep the epoch in which they were started.
-    let finished = matches!(finished(&mut node, 1)[..], [Effect::Respond { body: ResponseBody::Finished(_), .. }]);
-    assert_eq!((finished, node.computes()), (true, Some(Epoch(4))));
-    let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Silent));
-    assert!(effects.contains(&Effect::AbortEngine(Epoch(4))), "{effects:?}");
-    // A topology learned while this replica is broken stops the old engine.
-    let learned = Committed::new(Epoch(6), four);
-    let effects = ask(&mut node, OTHER, 3, RequestBody::Recovery(Box::new(RecoveryAsk::Learn(Box::new(learned)))));
-    assert!(effects.contains(&Effect::StopEngine(Epoch(4))), "{effects:?}");
 }
 
 #[test]

@@ -143,6 +143,21 @@ pub struct Prepare {
     /// The topology that the operator requested, if `topology` is a reduced form of it.
     #[serde(default, with = "super::version::since_5")]
     pub desired: Option<Box<Topology>>,
+    /// What becomes of the running shard.
+    #[serde(default, with = "super::version::since_5")]
+    pub previous: Previous,
+}
+
+/// What becomes of the shard that a node runs when it prepares another topology. All ranks of a replica get the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Previous {
+    /// It serves until the commit; the next one is loaded next to it.
+    #[default]
+    Serves,
+    /// It stays: its replica does not change, and all of its ranks serve.
+    Stays,
+    /// It is unloaded first, because memory does not hold both.
+    Leaves,
 }
 
 /// A text to complete.

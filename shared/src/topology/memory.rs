@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use super::{
-    shard::ShardPlan,
+    shard::{CutError, ShardPlan, cut_stages},
     sizes::{LayerFormats, ModelSizes},
-    spec::{KV_BLOCK_LENGTH, KvFormat},
+    spec::{KV_BLOCK_LENGTH, KvFormat, Topology},
     working::{RankMemory, Seat, working_bytes},
 };
-use crate::{gguf::BlockFormat, units::Bytes};
+use crate::{gguf::BlockFormat, ids::MemberIndex, units::Bytes};
 
 /// Rows of a panel where the machine is not known: those of NEON and AVX2.
 pub const PANEL_ROWS: usize = 8;
@@ -190,6 +190,20 @@ impl Holding<'_> {
     pub fn output(&self) -> Work {
         self.output_part().work()
     }
+}
+
+/// Memory of each rank of a replica, in order.
+///
+/// # Errors
+/// The model cannot be cut like this.
+pub fn of_replica(sizes: &ModelSizes, topology: &Topology, replica: u16) -> Result<Vec<RankMemory>, CutError> {
+    let plans = cut_stages(&sizes.shape, &topology.stages(replica))?;
+    let kv = (topology.kv, topology.kv_block_count());
+    let memory = |(index, plan)| {
+        let seat = Seat::of(topology, &topology.place(MemberIndex(index as u16)));
+        Holding { sizes, plan }.memory(PANEL_ROWS, kv, &seat)
+    };
+    Ok(topology.layout.members(replica).zip(&plans).map(memory).collect())
 }
 
 #[cfg(test)]

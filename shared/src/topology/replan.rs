@@ -5,12 +5,12 @@ use std::ops::Range;
 use super::{
     groups::{Group, Role},
     layout::Layout,
-    memory::{Holding, PANEL_ROWS},
-    shard::{cut, cut_stages},
+    memory::{self, Holding},
+    shard::cut,
     sizes::ModelSizes,
     spec::{Member, Topology},
     split_layers,
-    working::Seat,
+    working::RankMemory,
 };
 use crate::{ids::MemberIndex, units::Bytes};
 
@@ -205,14 +205,8 @@ impl Needs for OfFile<'_> {
     }
 
     fn of_replica(&self, topology: &Topology, replica: u16) -> Result<Vec<Bytes>, String> {
-        let sizes = self.sizes;
-        let plans = cut_stages(&sizes.shape, &topology.stages(replica)).map_err(|error| error.to_string())?;
-        let kv = (topology.kv, topology.kv_block_count());
-        let needed = |(index, plan)| {
-            let seat = Seat::of(topology, &topology.place(MemberIndex(index as u16)));
-            Holding { sizes, plan }.memory(PANEL_ROWS, kv, &seat).total()
-        };
-        Ok(topology.layout.members(replica).zip(&plans).map(needed).collect())
+        let memory = memory::of_replica(self.sizes, topology, replica).map_err(|error| error.to_string())?;
+        Ok(memory.iter().map(RankMemory::total).collect())
     }
 }
 
@@ -266,6 +260,8 @@ pub struct Outlook {
     pub topology: Result<Topology, String>,
     /// The most that a node of the replica that changes needs.
     pub needed: Bytes,
+    /// Whether each node holds its next shard next to the current one, so that answers do not pause while it is loaded.
+    pub holds_both: bool,
 }
 
 impl Outlook {
@@ -322,7 +318,21 @@ pub fn ok_to_stop(
         needs.of_replica(next, replica).ok()?.into_iter().max()
     });
     let needed = needed.unwrap_or_else(|| estimated.needed(layout.members(own).len().saturating_sub(1)));
-    Outlook { replicas, has_majority: rest.len() > now.len() / 2, topology, needed }
+    let holds_both = topology.as_ref().is_ok_and(|next| holds_both(running, next, now, needs));
+    Outlook { replicas, has_majority: rest.len() > now.len() / 2, topology, needed, holds_both }
+}
+
+/// Whether the members that get another shard have room for it next to the current one; those that report no memory count as having it.
+fn holds_both(running: &Topology, next: &Topology, now: &[Now], needs: &dyn Needs) -> bool {
+    (0..next.layout.replicas).all(|replica| {
+        let Ok(needed) = needs.of_replica(next, replica) else { return false };
+        next.members[next.layout.members(replica)].iter().zip(needed).all(|(member, needed)| {
+            let place = running.members.iter().position(|one| one.name == member.name);
+            let Some((place, now)) = place.and_then(|place| Some((place, now.get(place)?))) else { return true };
+            let is_kept = running.kept_in(MemberIndex(place as u16), next).is_some();
+            is_kept || now.free.0 == 0 || needed.0.saturating_add(now.shard.0) <= now.free.0
+        })
+    })
 }
 
 #[cfg(test)]
@@ -469,7 +479,10 @@ mod tests {
             |topology: &Topology, member, now: &[Now]| ok_to_stop(topology, topology, MemberIndex(member), now, None);
         let roomy = stop(&topology, 1, &[now(2000); 4]);
         assert_eq!((roomy.replicas, roomy.layout().map(|layout| layout.to_string())), (0, Some("tp3".into())));
-        assert!(roomy.is_ok());
+        assert!(roomy.is_ok() && roomy.holds_both);
+        // Its shard of 200 MiB and the next one do not fit at once.
+        let crowded = stop(&topology, 1, &[now(400); 4]);
+        assert!(crowded.is_ok() && !crowded.holds_both, "{crowded:?}");
         let tight = stop(&topology, 1, &[now(240); 4]);
         assert!(!tight.is_ok() && tight.topology.as_ref().is_err_and(|reason| reason.contains("is free")), "{tight:?}");
         let mut half = [now(2000); 4];

@@ -5,7 +5,7 @@ use shared::{
     ids::MemberIndex,
     protocol::{
         error::Fault,
-        message::{Prepare, RequestBody, ResponseBody},
+        message::{Prepare, Previous, RequestBody, ResponseBody},
         recovery::Committed,
     },
 };
@@ -64,7 +64,8 @@ impl Steward {
                 }
                 Stage::Prepare => {
                     let Committed { topology, desired, .. } = bring.base.clone();
-                    (RequestBody::Prepare(Box::new(Prepare { seen: epoch, epoch, topology, member, desired })), PREPARE)
+                    let prepare = Prepare { seen: epoch, epoch, topology, member, desired, previous: Previous::Serves };
+                    (RequestBody::Prepare(Box::new(prepare)), PREPARE)
                 }
                 Stage::Commit => (RequestBody::Commit { epoch, hash }, COMMIT),
                 Stage::Abort => (RequestBody::Abort { epoch, hash }, ANSWER),

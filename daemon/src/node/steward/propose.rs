@@ -5,7 +5,7 @@ use shared::{
     ids::MemberIndex,
     protocol::{
         error::{Fault, FaultKind},
-        message::{Prepare, RequestBody, ResponseBody},
+        message::{Prepare, Previous, RequestBody, ResponseBody},
         recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
     },
     topology::{Exclusions, Member, Topology, replan::Stays},
@@ -406,7 +406,7 @@ impl Steward {
                 Loading::Prepare => {
                     let (topology, member) = (next.topology.clone(), MemberIndex(index as u16));
                     let desired = next.desired.clone();
-                    let prepare = Prepare { seen: epoch, epoch, topology, member, desired };
+                    let prepare = Prepare { seen: epoch, epoch, topology, member, desired, previous: Previous::Serves };
                     (RequestBody::Prepare(Box::new(prepare)), PREPARE)
                 }
                 Loading::Commit => (RequestBody::Commit { epoch, hash }, COMMIT),

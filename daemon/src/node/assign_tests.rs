@@ -1,0 +1,91 @@
+//! What a running replica does while the next topology is prepared, and after it is committed.
+use shared::{
+    ids::{Epoch, Rank},
+    protocol::{
+        error::{FaultKind, Loss},
+        message::{Previous, RequestBody, ResponseBody},
+        recovery::{Committed, RecoveryAsk},
+    },
+    telemetry::NodeState,
+    topology::{Layout, Topology},
+    units::Bytes,
+};
+
+use super::{
+    event::{Effect, EngineCommand, Event, Record},
+    tests::*,
+};
+
+#[test]
+fn a_running_topology_serves_until_the_next_is_committed() {
+    let mut node = running();
+    assert!(matches!(generate(&mut node, CONSOLE, 5)[..], [Effect::Command(EngineCommand::Submit(_, _))]));
+    prepare_of(&mut node, OTHER, (4, 5), other());
+    assert_eq!(node.state(), NodeState::Serving, "while the next is loaded");
+    node.handle(Event::Loaded(Epoch(5), Ok(Bytes(1))));
+    node.handle(Event::Persisted(Epoch(5), Ok(())));
+    let hash = other().hash();
+    let effects = ask(&mut node, OTHER, 2, RequestBody::Commit { epoch: Epoch(5), hash });
+    assert!(matches!(failure(&effects), Some(FaultKind::Superseded { epoch: Epoch(5), .. })), "{effects:?}");
+    assert!(effects.contains(&Effect::StopEngine(Epoch(4))) && effects.contains(&Effect::Connect(Epoch(5))));
+}
+
+#[test]
+fn assignment_of_unchanged_replica_keeps_engine_and_requests() {
+    let mut four = topology(4);
+    four.layout = Layout::alike(2, 1, 2);
+    let mut node = node();
+    prepare_of(&mut node, CONSOLE, (3, 4), four.clone());
+    node.handle(Event::Loaded(Epoch(4), Ok(Bytes(5))));
+    node.handle(Event::Persisted(Epoch(4), Ok(())));
+    ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(4), hash: four.hash() });
+    node.handle(Event::Connected(Epoch(4), Ok(())));
+    generate(&mut node, CONSOLE, 5);
+    // The other replica has lost a rank.
+    let mut three = Topology { members: four.members[..3].to_vec(), ..four.clone() };
+    three.layout = "tp2+tp1".parse().expect("a layout");
+    let hash = three.hash();
+    assert_eq!(
+        prepare_after(&mut node, OTHER, (4, 5), three.clone(), Previous::Stays),
+        [Effect::Persist(Epoch(5), hash)],
+        "nothing is loaded"
+    );
+    node.handle(Event::Persisted(Epoch(5), Ok(())));
+    let effects = ask(&mut node, OTHER, 2, RequestBody::Commit { epoch: Epoch(5), hash });
+    let kept = Record::Committed(Some(Committed::new(Epoch(5), three)));
+    let committed = |effect: &Effect| matches!(effect, Effect::Respond { body: ResponseBody::Committed, .. });
+    assert_eq!((&effects[0], effects.len()), (&Effect::Write { records: vec![kept], then: None }, 2));
+    assert!(committed(&effects[1]));
+    assert_eq!(
+        (node.state(), node.request_count(), node.topology().map(|one| one.1)),
+        (NodeState::Serving, 1, Some(hash))
+    );
+    // Engine and links keep the epoch in which they were started.
+    let finished = matches!(finished(&mut node, 1)[..], [Effect::Respond { body: ResponseBody::Finished(_), .. }]);
+    assert_eq!((finished, node.computes()), (true, Some(Epoch(4))));
+    let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Silent));
+    assert!(effects.contains(&Effect::AbortEngine(Epoch(4))), "{effects:?}");
+    // A topology learned while this replica is broken stops the old engine.
+    let learned = Committed::new(Epoch(6), four);
+    let effects = ask(&mut node, OTHER, 3, RequestBody::Recovery(Box::new(RecoveryAsk::Learn(Box::new(learned)))));
+    assert!(effects.contains(&Effect::StopEngine(Epoch(4))), "{effects:?}");
+}
+
+#[test]
+fn running_shard_serves_stays_or_leaves_as_the_prepare_says() {
+    let prepared = |next, previous| {
+        let mut node = running();
+        let effects = prepare_after(&mut node, CONSOLE, (4, 5), next, previous);
+        (effects, node.state())
+    };
+    let (effects, state) = prepared(other(), Previous::Serves);
+    assert!(matches!(effects[..], [Effect::Load(_)]) && state == NodeState::Ready, "{effects:?}");
+    let (effects, state) = prepared(other(), Previous::Leaves);
+    assert!(matches!(effects[..], [Effect::StopEngine(Epoch(4)), Effect::Load(_)]), "{effects:?}");
+    assert_eq!(state, NodeState::Loading);
+    let (effects, _) = prepared(topology(2), Previous::Stays);
+    assert!(matches!(effects[..], [Effect::Persist(Epoch(5), _)]), "{effects:?}");
+    // Where the replica is another, or broken, it cannot stay: its peers must not count on it.
+    let (effects, _) = prepared(other(), Previous::Stays);
+    assert!(matches!(failure(&effects), Some(FaultKind::NotServing { .. })), "{effects:?}");
+}
