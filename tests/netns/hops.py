@@ -4,9 +4,10 @@ time at both ends of the link. For each direction the median hop that `console s
 first packet of a message at its sender and its last one at its receiver; and what the ranks say that they sent with the payloads of
 their connection.
 
-usage: tests/netns/hops.py [--rate 1gbit] [--delay-ms D] [--model FILE] [--prompt-words N] [--tokens N]
+usage: tests/netns/hops.py [--rate 1gbit] [--delay-ms D] [--model FILE] [--prompt-words N] [--tokens N] [--attempts N]
 
-Wanted: hops within 10 % or 50 us of the packets', bytes within 1 %. Exit code 1 where something is missed.
+Wanted: hops within 10 % or 50 us of the packets', bytes within 1 %. Other work on this machine holds heartbeats up, by which clocks are
+compared: --attempts N measures again, N times in all, while something is missed. Exit code 1 where something is missed in all.
 """
 import argparse
 import collections
@@ -82,7 +83,21 @@ def main():
     parser.add_argument("--model", default=os.path.join(bramble.ROOT, "packaging", "demo", "bard-q8_0.gguf"))
     parser.add_argument("--prompt-words", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--attempts", type=int, default=1)
     arguments = parser.parse_args()
+    bramble.favour()
+    missed = measure(arguments)
+    for _ in range(1, arguments.attempts):
+        if missed:
+            print("again, after:", *missed, sep="\n  ")
+            missed = measure(arguments)
+    for line in missed:
+        print(f"MISSED: {line}", file=sys.stderr)
+    sys.exit(bool(missed))
+
+
+def measure(arguments):
+    """Runs a pipeline once, prints what was shown and what was seen. Returns what is missed."""
     models, name = os.path.split(os.path.abspath(arguments.model))
     prompt = " ".join(["now is the winter of our discontent"] * (1 + arguments.prompt_words // 7))
     with Network(2, arguments.rate, arguments.delay_ms) as network, bramble.Cluster(models) as cluster:
@@ -102,9 +117,7 @@ def main():
         seen = sum(length for _, leaves, _, _, _, length, _ in packets[node] if leaves)
         bytes_, count = (after[node]["tx"][field] - before[node]["tx"][field] for field in (0, 1))
         print(f"pi{node + 1}: the interface sent {bytes_} bytes in {count} packets, noted were {seen} of payload")
-    for line in missed:
-        print(f"MISSED: {line}", file=sys.stderr)
-    sys.exit(bool(missed))
+    return missed
 
 
 def compare(packets, shown, answer):

@@ -9,7 +9,7 @@ use shared::{
         message::{Finished, TokenEvent},
     },
     telemetry::{LoadProgress, NodeReport},
-    topology::{Rolling, Topology},
+    topology::{Exclusion, Rolling, Topology},
 };
 
 use crate::planned::Planned;
@@ -138,6 +138,8 @@ pub enum OperateEvent {
     },
     /// The topology is assigned anew.
     Assign(AssignEvent),
+    /// Most nodes keep this of a node; they report it a moment later.
+    Kept(Exclusion),
     /// What the nodes keep of the rolling restart now.
     Rolled(Box<Rolling>),
     /// A node takes nothing new.

@@ -173,14 +173,14 @@ impl Subject {
             .filter(|(address, _)| voters.contains(address))
             .map(|(_, fault)| fault)
             .collect();
-        match lost.first() {
-            Some(fault) if 2 * lost.len() >= voters.len() => {
-                let fault = (*fault).clone();
-                self.take_back(cluster).await;
-                Err(fault)
-            }
-            _ => Ok(refused),
+        if let Some(fault) = lost.first().filter(|_| 2 * lost.len() >= voters.len()) {
+            let fault = (*fault).clone();
+            self.take_back(cluster).await;
+            return Err(fault);
         }
+        let kept = cluster.exclusions.0.iter().find(|entry| entry.node == self.name);
+        kept.into_iter().for_each(|entry| tell(OperateEvent::Kept(entry.clone())));
+        Ok(refused)
     }
 
     async fn put(&self, cluster: &mut Cluster, entry: Exclusion) -> Vec<(String, Fault)> {

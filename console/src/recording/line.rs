@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use shared::{telemetry::NodeReport, topology::Topology};
+use shared::{
+    telemetry::NodeReport,
+    topology::{Exclusions, Rolling, Topology},
+};
 
 use super::{NODES_MAX, delta::ReportDelta, rounded};
 use crate::event::{AssignEvent, ClientEvent, Event, OperateEvent};
@@ -164,13 +167,14 @@ impl Decoder {
                 self.place(*node)?;
                 report.topology.iter().try_for_each(|(topology, _, _)| check_topology(topology))?;
                 report.desired.iter().try_for_each(|desired| check_topology(desired))?;
-                report.rolling.as_ref().map_or(Ok(()), shared::topology::Rolling::check)?;
+                report.rolling.as_ref().map_or(Ok(()), Rolling::check)?;
                 report.exclusions.check().map_err(|error| error.to_string())
             }
             ClientEvent::Assign(event) => self.check_assign(event),
             ClientEvent::Operate(event) => match event {
                 OperateEvent::Restart { node, step: _ } => self.place(*node),
                 OperateEvent::Rolled(rolling) => rolling.check(),
+                OperateEvent::Kept(entry) => Exclusions(vec![entry.clone()]).check().map_err(|error| error.to_string()),
                 OperateEvent::Excluded { running: Some((_, topology)), .. } => check_topology(topology),
                 OperateEvent::Assign(event) => self.check_assign(event),
                 _ => Ok(()),

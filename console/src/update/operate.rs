@@ -2,7 +2,7 @@
 use shared::{
     protocol::error::Fault,
     telemetry::Severity,
-    topology::{Rolling, exclusion::REASON_LENGTH_MAX, rolling::Phase},
+    topology::{Exclusions, Rolling, exclusion::REASON_LENGTH_MAX, rolling::Phase},
 };
 
 use super::{release_held, table::node_of_selected};
@@ -323,6 +323,11 @@ pub(super) fn on_event(state: &mut State, event: OperateEvent) -> Vec<Effect> {
             }
             return Vec::new();
         }
+        // Until a node reports it, a key would ask, and a prompt be refused, for what is over.
+        OperateEvent::Kept(entry) => {
+            state.exclusions.merge(&Exclusions(vec![entry]));
+            return Vec::new();
+        }
         OperateEvent::NotKept(fault) => {
             let what = format!("cannot keep the list of nodes that are out: {}", fault.kind);
             say(state, Severity::Warning, &fault.node, &what);
@@ -341,12 +346,6 @@ pub(super) fn on_event(state: &mut State, event: OperateEvent) -> Vec<Effect> {
             say(state, Severity::Note, &node, what);
         }
         OperateEvent::Excluded { node, out, running } => {
-            if !out {
-                // The nodes keep it already; until they report a prompt would be refused for what is over.
-                let place = state.nodes.iter().find(|known| known.name() == node);
-                let address = place.map(|known| known.address.clone()).unwrap_or_default();
-                state.exclusions.say(&node, &address, None, "this console");
-            }
             let serves = running.as_ref().map(|(_, topology)| format!("; {} serves", topology.layout));
             let state_word = if out { "out" } else { "in again" };
             say(state, Severity::Note, &node, &format!("is {state_word}{}", serves.unwrap_or_default()));

@@ -49,12 +49,16 @@ fn said(story: &mut Story, reason: Option<&str>) {
 fn without_two() -> Story {
     let mut story = ready();
     said(&mut story, Some("fan stuck"));
+    assigned_to_the_rest(&mut story);
+    story
+}
+
+fn assigned_to_the_rest(story: &mut Story) {
     let mut rest = topology();
     rest.members.remove(2);
     rest.layout = Layout::tensor_parallel(3);
     let running = Some((Epoch(4), Box::new(rest)));
-    operate(&mut story, OperateEvent::Excluded { node: name(2), out: true, running });
-    story
+    operate(story, OperateEvent::Excluded { node: name(2), out: true, running });
 }
 
 /// A restart of all nodes of which so many are done, as nodes report it.
@@ -208,12 +212,27 @@ fn a_dashboard_that_opens_later_assigns_without_the_node_that_is_out_whether_it_
 }
 
 #[test]
+fn a_node_just_taken_out_is_offered_to_be_taken_in_before_any_node_reports_it() {
+    let mut story = ready();
+    let mut kept = Exclusions::default();
+    kept.say(&name(2), &address(2), Some("fan stuck"), "me@here");
+    operate(&mut story, OperateEvent::Kept(kept.0[0].clone()));
+    assigned_to_the_rest(&mut story);
+    story.key(KeyCode::Right).key(KeyCode::Right);
+    press(press(&mut story, 'x'), 'y');
+    assert_eq!(story.effects, [Effect::Operate(Order::In { node: 2 })]);
+}
+
+#[test]
 fn a_node_that_is_out_is_taken_in_by_the_same_key_and_all_are_wanted_again() {
     let mut story = without_two();
     story.key(KeyCode::Right).key(KeyCode::Right);
     press(press(&mut story, 'x'), 'y');
     assert_eq!(story.effects, [Effect::Operate(Order::In { node: 2 })]);
-    // No node has reported it yet.
+    // Most nodes keep it, and none has reported it yet.
+    let mut kept = story.state.exclusions.clone();
+    kept.say(&name(2), &address(2), None, "me@here");
+    operate(&mut story, OperateEvent::Kept(kept.0[0].clone()));
     operate(&mut story, OperateEvent::Excluded { node: name(2), out: false, running: None });
     story.effects.clear();
     press(press(&mut story, 'r'), 'y');

@@ -10,6 +10,8 @@ pub mod planner;
 #[cfg(test)]
 mod planner_tests;
 pub mod replan;
+#[cfg(test)]
+mod replan_tests;
 pub mod reslice;
 pub mod rolling;
 pub mod shard;
