@@ -69,7 +69,8 @@ def still(model, speeds, base_ms, arguments):
         shares = planned(model, speeds, alpha, arguments, cluster.folder)
         layout, ask = ("--topology", f"tp{len(speeds)}"), asker(network, model, arguments)
         ours = tpot(ask, cluster.daemons, motion, arguments, *layout, "--weights", ",".join(map(str, shares)))
-        equal = tpot(ask, cluster.daemons, motion, arguments, *layout)
+        # Without weights what serves would be used as it is.
+        equal = tpot(ask, cluster.daemons, motion, arguments, *layout, "--weights", ",".join("1" for _ in speeds))
     ideal = base_ms / sum(speeds)
     return {"speeds": speeds, "shares": shares, "tpot_ms": ours, "equal_ms": equal, "ideal_ms": ideal, "of_ideal": ideal / ours, "equal_of_ideal": ideal / equal}
 
