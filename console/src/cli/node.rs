@@ -326,7 +326,10 @@ fn sentence(outlook: &replan::Outlook) -> String {
             format!("nothing would serve: {}", outlook.topology.as_ref().err().map_or("nothing fits", String::as_str))
         }
         (0, Some(layout)) if outlook.has_majority => {
-            format!("answers pause, then {layout} serves on the rest, up to {needed} a node, until the node is back")
+            let first = if outlook.holds_both { "; none pause if the node is excluded first" } else { "" };
+            format!(
+                "answers pause, then {layout} serves on the rest, up to {needed} a node, until the node is back{first}"
+            )
         }
         (0, Some(layout)) => format!(
             "nothing would serve: no majority is left. {layout} would fit (up to {needed} a node): run console node remove or topology take-over"

@@ -138,8 +138,8 @@ pub enum OperateEvent {
     },
     /// The topology is assigned anew.
     Assign(AssignEvent),
-    /// Most nodes keep this of a node; they report it a moment later.
-    Kept(Exclusion),
+    /// What the nodes have been told of a node; they report it a moment later.
+    Said(Exclusion),
     /// What the nodes keep of the rolling restart now.
     Rolled(Box<Rolling>),
     /// A node takes nothing new.

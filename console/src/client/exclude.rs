@@ -79,10 +79,10 @@ pub async fn exclude_until(
         Ok(assigned) => Ok(Outcome { node: subject.name, assigned }),
         Err(fault) => {
             if stop.is_cancelled() && reason.is_some() {
-                subject.put(&mut cluster, Exclusion { is_cordon: true, ..subject.entry(reason) }).await;
+                subject.put(&mut cluster, Exclusion { is_cordon: true, ..subject.entry(reason) }, tell).await;
             } else if cluster.serves() {
                 // Heads refuse requests while a member is out: what serves must not end by a command that failed.
-                subject.take_back(&mut cluster).await;
+                subject.take_back(&mut cluster, tell).await;
             }
             Err(fault)
         }
@@ -110,7 +110,7 @@ pub async fn say(
     let refused = subject.say(cluster, entry, &voters, tell).await?;
     match refused.into_iter().find(|(address, _)| Some(address) == head.as_ref()) {
         Some((_, fault)) => {
-            subject.take_back(cluster).await;
+            subject.take_back(cluster, tell).await;
             Err(fault)
         }
         None => Ok(subject.name),
@@ -161,7 +161,7 @@ impl Subject {
         tell: &(dyn Fn(OperateEvent) + Sync),
     ) -> Result<Vec<(String, Fault)>, Fault> {
         tell(OperateEvent::Told { node: self.name.clone(), out: entry.is_out() });
-        let refused = self.put(cluster, entry).await;
+        let refused = self.put(cluster, entry, tell).await;
         for (_, fault) in &refused {
             tell(OperateEvent::NotKept(fault.clone()));
         }
@@ -175,23 +175,30 @@ impl Subject {
             .collect();
         if let Some(fault) = lost.first().filter(|_| 2 * lost.len() >= voters.len()) {
             let fault = (*fault).clone();
-            self.take_back(cluster).await;
+            self.take_back(cluster, tell).await;
             return Err(fault);
         }
-        let kept = cluster.exclusions.0.iter().find(|entry| entry.node == self.name);
-        kept.into_iter().for_each(|entry| tell(OperateEvent::Kept(entry.clone())));
         Ok(refused)
     }
 
-    async fn put(&self, cluster: &mut Cluster, entry: Exclusion) -> Vec<(String, Fault)> {
+    /// Tells all nodes. Returns those that cannot keep it.
+    async fn put(
+        &self,
+        cluster: &mut Cluster,
+        entry: Exclusion,
+        tell: &(dyn Fn(OperateEvent) + Sync),
+    ) -> Vec<(String, Fault)> {
         cluster.exclusions.put(entry);
-        cluster.spread().await
+        let refused = cluster.spread().await;
+        let said = cluster.exclusions.0.iter().find(|entry| entry.node == self.name);
+        said.into_iter().for_each(|entry| tell(OperateEvent::Said(entry.clone())));
+        refused
     }
 
     /// Says again what was said before; a node that cannot keep even that has not kept the other either.
-    async fn take_back(&self, cluster: &mut Cluster) {
+    async fn take_back(&self, cluster: &mut Cluster, tell: &(dyn Fn(OperateEvent) + Sync)) {
         let before = self.before.clone().unwrap_or_else(|| self.entry(None));
-        drop(self.put(cluster, before).await);
+        drop(self.put(cluster, before, tell).await);
     }
 }
 

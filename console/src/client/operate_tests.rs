@@ -179,9 +179,16 @@ async fn cordon_that_its_head_cannot_keep_is_refused() {
     let nodes = start(vec![full, Script::default(), Script::default()]).await;
     assigns(&nodes).await.0.expect("all nodes agree");
     let cluster = Cluster::dial(&addresses(&nodes)).await;
-    let fault = out(cluster, 1, "fan", How::Cordon, &CancellationToken::new(), &|_| {}).await;
+    let said = Mutex::new(Vec::new());
+    let tell = |event| {
+        if let OperateEvent::Said(entry) = event {
+            said.lock().expect("the lock is not poisoned").push(entry.reason);
+        }
+    };
+    let fault = out(cluster, 1, "fan", How::Cordon, &CancellationToken::new(), &tell).await;
     assert!(matches!(fault, Err(Fault { kind: FaultKind::StateUnwritable { .. }, .. })), "{fault:?}");
     assert_eq!(reasons(&nodes).await, []);
+    assert_eq!(said.into_inner().expect("the lock is not poisoned"), [Some("fan".to_owned()), None]);
 }
 
 #[tokio::test]

@@ -174,7 +174,7 @@ impl Decoder {
             ClientEvent::Operate(event) => match event {
                 OperateEvent::Restart { node, step: _ } => self.place(*node),
                 OperateEvent::Rolled(rolling) => rolling.check(),
-                OperateEvent::Kept(entry) => Exclusions(vec![entry.clone()]).check().map_err(|error| error.to_string()),
+                OperateEvent::Said(entry) => Exclusions(vec![entry.clone()]).check().map_err(|error| error.to_string()),
                 OperateEvent::Excluded { running: Some((_, topology)), .. } => check_topology(topology),
                 OperateEvent::Assign(event) => self.check_assign(event),
                 _ => Ok(()),

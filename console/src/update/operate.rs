@@ -324,7 +324,7 @@ pub(super) fn on_event(state: &mut State, event: OperateEvent) -> Vec<Effect> {
             return Vec::new();
         }
         // Until a node reports it, a key would ask, and a prompt be refused, for what is over.
-        OperateEvent::Kept(entry) => {
+        OperateEvent::Said(entry) => {
             state.exclusions.merge(&Exclusions(vec![entry]));
             return Vec::new();
         }

@@ -214,9 +214,9 @@ fn a_dashboard_that_opens_later_assigns_without_the_node_that_is_out_whether_it_
 #[test]
 fn a_node_just_taken_out_is_offered_to_be_taken_in_before_any_node_reports_it() {
     let mut story = ready();
-    let mut kept = Exclusions::default();
-    kept.say(&name(2), &address(2), Some("fan stuck"), "me@here");
-    operate(&mut story, OperateEvent::Kept(kept.0[0].clone()));
+    let mut said = Exclusions::default();
+    said.say(&name(2), &address(2), Some("fan stuck"), "me@here");
+    operate(&mut story, OperateEvent::Said(said.0[0].clone()));
     assigned_to_the_rest(&mut story);
     story.key(KeyCode::Right).key(KeyCode::Right);
     press(press(&mut story, 'x'), 'y');
@@ -229,10 +229,10 @@ fn a_node_that_is_out_is_taken_in_by_the_same_key_and_all_are_wanted_again() {
     story.key(KeyCode::Right).key(KeyCode::Right);
     press(press(&mut story, 'x'), 'y');
     assert_eq!(story.effects, [Effect::Operate(Order::In { node: 2 })]);
-    // Most nodes keep it, and none has reported it yet.
-    let mut kept = story.state.exclusions.clone();
-    kept.say(&name(2), &address(2), None, "me@here");
-    operate(&mut story, OperateEvent::Kept(kept.0[0].clone()));
+    // The nodes have been told, and none has reported it yet.
+    let mut said = story.state.exclusions.clone();
+    said.say(&name(2), &address(2), None, "me@here");
+    operate(&mut story, OperateEvent::Said(said.0[0].clone()));
     operate(&mut story, OperateEvent::Excluded { node: name(2), out: false, running: None });
     story.effects.clear();
     press(press(&mut story, 'r'), 'y');
