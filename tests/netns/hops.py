@@ -86,11 +86,7 @@ def main():
     parser.add_argument("--attempts", type=int, default=1)
     arguments = parser.parse_args()
     bramble.favour()
-    missed = measure(arguments)
-    for _ in range(1, arguments.attempts):
-        if missed:
-            print("again, after:", *missed, sep="\n  ")
-            missed = measure(arguments)
+    (missed,) = bramble.repeated(arguments.attempts, lambda: [measure(arguments)])
     for line in missed:
         print(f"MISSED: {line}", file=sys.stderr)
     sys.exit(bool(missed))

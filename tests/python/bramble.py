@@ -23,6 +23,10 @@ PATIENCE = 300
 # requests, which halved the speed of a node with one core.
 QUIET = "silent_ms = 30000\nstall_ms = 60000\npacked_shards = false\n"
 
+# What other programs may take of a core while times are measured.
+FOREIGN_SHARE = 0.03
+TICKS = os.sysconf("SC_CLK_TCK")
+
 # For daemons whose steps are measured: no drafts, and every prompt computed anew although the last one was the same.
 PLAIN = "--plain"
 
@@ -289,6 +293,47 @@ def parser(text):
     """A parser whose help is the text as it is written, with --json."""
     found = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--json", action="store_true")
+    return found
+
+
+def busy_seconds():
+    """Seconds that the processors of this machine were in use since it started, and those that its host took from it."""
+    with open("/proc/stat") as file:
+        user, nice, system, _, _, irq, softirq, steal = (int(part) for part in file.readline().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / TICKS
+
+
+def processor_seconds(pid):
+    """Processor seconds of a process and of its children that have ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(int(field) for field in fields[11:15]) / TICKS
+
+
+def own_seconds(running):
+    """Processor seconds of this script, of its children that ended, and of those with the given process ids."""
+    return sum(os.times()[:4]) + sum(processor_seconds(process) for process in running)
+
+
+def repeated(attempts, measure, running=()):
+    """Measures again, up to `attempts` times in all, while something is missed: other programs of the machine disturb times. `measure` returns a
+    sequence whose last item is the list of what is missed. Returns the last such sequence; that list is then empty if every attempt was
+    disturbed (a line on stderr says so), unless there was only one. `running` are the process ids of the daemons that run before and after."""
+    is_disturbed = True
+    for attempt in range(attempts):
+        begin, others = time.monotonic(), busy_seconds() - own_seconds(running)
+        found = measure()
+        if not found[-1]:
+            return found
+        share = (busy_seconds() - own_seconds(running) - others) / (time.monotonic() - begin)
+        is_disturbed &= share > FOREIGN_SHARE
+        print(f"attempt {attempt + 1} of {attempts}, other programs took {100 * share:.0f} % of a core:", *found[-1], sep="\n  ", file=sys.stderr, flush=True)
+    if is_disturbed and attempts > 1:
+        print("SKIPPED: no attempt was undisturbed by other programs", file=sys.stderr, flush=True)
+        found[-1].clear()
     return found
 
 

@@ -144,7 +144,7 @@ class Tenants:
 
     def used(self):
         """Seconds of the processors that daemons and their children have used."""
-        return sum(tenancy.processor_seconds(daemon.process.pid) for daemon in self.daemons)
+        return sum(bramble.processor_seconds(daemon.process.pid) for daemon in self.daemons)
 
     def children(self):
         """Memory of the daemons' children together, for each group."""

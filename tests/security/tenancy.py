@@ -3,7 +3,9 @@ import os
 import subprocess
 import sys
 
-TICKS = os.sysconf("SC_CLK_TCK")
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+import bramble
+
 # Busy for a share of each period, until standard input closes.
 BUSY = """
 import select, sys, time
@@ -30,16 +32,6 @@ def forget_peak(pid):
         file.write("5")
 
 
-def processor_seconds(pid):
-    """Of a process and its children that have ended."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(int(field) for field in fields[11:15]) / TICKS
-
-
 class Busy:
     """Processes that together use so many seconds of the processors a second, one for each processor."""
 
@@ -50,7 +42,7 @@ class Busy:
         self.processes = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(count)] if share > 0.005 else []
 
     def seconds(self):
-        return sum(processor_seconds(process.pid) for process in self.processes)
+        return sum(bramble.processor_seconds(process.pid) for process in self.processes)
 
     def end(self):
         for process in self.processes:
