@@ -312,6 +312,7 @@ fn release_held(state: &mut State) -> Vec<Effect> {
 fn send(state: &mut State) -> Vec<Effect> {
     let mut generate = state.defaults.request(&state.request.prompt, state.requests_sent);
     generate.sampling.seed = generate::seed(state, &state.request.prompt);
+    generate.model = state.topology().map(|(topology, _)| topology.roots().into());
     state.request.sent_with = Some(generate::sent_with(state, generate.sampling.seed));
     state.requests_sent += 1;
     state.request_epoch = state.topology().map(|(_, epoch)| epoch);
@@ -425,6 +426,14 @@ fn on_generate(state: &mut State, event: GenerateEvent) {
         GenerateEvent::Finished(finished) if request.is_sent() => request.phase = Phase::Finished(finished),
         GenerateEvent::Failed(fault) if request.is_sent() => request.phase = Phase::Failed(fault),
         GenerateEvent::Finished(_) | GenerateEvent::Failed(_) => {}
+        GenerateEvent::Waits { fault, seconds } => {
+            state.notice =
+                Some(clean_line(&format!("the answer waits up to {seconds} s for a head that continues it: {fault}")));
+        }
+        GenerateEvent::Moved { fault, topology, head, .. } => {
+            let node = topology.members.get(head.index()).map_or("?", |member| &member.name);
+            state.notice = Some(clean_line(&format!("{node} continues the answer on {}: {fault}", topology.layout)));
+        }
     }
 }
 

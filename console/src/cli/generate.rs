@@ -41,6 +41,10 @@ pub(super) struct Completion {
     pub(super) token_ids: Vec<u32>,
     pub(super) logprobs: Vec<Vec<TokenLogprob>>,
     pub(super) finished: Finished,
+    /// How often another head continued the answer.
+    pub(super) resumed: u32,
+    /// The topology and head that ended it, if they are not those that began it.
+    pub(super) moved: Option<(Assigned, MemberIndex)>,
     /// The exit code of the signal that ended it early.
     pub(super) interrupted: Option<u8>,
 }
@@ -53,7 +57,7 @@ pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
     }
     let (nodes, model, options) = (options.nodes, options.model.unwrap_or_default(), options.completing);
     let prompt = prompt(&options)?;
-    let request = options.sampling.request(prompt, options.logprobs);
+    let mut request = options.sampling.request(prompt, options.logprobs);
     let seed = request.sampling.seed;
     let mut interrupts = Interrupts::listen()?;
     let asked = options.assignment.asked(&model);
@@ -63,8 +67,8 @@ pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
         output::note(&format!("seed {seed}"));
     }
     let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
-    let completion =
-        complete(&first(&sessions, head, &assigned.topology), request, !options.json, &mut interrupts).await?;
+    request.model = Some(assigned.topology.roots().into());
+    let completion = complete(&first(&sessions, head), request, !options.json, &mut interrupts).await?;
     if options.json {
         output::line(&object(&completion, (&assigned, head), seed, options.logprobs > 0).to_string());
     } else {
@@ -77,6 +81,12 @@ pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
             times.decode_tokens_per_second(),
             reason(completion.finished.reason)
         ));
+        if completion.resumed > 0 {
+            output::note(&format!(
+                "resumed {} times on another head or topology; times since the latest",
+                completion.resumed
+            ));
+        }
     }
     Ok(completion.interrupted.unwrap_or(0))
 }
@@ -167,11 +177,11 @@ pub(super) async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Resu
     Ok(least_loaded(topology, |head| requests[head.index()]).unwrap_or(MemberIndex(0)))
 }
 
-/// The sessions of all replicas' heads, that of `head` in front: where it is lost, another one goes on.
-pub(super) fn first(sessions: &[Arc<Session>], head: MemberIndex, topology: &Topology) -> Vec<Arc<Session>> {
-    let heads = topology.layout.heads().map(MemberIndex::index);
-    let others = heads.filter(|index| *index != head.index()).map(|index| &sessions[index]);
-    std::iter::once(&sessions[head.index()]).chain(others).cloned().collect()
+/// All sessions, that of `head` in front: if it is lost, another node may become head and continue.
+pub(super) fn first(sessions: &[Arc<Session>], head: MemberIndex) -> Vec<Arc<Session>> {
+    let mut sessions = sessions.to_vec();
+    sessions[..=head.index()].rotate_right(1);
+    sessions
 }
 
 /// Runs a request to its end on the first node; prints the text as it comes if asked to. The first signal cancels on the head, a second
@@ -227,6 +237,8 @@ struct Gathered {
     token_ids: Vec<u32>,
     logprobs: Vec<Vec<TokenLogprob>>,
     finished: Option<Finished>,
+    resumed: u32,
+    moved: Option<(Assigned, MemberIndex)>,
     interrupted: Option<u8>,
 }
 
@@ -249,6 +261,17 @@ impl Gathered {
                 self.finished = Some(*finished);
                 return Ok(true);
             }
+            GenerateEvent::Waits { fault, seconds } => {
+                output::note(&output::clean(&format!(
+                    "{fault}; waiting up to {seconds} s for a head that continues the answer"
+                )));
+            }
+            GenerateEvent::Moved { fault, epoch, topology, head } => {
+                let node = topology.members.get(head.index()).map_or("?", |member| member.name.as_str());
+                tracing::info!("{node} continues the answer on {}: {fault}", topology.layout);
+                self.resumed += 1;
+                self.moved = Some((Assigned { epoch, topology: *topology, reused: true }, head));
+            }
             GenerateEvent::Failed(fault) => {
                 if prints && !self.text.is_empty() {
                     output::line("");
@@ -262,8 +285,8 @@ impl Gathered {
 
     fn done(self) -> Result<Completion, Failure> {
         let finished = self.finished.ok_or_else(|| anyhow::anyhow!("the generation ended without a result"))?;
-        let Self { text, prompt_token_ids, token_ids, logprobs, interrupted, .. } = self;
-        Ok(Completion { text, prompt_token_ids, token_ids, logprobs, finished, interrupted })
+        let Self { text, prompt_token_ids, token_ids, logprobs, resumed, moved, interrupted, .. } = self;
+        Ok(Completion { text, prompt_token_ids, token_ids, logprobs, finished, resumed, moved, interrupted })
     }
 }
 
@@ -277,13 +300,14 @@ pub(super) fn reason(reason: FinishReason) -> &'static str {
     }
 }
 
-/// The object of `--json`.
+/// The object of `--json`. `begun` is what the answer began on.
 pub(super) fn object(
     completion: &Completion,
-    (assigned, head): (&Assigned, MemberIndex),
+    begun: (&Assigned, MemberIndex),
     seed: u64,
     with_logprobs: bool,
 ) -> Value {
+    let (assigned, head) = completion.moved.as_ref().map_or(begun, |(assigned, head)| (assigned, *head));
     let finished = &completion.finished;
     let replica = assigned.topology.place(head).replica;
     let members = assigned.topology.replica(replica).iter().map(|member| member.name.as_str());
@@ -298,6 +322,7 @@ pub(super) fn object(
         "topology": assigned.topology.layout.to_string(),
         "replica": replica,
         "epoch": assigned.epoch.0,
+        "resumed": completion.resumed,
         "timings": timings(&finished.times, &head),
         "ranks": ranks,
     });

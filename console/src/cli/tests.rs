@@ -113,7 +113,8 @@ async fn generate_exits_with_0_1_3_4_or_5_and_names_the_node() {
 
     let closes = Script { generation: Generation::Closes, ..Script::default() };
     let (code, error) = generate_on(closes).await;
-    assert_eq!((code, &error["code"], &error["node"]), (5, &"session_lost".into(), &"pi2".into()));
+    // It closes again when the answer goes on there.
+    assert_eq!((code, &error["code"], &error["node"]), (1, &"request_ends_heads".into(), &"pi2".into()));
     let refuses = Script { prepare: Some(FaultKind::Draining), ..Script::default() };
     let (code, error) = generate_on(refuses).await;
     assert_eq!((code, &error["code"], &error["node"]), (4, &"draining".into(), &"pi2".into()));
@@ -212,6 +213,8 @@ fn the_object_of_a_generation_has_exactly_the_fields_of_the_contract() {
         token_ids: TOKENS.map(|(id, _)| id).to_vec(),
         logprobs: vec![logprobs; 3],
         finished: finished(FinishReason::Length),
+        resumed: 0,
+        moved: None,
         interrupted: None,
     };
     let full = object(&completion, (&assigned(), MemberIndex(0)), 42, true);
@@ -227,6 +230,7 @@ fn the_object_of_a_generation_has_exactly_the_fields_of_the_contract() {
         "prompt_token_ids",
         "ranks",
         "replica",
+        "resumed",
         "seed",
         "text",
         "timings",

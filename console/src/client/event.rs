@@ -1,7 +1,7 @@
 //! What the client tells the rest of the console. Plain values; no sockets here.
 use serde::{Deserialize, Serialize};
 use shared::{
-    ids::Epoch,
+    ids::{Epoch, MemberIndex},
     protocol::{
         error::Fault,
         handshake::Identity,
@@ -112,6 +112,24 @@ pub enum GenerateEvent {
     Finished(Box<Finished>),
     /// The end by a fault.
     Failed(Fault),
+    /// The head was lost, or the topology changed; a head that continues the answer is looked for.
+    Waits {
+        /// Why.
+        fault: Fault,
+        /// For so many seconds at most.
+        seconds: u32,
+    },
+    /// Another head continues the answer, or the same one in another topology.
+    Moved {
+        /// Why.
+        fault: Fault,
+        /// The assignment that continues it.
+        epoch: Epoch,
+        /// Its topology.
+        topology: Box<Topology>,
+        /// Its head.
+        head: MemberIndex,
+    },
 }
 
 /// Steps of a restart, or of taking a node out or in.

@@ -2,11 +2,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use shared::{
-    ids::{ContentRoot, Epoch, ModelIdentity},
+    ids::{ContentRoot, Epoch, MemberIndex, ModelIdentity},
     latency::RequestTimes,
     protocol::{
         connection::{Arrived, Door, MessageReader, MessageWriter, receive_hello, send_welcome, split},
-        error::{Fault, FaultKind},
+        error::{Fault, FaultClass, FaultKind},
         handshake::{Identity, Welcome},
         inspect::{Inspect, Inspected, LogLevel, LogLine, LogLines},
         message::{
@@ -20,7 +20,7 @@ use shared::{
     telemetry::{
         BenchFound, BenchProgress, Health, KernelBench, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals,
     },
-    topology::{Exclusions, Rolling},
+    topology::{Exclusions, Rolling, Topology},
     units::{Bytes, Nanoseconds},
 };
 use tokio::{
@@ -41,6 +41,8 @@ pub(crate) enum Generation {
     Closes,
     /// Tokens, then a fault.
     Fails(Fault),
+    /// As `Fails` on the first request, as `Tokens` from then on.
+    FailsOnce(Fault),
 }
 
 /// What a node does; all by itself it does everything right.
@@ -95,7 +97,7 @@ pub(crate) fn idle_report(name: &str) -> NodeReport {
         name: name.into(),
         instance: 1,
         supervised: true,
-        recovers: true,
+        recovers: false,
         unix_ms: 0,
         build: "0".into(),
         kernels: "scalar".into(),
@@ -153,6 +155,13 @@ impl FakeNode {
     pub(crate) async fn await_asked(&self, what: &'static str) {
         let mut asked = self.state.asked.subscribe();
         asked.wait_for(|asked| asked.contains(&what)).await.expect("the node runs");
+    }
+
+    /// Serves a topology from now on, and recovers it by itself or not.
+    pub(crate) fn serves(&self, topology: &Topology, member: u16, recovers: bool) {
+        let mut report = lock(&self.state.report);
+        (report.state, report.epoch, report.recovers) = (NodeState::Ready, Epoch(7), recovers);
+        report.topology = Some((topology.clone(), topology.hash(), MemberIndex(member)));
     }
 
     /// The topology that it runs was lost.
@@ -326,14 +335,25 @@ impl State {
         let mut answers = vec![ResponseBody::Started { prompt_token_ids: vec![1, 2], tool_format: ToolFormat::None }];
         answers.extend(TOKENS.iter().skip(resumed).map(|pair| ResponseBody::Token(token(*pair))));
         match &self.script.generation {
-            Generation::Tokens => {
+            Generation::FailsOnce(fault)
+                if self.asked.borrow().iter().filter(|what| **what == "generate").count() == 1 =>
+            {
+                answers.truncate(2);
+                answers.push(ResponseBody::Failed(fault.clone()));
+            }
+            Generation::Tokens | Generation::FailsOnce(_) => {
                 // Text that was held back comes without a token.
                 let rest = TokenEvent { id: None, text: "!".into(), logprobs: Vec::new() };
                 answers.push(ResponseBody::Token(rest));
                 answers.push(ResponseBody::Finished(finished(FinishReason::Length)));
             }
             Generation::UntilCancelled | Generation::Closes => {}
-            Generation::Fails(fault) => answers.push(ResponseBody::Failed(fault.clone())),
+            Generation::Fails(fault) => {
+                if fault.kind.class() == FaultClass::Lost {
+                    lock(&self.report).state = NodeState::Faulted;
+                }
+                answers.push(ResponseBody::Failed(fault.clone()));
+            }
         }
         answers
     }

@@ -1,17 +1,23 @@
-//! One generation on a head: events as they come, cancel when asked to. Where the head is lost, another replica's goes on.
-use std::{pin::pin, sync::Arc, time::Duration};
+//! One generation on a head: events as they come, cancel when asked to. If the head is lost or the topology changes, a head that serves the
+//! same model continues the answer.
+use std::{
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use shared::protocol::{
-    error::{Fault, FaultClass, FaultKind, Loss},
+    error::{Fault, FaultKind, Loss},
+    losses::Losses,
     message::{Generate, Prompt, RequestBody, ResponseBody, TokenEvent},
 };
 use tokio::{
     sync::mpsc::Sender,
-    time::{sleep, timeout},
+    time::{sleep, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{assign::report, event::GenerateEvent, session::Session};
+use super::{assign::report, event::GenerateEvent, resume, session::Session};
 
 /// A head that says nothing for this long is asked for a report: a long prompt and a queue are silent, too.
 const SILENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 500 });
@@ -19,32 +25,75 @@ const SILENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 500 
 const SILENT_MS: u64 = if cfg!(test) { 3000 } else { 2000 };
 /// A cancelled request must end within this.
 const CANCEL: Duration = Duration::from_secs(10);
+/// A search that takes longer than this is announced.
+const MOMENT: Duration = Duration::from_secs(1);
+/// A head that continues the answer is looked for this long, as a gateway does by default.
+const RESUME: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 60 });
 
-/// Runs a request to its end on the first of the nodes; every event goes to `events`, the last is `Finished` or `Failed`. If that one is
-/// lost, the first other one that serves goes on with what is there of the answer, and no text comes twice.
+/// Runs a request to its end on the first of the nodes; every event goes to `events`, the last is `Finished` or `Failed`. If that node is
+/// lost, or the topology changes, the answer continues on whichever of the nodes is a head that serves the model of the request; no text
+/// is sent twice. A request that names no model ends with its first node.
 pub async fn generate(
     nodes: &[Arc<Session>],
     request: Generate,
     cancel: &CancellationToken,
     events: &Sender<GenerateEvent>,
 ) {
-    let mut answer = Answer { request, has_begun: false, rest: None };
-    let mut lost: Option<Fault> = None;
-    for session in nodes {
-        let fault = match run(session, &mut answer, cancel, events).await {
+    let Some(mut session) = nodes.first().cloned() else { return };
+    let (model, numeric) = (request.model.as_deref().copied(), session.identity.numeric);
+    let mut answer = Answer { request, has_begun: false, rest: None, losses: Losses::default() };
+    // The first fault since the latest token: those that follow are its consequences.
+    let mut lost: Option<(Fault, Instant)> = None;
+    loop {
+        let tokens = answer.request.resumed.len();
+        let fault = match run(&session, &mut answer, cancel, events).await {
             Ok(()) => return,
             Err(fault) => fault,
         };
-        let is_loss = matches!(fault.kind.class(), FaultClass::Lost | FaultClass::Unreachable);
-        // Who serves nothing, or is no head, says so at once: what was lost before stays the reason.
-        let may_go_on = !cancel.is_cancelled() && (is_loss || lost.is_some());
-        lost.get_or_insert(fault);
-        if !may_go_on {
-            break;
+        if answer.request.resumed.len() > tokens {
+            lost = None;
         }
+        let is_over = lost.is_none() && answer.is_refused(&fault);
+        let verdict = answer.losses.fail(&fault);
+        let (first, since) = lost.get_or_insert_with(|| (fault, Instant::now()));
+        if let Err(Fault { kind: FaultKind::EndsHeads { heads }, node }) = verdict {
+            let end = Fault::new(&node, FaultKind::EndsHeads { heads });
+            return tell(events, GenerateEvent::Failed(end)).await;
+        }
+        let Some(model) = model.filter(|_| !is_over && verdict.is_ok()) else {
+            return tell(events, GenerateEvent::Failed(first.clone())).await;
+        };
+        let searching = resume::head(nodes, &session.address, &model, numeric);
+        let Some(head) = wait(searching, *since + RESUME, first, cancel, events).await else {
+            return tell(events, GenerateEvent::Failed(first.clone())).await;
+        };
+        session = Arc::clone(&head.session);
+        let (fault, resume::Head { epoch, topology, member, .. }) = (first.clone(), head);
+        tell(events, GenerateEvent::Moved { fault, epoch, topology, head: member }).await;
     }
-    if let Some(fault) = lost {
-        tell(events, GenerateEvent::Failed(fault)).await;
+}
+
+/// Waits for a head until a deadline, and says so if that takes longer than a moment; `None` if there is none or the request is cancelled.
+async fn wait(
+    searching: impl Future<Output = Option<resume::Head>>,
+    deadline: Instant,
+    fault: &Fault,
+    cancel: &CancellationToken,
+    events: &Sender<GenerateEvent>,
+) -> Option<resume::Head> {
+    let mut searching = pin!(timeout_at(deadline.into(), searching));
+    let mut moment = pin!(sleep(MOMENT));
+    let mut is_told = false;
+    loop {
+        tokio::select! {
+            head = &mut searching => return head.ok().flatten(),
+            () = cancel.cancelled() => return None,
+            () = &mut moment, if !is_told => {
+                is_told = true;
+                let seconds = deadline.saturating_duration_since(Instant::now()).as_secs() as u32;
+                tell(events, GenerateEvent::Waits { fault: fault.clone(), seconds }).await;
+            }
+        }
     }
 }
 
@@ -54,6 +103,22 @@ struct Answer {
     has_begun: bool,
     /// Text without a token, until the end is there, too: whoever goes on would tell it again.
     rest: Option<TokenEvent>,
+    losses: Losses,
+}
+
+impl Answer {
+    /// Whether a node refuses to begin it.
+    fn is_refused(&self, fault: &Fault) -> bool {
+        let refuses = matches!(
+            fault.kind,
+            FaultKind::NotHead
+                | FaultKind::Draining
+                | FaultKind::Excluded { .. }
+                | FaultKind::QueueFull { .. }
+                | FaultKind::NotServing { .. }
+        );
+        !self.has_begun && refuses
+    }
 }
 
 async fn run(
@@ -94,6 +159,7 @@ async fn run(
             }
             ResponseBody::Token(token) => match token.id {
                 Some(id) => {
+                    answer.losses.token();
                     answer.request.resumed.push(id);
                     tell(events, GenerateEvent::Token(token)).await;
                 }
@@ -137,3 +203,7 @@ fn patience() -> Duration {
 async fn tell(events: &Sender<GenerateEvent>, event: GenerateEvent) {
     let _ = events.send(event).await;
 }
+
+#[cfg(test)]
+#[path = "generate_tests.rs"]
+mod tests;

@@ -18,6 +18,7 @@ pub mod plan;
 mod previous;
 pub mod recovery;
 pub mod restart;
+mod resume;
 pub mod rotate;
 pub mod session;
 mod shares;

@@ -3,25 +3,18 @@ use std::sync::atomic::AtomicBool;
 
 use shared::{
     ids::Epoch,
-    protocol::{
-        error::{FaultClass, FaultKind, Loss},
-        message::FinishReason,
-    },
+    protocol::error::{FaultClass, FaultKind},
     sampling::SamplingParameters,
     schedule::Choice,
     topology::{Exchange, KvFormat, Layout},
     units::Bytes,
 };
-use tokio::{
-    io::AsyncWriteExt,
-    net::TcpListener,
-    sync::mpsc::{Receiver, channel},
-};
+use tokio::{io::AsyncWriteExt, net::TcpListener, sync::mpsc::channel};
 
 use super::{
     assign::{Assigned, SLOTS_DEFAULT, assign},
     event::RestartStep,
-    fake_node::{FakeNode, Generation, Script, TOKENS},
+    fake_node::{FakeNode, Generation, Script},
     *,
 };
 
@@ -49,7 +42,7 @@ pub(super) fn wanted(ranks: u16) -> Wanted {
     Wanted { layout, weights, layers, model, kv, exchange, collective, context_length: None, slots }
 }
 
-fn request() -> Generate {
+pub(super) fn request() -> Generate {
     let sampling = SamplingParameters::default();
     Generate::new("ROMEO:", 3, sampling, Vec::new())
 }
@@ -118,113 +111,6 @@ async fn a_topology_that_cannot_be_is_refused_before_anything_is_prepared() {
     let fault = assign(&twice, &wanted(3), &|_| ()).await.expect_err("three ranks need three nodes");
     assert!(fault.to_string().contains("tp3 needs 3 nodes"), "{fault}");
     assert!(!nodes[0].asked().contains(&"prepare"));
-}
-
-/// Generates on a node with this script, and returns the text and the last event.
-async fn generates(generation: Generation, cancels: bool) -> (String, GenerateEvent) {
-    let nodes = start(vec![Script { generation, ..Script::default() }]).await;
-    let session = open(&nodes).await.remove(0);
-    let cancel = CancellationToken::new();
-    let (events, mut received) = channel(64);
-    let (running, stop) = (Arc::clone(&session), cancel.clone());
-    tokio::spawn(async move { generate::generate(&[running], request(), &stop, &events).await });
-    let mut text = String::new();
-    while let Some(event) = received.recv().await {
-        match event {
-            GenerateEvent::Started { prompt_token_ids } => assert_eq!(prompt_token_ids, [1, 2]),
-            GenerateEvent::Token(token) => {
-                text.push_str(&token.text);
-                if cancels && token.id == Some(TOKENS[2].0) {
-                    cancel.cancel();
-                }
-            }
-            last => return (text, last),
-        }
-    }
-    panic!("a generation has an end");
-}
-
-#[tokio::test]
-async fn a_generation_streams_its_text_and_ends() {
-    let (text, last) = generates(Generation::Tokens, false).await;
-    assert_eq!(text, "O Romeo!");
-    assert!(matches!(&last, GenerateEvent::Finished(end) if end.reason == FinishReason::Length), "{last:?}");
-}
-
-#[tokio::test]
-async fn a_cancelled_generation_ends_on_the_head_with_what_came() {
-    let (text, last) = generates(Generation::UntilCancelled, true).await;
-    assert_eq!(text, "O Romeo");
-    assert!(matches!(&last, GenerateEvent::Finished(end) if end.reason == FinishReason::Cancelled), "{last:?}");
-}
-
-#[tokio::test]
-async fn a_generation_that_breaks_names_the_node_and_counts_as_lost() {
-    let lost = Fault::new("pi3", FaultKind::NodeLost { how: Loss::Reset });
-    assert_eq!(generates(Generation::Fails(lost.clone()), false).await.1, GenerateEvent::Failed(lost));
-    let (text, last) = generates(Generation::Closes, false).await;
-    assert_eq!(text, "O Romeo");
-    let GenerateEvent::Failed(fault) = last else { panic!("{last:?}") };
-    assert_eq!((fault.node.as_str(), fault.kind.class()), ("pi1", FaultClass::Lost));
-}
-
-#[tokio::test]
-async fn an_answer_whose_head_is_lost_goes_on_at_another_one_and_no_text_comes_twice() {
-    let refuses = Generation::Fails(Fault::new("pi2", FaultKind::NotHead));
-    let scripts = [Generation::Closes, refuses, Generation::Tokens];
-    let nodes = start(scripts.map(|generation| Script { generation, ..Script::default() }).into()).await;
-    let sessions = open(&nodes).await;
-    let (events, mut received) = channel(64);
-    generate::generate(&sessions, request(), &CancellationToken::new(), &events).await;
-    let mut seen = Vec::new();
-    while let Ok(event) = received.try_recv() {
-        seen.push(event);
-    }
-    let text: String = seen.iter().filter_map(|event| text_of(event)).collect();
-    assert_eq!(text, "O Romeo!");
-    assert_eq!(seen.iter().filter(|event| matches!(event, GenerateEvent::Started { .. })).count(), 1);
-    assert!(matches!(seen.last(), Some(GenerateEvent::Finished(_))), "{seen:?}");
-
-    // Nobody else serves: the loss is what is told. Who refuses at once is not passed over.
-    generate::generate(&sessions[..2], request(), &CancellationToken::new(), &events).await;
-    assert_eq!(last_fault(&mut received).kind.class(), FaultClass::Lost);
-    generate::generate(&sessions[1..], request(), &CancellationToken::new(), &events).await;
-    assert_eq!(last_fault(&mut received).kind, FaultKind::NotHead);
-}
-
-fn text_of(event: &GenerateEvent) -> Option<&str> {
-    if let GenerateEvent::Token(token) = event { Some(&token.text) } else { None }
-}
-
-#[track_caller]
-fn last_fault(received: &mut Receiver<GenerateEvent>) -> Fault {
-    let last = std::iter::from_fn(|| received.try_recv().ok()).last();
-    let Some(GenerateEvent::Failed(fault)) = last else { panic!("{last:?}") };
-    fault
-}
-
-#[tokio::test]
-async fn a_silent_head_is_asked_and_waited_for_while_it_answers_and_lost_when_it_does_not() {
-    let busy = Script { generation: Generation::UntilCancelled, ..Script::default() };
-    let nodes = start(vec![busy, Script { is_mute: true, ..Script::default() }]).await;
-    let sessions = open(&nodes).await;
-    let cancel = CancellationToken::new();
-    let (events, mut received) = channel(64);
-    let generating = generate::generate(&sessions[..1], request(), &cancel, &events);
-    let asking = async {
-        nodes[0].await_asked("report").await;
-        cancel.cancel();
-    };
-    tokio::join!(generating, asking);
-    let mut last = None;
-    while let Ok(event) = received.try_recv() {
-        last = Some(event);
-    }
-    assert!(matches!(last, Some(GenerateEvent::Finished(_))), "{last:?}");
-
-    generate::generate(&sessions[1..], request(), &CancellationToken::new(), &events).await;
-    let lost = Fault::new("pi2", FaultKind::NodeLost { how: Loss::Silent });
-    assert_eq!(received.try_recv(), Ok(GenerateEvent::Failed(lost)));
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ use shared::{
     protocol::{
         error::{Fault, FaultKind, Loss},
         handshake::Identity,
+        losses::Losses,
         message::{FinishReason, Finished, Generate, RequestBody, ResponseBody, TokenEvent, ToolFormat},
         session::{Reply, Session},
     },
@@ -22,7 +23,6 @@ use super::{
     Gateway,
     admission::{Claim, Place, Refused},
     error::ApiError,
-    losses::Losses,
     pinned::Pinned,
     request::Wish,
     route::Outcome,

@@ -12,7 +12,6 @@ mod error;
 mod fields;
 mod health;
 mod http;
-mod losses;
 mod metrics;
 mod object;
 mod outline;

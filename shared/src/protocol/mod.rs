@@ -10,6 +10,7 @@ pub mod frame;
 mod golden_tests;
 pub mod handshake;
 pub mod inspect;
+pub mod losses;
 pub mod message;
 mod messages;
 pub mod models;

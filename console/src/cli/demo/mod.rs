@@ -109,7 +109,7 @@ async fn once(
         output::text(&format!("\n{}", options.prompt));
     }
     let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
-    let completion = complete(&first(&sessions, head, &assigned.topology), request, !options.json, interrupts).await?;
+    let completion = complete(&first(&sessions, head), request, !options.json, interrupts).await?;
     if options.json {
         let mut object = object(&completion, (&assigned, head), seed, false);
         object["nodes"] = json!(addresses);

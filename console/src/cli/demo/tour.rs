@@ -208,7 +208,7 @@ impl Tour<'_> {
         };
         // Signals are heard by who runs the steps.
         let mut none = Interrupts::deaf();
-        let done = complete(&first(&sessions, head, &topology), request, false, &mut none).await?;
+        let done = complete(&first(&sessions, head), request, false, &mut none).await?;
         let times = &done.finished.times;
         let (ttft, rate) = (times.ttft_ms(), times.decode_tokens_per_second());
         let count = done.token_ids.len();

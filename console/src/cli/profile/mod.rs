@@ -51,7 +51,7 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
     let before = interrupts.end(later(&sessions[replica.clone()], 0)).await?;
     // Steps are counted by the head: what came before this request has lower numbers on every rank.
     let seen = before.iter().flatten().map(|record| record.step).max().unwrap_or(0);
-    let completion = complete(&first(&sessions, head, &assigned.topology), request, false, &mut interrupts).await?;
+    let completion = complete(&first(&sessions, head), request, false, &mut interrupts).await?;
     let records = interrupts.end(later(&sessions[replica.clone()], seen)).await?;
     let members = &assigned.topology.members[replica.clone()];
     let names: Vec<String> = members.iter().map(|member| output::clean(&member.name)).collect();

@@ -1,17 +1,17 @@
 //! Whether an answer that a head failed is continued, and how often: a request that ends the heads that get it is not carried from one
-//! to the next. Pure.
-use shared::protocol::error::{Fault, FaultClass, FaultKind, Loss};
+//! to the next. For gateways and consoles. Pure.
+use super::error::{Fault, FaultClass, FaultKind, Loss};
 
 /// Heads that may be lost one after another over one request without a token between.
 const HEADS_MAX: u32 = 2;
 
 /// Heads that were lost over one request since its latest token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Losses(u32);
+pub struct Losses(u32);
 
 impl Losses {
     /// A token came: the request itself ends nothing.
-    pub(super) fn token(&mut self) {
+    pub fn token(&mut self) {
         self.0 = 0;
     }
 
@@ -19,7 +19,7 @@ impl Losses {
     ///
     /// # Errors
     /// What ends the answer: the fault, or that too many heads were lost over it.
-    pub(super) fn fail(&mut self, fault: &Fault) -> Result<bool, Fault> {
+    pub fn fail(&mut self, fault: &Fault) -> Result<bool, Fault> {
         let kind = &fault.kind;
         let elsewhere = matches!(
             kind,
@@ -41,7 +41,7 @@ impl Losses {
 }
 
 /// Whether a replica is to blame.
-pub(super) fn is_lost(kind: &FaultKind) -> bool {
+fn is_lost(kind: &FaultKind) -> bool {
     matches!(kind.class(), FaultClass::Lost | FaultClass::Unreachable) || matches!(kind, FaultKind::NotServing { .. })
 }
 

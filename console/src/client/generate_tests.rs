@@ -1,0 +1,187 @@
+//! Generations on nodes that do what their script says, and how answers continue.
+use shared::{
+    ids::{Epoch, ModelIdentity},
+    protocol::{error::FaultClass, message::FinishReason},
+    topology::Topology,
+};
+use tokio::sync::mpsc::channel;
+
+use super::{
+    super::{
+        fake_node::{FakeNode, Generation, Script, TOKENS},
+        tests::{open, request, start},
+    },
+    *,
+};
+
+/// Generates on a node with this script, and returns the text and the last event.
+async fn generates(generation: Generation, cancels: bool) -> (String, GenerateEvent) {
+    let nodes = start(vec![Script { generation, ..Script::default() }]).await;
+    let session = open(&nodes).await.remove(0);
+    let cancel = CancellationToken::new();
+    let (events, mut received) = channel(64);
+    let (running, stop) = (Arc::clone(&session), cancel.clone());
+    tokio::spawn(async move { generate(&[running], request(), &stop, &events).await });
+    let mut text = String::new();
+    while let Some(event) = received.recv().await {
+        match event {
+            GenerateEvent::Started { prompt_token_ids } => assert_eq!(prompt_token_ids, [1, 2]),
+            GenerateEvent::Token(token) => {
+                text.push_str(&token.text);
+                if cancels && token.id == Some(TOKENS[2].0) {
+                    cancel.cancel();
+                }
+            }
+            last => return (text, last),
+        }
+    }
+    panic!("a generation has an end");
+}
+
+#[tokio::test]
+async fn a_generation_streams_its_text_and_ends() {
+    let (text, last) = generates(Generation::Tokens, false).await;
+    assert_eq!(text, "O Romeo!");
+    assert!(matches!(&last, GenerateEvent::Finished(end) if end.reason == FinishReason::Length), "{last:?}");
+}
+
+#[tokio::test]
+async fn a_cancelled_generation_ends_on_the_head_with_what_came() {
+    let (text, last) = generates(Generation::UntilCancelled, true).await;
+    assert_eq!(text, "O Romeo");
+    assert!(matches!(&last, GenerateEvent::Finished(end) if end.reason == FinishReason::Cancelled), "{last:?}");
+}
+
+#[tokio::test]
+async fn a_generation_that_breaks_names_the_node_and_counts_as_lost() {
+    let lost = Fault::new("pi3", FaultKind::NodeLost { how: Loss::Reset });
+    assert_eq!(generates(Generation::Fails(lost.clone()), false).await.1, GenerateEvent::Failed(lost));
+    let (text, last) = generates(Generation::Closes, false).await;
+    assert_eq!(text, "O Romeo");
+    let GenerateEvent::Failed(fault) = last else { panic!("{last:?}") };
+    assert_eq!((fault.node.as_str(), fault.kind.class()), ("pi1", FaultClass::Lost));
+}
+
+/// A replica on each of the nodes; all of them report it.
+fn serve(nodes: &[FakeNode], recovers: bool) -> Topology {
+    let mut topology = crate::fixtures::topology();
+    topology.members.truncate(nodes.len());
+    topology.layout = format!("dp{}-tp1", nodes.len()).parse().expect("a layout");
+    for (node, member) in nodes.iter().zip(0..) {
+        node.serves(&topology, member, recovers);
+    }
+    topology
+}
+
+/// Runs a request for the model of a topology; returns its events.
+async fn events(sessions: &[Arc<Session>], topology: &Topology) -> Vec<GenerateEvent> {
+    let (events, mut received) = channel(64);
+    let request = Generate { model: Some(topology.roots().into()), ..request() };
+    generate(sessions, request, &CancellationToken::new(), &events).await;
+    std::iter::from_fn(|| received.try_recv().ok()).collect()
+}
+
+/// Text, starts, and the epochs that continue it.
+fn summary(seen: &[GenerateEvent]) -> (String, usize, Vec<Epoch>) {
+    let starts = seen.iter().filter(|event| matches!(event, GenerateEvent::Started { .. })).count();
+    let moved =
+        |event: &GenerateEvent| if let GenerateEvent::Moved { epoch, .. } = event { Some(*epoch) } else { None };
+    (seen.iter().filter_map(text_of).collect(), starts, seen.iter().filter_map(moved).collect())
+}
+
+fn fault(seen: &[GenerateEvent]) -> &Fault {
+    let Some(GenerateEvent::Failed(fault)) = seen.last() else { panic!("{seen:?}") };
+    fault
+}
+
+#[tokio::test]
+async fn an_answer_whose_head_is_lost_goes_on_at_another_one_and_no_text_comes_twice() {
+    let refuses = Generation::Fails(Fault::new("pi2", FaultKind::NotHead));
+    let scripts = [Generation::Closes, refuses, Generation::Tokens];
+    let nodes = start(scripts.map(|generation| Script { generation, ..Script::default() }).into()).await;
+    let sessions = open(&nodes).await;
+    let topology = serve(&nodes, true);
+    nodes[0].forget();
+    let seen = events(&sessions, &topology).await;
+    let (text, starts, moved) = summary(&seen);
+    assert_eq!((text.as_str(), starts), ("O Romeo!", 1));
+    assert!(matches!(seen.last(), Some(GenerateEvent::Finished(_))), "{seen:?}");
+    assert!(!moved.is_empty());
+
+    // Nobody else serves: the loss is what is told. Who refuses at once is not passed over.
+    let alone = serve(&nodes[..1], false);
+    nodes[0].forget();
+    assert_eq!(fault(&events(&sessions[1..2], &alone).await).kind, FaultKind::NotHead);
+}
+
+#[tokio::test]
+async fn an_answer_that_another_topology_ends_goes_on_in_it() {
+    let superseded = Fault::new("pi1", FaultKind::Superseded { epoch: Epoch(7), by: "pi1".into() });
+    let nodes = start(vec![Script { generation: Generation::FailsOnce(superseded), ..Script::default() }]).await;
+    let topology = serve(&nodes, true);
+    let seen = events(&open(&nodes).await, &topology).await;
+    assert_eq!(summary(&seen), ("O Romeo!".into(), 1, vec![Epoch(7)]));
+    assert!(matches!(seen.last(), Some(GenerateEvent::Finished(_))), "{seen:?}");
+}
+
+#[tokio::test]
+async fn no_other_model_continues_an_answer_and_nobody_waits_where_nothing_recovers() {
+    let left = Fault::new("pi1", FaultKind::NodeLost { how: Loss::Left });
+    let nodes = start(vec![Script { generation: Generation::FailsOnce(left.clone()), ..Script::default() }]).await;
+    let mut topology = serve(&nodes, false);
+    topology.identity = ModelIdentity([9; 32]);
+    let seen = events(&open(&nodes).await, &topology).await;
+    assert_eq!(fault(&seen), &left);
+
+    // Where nodes recover it is waited for, and said, and the loss is what is told.
+    let nodes = start(vec![Script { generation: Generation::FailsOnce(left.clone()), ..Script::default() }]).await;
+    let other = serve(&nodes, true);
+    topology.layout = other.layout;
+    let seen = events(&open(&nodes).await, &topology).await;
+    assert!(seen.iter().any(|event| matches!(event, GenerateEvent::Waits { seconds: 0..=2, .. })), "{seen:?}");
+    assert_eq!(fault(&seen), &left);
+}
+
+#[tokio::test]
+async fn a_request_that_ends_two_heads_before_a_token_is_not_carried_to_a_third() {
+    let hangs = |node: &str| Generation::Fails(Fault::new(node, FaultKind::NodeLost { how: Loss::Stalled }));
+    let scripts = ["pi1", "pi2", "pi3"].map(|node| Script { generation: hangs(node), ..Script::default() });
+    let nodes = start(scripts.into()).await;
+    let topology = serve(&nodes, true);
+    let request =
+        Generate { resumed: TOKENS.map(|(id, _)| id).into(), model: Some(topology.roots().into()), ..request() };
+    let (events, mut received) = channel(64);
+    generate(&open(&nodes).await, request, &CancellationToken::new(), &events).await;
+    let seen: Vec<_> = std::iter::from_fn(|| received.try_recv().ok()).collect();
+    assert_eq!(fault(&seen).kind, FaultKind::EndsHeads { heads: 2 });
+    let asked = nodes.iter().flat_map(|node| node.asked()).filter(|what| *what == "generate").count();
+    assert_eq!(asked, 2);
+}
+
+fn text_of(event: &GenerateEvent) -> Option<&str> {
+    if let GenerateEvent::Token(token) = event { Some(&token.text) } else { None }
+}
+
+#[tokio::test]
+async fn a_silent_head_is_asked_and_waited_for_while_it_answers_and_lost_when_it_does_not() {
+    let busy = Script { generation: Generation::UntilCancelled, ..Script::default() };
+    let nodes = start(vec![busy, Script { is_mute: true, ..Script::default() }]).await;
+    let sessions = open(&nodes).await;
+    let cancel = CancellationToken::new();
+    let (events, mut received) = channel(64);
+    let generating = generate(&sessions[..1], request(), &cancel, &events);
+    let asking = async {
+        nodes[0].await_asked("report").await;
+        cancel.cancel();
+    };
+    tokio::join!(generating, asking);
+    let mut last = None;
+    while let Ok(event) = received.try_recv() {
+        last = Some(event);
+    }
+    assert!(matches!(last, Some(GenerateEvent::Finished(_))), "{last:?}");
+
+    generate(&sessions[1..], request(), &CancellationToken::new(), &events).await;
+    let lost = Fault::new("pi2", FaultKind::NodeLost { how: Loss::Silent });
+    assert_eq!(received.try_recv(), Ok(GenerateEvent::Failed(lost)));
+}
