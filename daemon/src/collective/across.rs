@@ -72,7 +72,7 @@ impl AcrossLinks {
     ) -> io::Result<Self> {
         let far = |(member, socket)| {
             let (backlog, spare) = (VecDeque::new(), Vec::new());
-            Ok(Far { member, peer: Peer::new(socket, false)?, backlog, backlog_bytes: 0, spare })
+            Ok(Far { member, peer: Peer::new(socket, false, None)?, backlog, backlog_bytes: 0, spare })
         };
         let links = sockets.into_iter().map(far).collect::<io::Result<Vec<_>>>()?;
         Ok(Self { own, epoch, hash, links, calls: Calls::default(), reads })

@@ -14,7 +14,7 @@ use nix::{
     sys::{
         socket::{
             ControlMessageOwned, MsgFlags, UnixAddr, recv, recvmsg, send, sendmsg, setsockopt,
-            sockopt::{ReceiveTimestampns, TcpCongestion},
+            sockopt::{RcvBuf, ReceiveTimestampns, TcpCongestion},
         },
         time::TimeSpec,
     },
@@ -100,14 +100,17 @@ struct Arrived {
 }
 
 impl Peer {
-    /// `is_timed`: hand-overs come here, and when they come is asked of the system.
-    pub(super) fn new((stream, seals): Socket, is_timed: bool) -> io::Result<Self> {
+    /// `is_timed`: hand-overs come here, and when they come is asked of the system. `window`: bytes that may be on their way to this rank.
+    pub(super) fn new((stream, seals): Socket, is_timed: bool, window: Option<usize>) -> io::Result<Self> {
         // Each call says itself whether it waits.
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(READ_SLEEP))?;
-        // Where the system allows neither, its default has to do.
+        // Where the system allows none of them, its default has to do.
         let _ = CONGESTION.iter().any(|name| setsockopt(&stream, TcpCongestion, &OsString::from(name)).is_ok());
+        if let Some(window) = window {
+            let _ = setsockopt(&stream, RcvBuf, &window);
+        }
         let (out, input, now) = (Vec::new(), vec![0; READ_BYTES_MIN], Instant::now());
         let (front, read_at, begun_at, heard) = (None, now, now, None);
         let arrived = is_timed.then(|| Arrived { at: Nanoseconds(0), words: cmsg_space!(TimeSpec) });

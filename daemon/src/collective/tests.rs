@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::socket::{getsockopt, sockopt::RcvBuf};
 use shared::{
     ids::{Epoch, LayerIndex, Rank, TopologyHash},
     protocol::{
@@ -440,4 +441,19 @@ fn links_are_timed_as_the_first_rank_orders_and_steps_go_on_behind() {
         assert!(matches!(error, CollectiveError::Closed(_)), "{error}");
         assert_eq!(at, step + 1, "every order was a step, and no rank was at another");
     }
+}
+
+#[test]
+fn what_is_under_way_to_a_rank_is_bounded_where_several_send_at_once() {
+    let buffer = |world: usize| {
+        let streams = sockets(world, &pair).swap_remove(0);
+        let seat = Seat { own: Rank(0), stage: 0..world as u16, epoch: WHO.0, hash: WHO.1 };
+        let links =
+            Links::new(seat, streams, Arc::new(Abort::new().expect("a descriptor")), false).expect("good sockets");
+        let socket = links.descriptor(Rank(1)).expect("a link");
+        // Linux tells twice what it was asked for.
+        getsockopt(&socket, RcvBuf).expect("an option") / 2
+    };
+    assert_eq!([5, 16].map(buffer), [64 << 10, (256 << 10) / 15]);
+    assert!(buffer(2) >= 64 << 10, "a lone sender has what the system gives");
 }
