@@ -4,8 +4,11 @@ values is hidden behind the computing of a prompt, and what running answers noti
 
 usage: tests/netns/disaggregation.py [--prefill 2] [--decode 1] [--tokens 512,1024] [--long 4096] [--rounds 3] [--shape qwen3-0.6b] [--json]
 
+       tests/netns/disaggregation.py --bench 1,4 [--prompts 128,512,..] [--rounds 3]
+
 Hidden: the visible part of the transfer beside that of a run in which nothing leaves before all is computed. The tokens of both runs must
-be those of the decode group alone. Fails below 90 % hidden, or where the p95 of the time between tokens grows by more than 10 %.
+be those of the decode group alone. Fails below 90 % hidden, or where the p95 of the time between tokens grows by more than 10 %. --bench prints the
+tables of `console bench disagg` on two nodes, each with so many answers that run meanwhile.
 """
 import argparse
 import json
@@ -93,6 +96,20 @@ def gaps(arguments, model, topology, nodes):
     return {"alone_ms": p95(alone[begin : len(beside)]), "beside_ms": p95(beside[begin:]), "gaps": len(beside) - begin, "ttft_ms": timings["ttft_ms"]}
 
 
+def bench(arguments, model):
+    """Prints the tables; the exit code is that of the commands."""
+    codes = []
+    with Network(2, arguments.rate) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
+        network.add_daemons(cluster, bramble.QUIET + "mdns = false\nthreads = 1\n", pin=True)
+        nodes = ",".join(daemon.address for daemon in cluster.daemons)
+        for running in arguments.bench:
+            print(f"{running} answers run meanwhile:", flush=True)
+            command = [bramble.program("console"), "bench", "disagg", "--nodes", nodes, "--model", os.path.basename(model), "--yes"]
+            command += ["--prompts", arguments.prompts, "--running", str(running), "--repeats", str(arguments.rounds)]
+            codes.append(subprocess.run([*network.enter(), *command], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode)
+    return max(codes)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = lambda text: [int(part) for part in text.split(",")]
@@ -105,10 +122,14 @@ def main():
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--models", default=os.path.join(bramble.ROOT, "target", "models"), metavar="DIR")
+    parser.add_argument("--bench", type=numbers)
+    parser.add_argument("--prompts", default="128,512,1024,2048,4096,8192")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     bramble.favour()
     model = os.path.abspath(bramble.model(arguments.shape, "q4_0", arguments.models))
+    if arguments.bench:
+        sys.exit(bench(arguments, model))
     streamed, at_end = (transfers(arguments, model, at_end) for at_end in (False, True))
     rows, is_good = [], True
     for tokens in arguments.tokens:
