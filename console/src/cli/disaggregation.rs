@@ -1,7 +1,7 @@
 //! `console bench disagg`: the same nodes with a prefill group and without, for prompts of several lengths beside running answers: when
 //! the first token comes, what the answers notice, and whether the roles are worth it.
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -10,7 +10,10 @@ use serde_json::{Value, json};
 use shared::{
     ids::MemberIndex,
     latency::ratio,
-    protocol::message::{Generate, Prompt},
+    protocol::{
+        error::Fault,
+        message::{Generate, Prompt},
+    },
     sampling::SamplingParameters,
     topology::{Layout, spec::KV_BLOCK_LENGTH},
 };
@@ -195,13 +198,17 @@ struct Answers {
     tokens: Vec<Arc<Mutex<Vec<Instant>>>>,
     tasks: JoinSet<()>,
     cancel: CancellationToken,
+    /// What ended one of them.
+    fault: Arc<OnceLock<Fault>>,
 }
 
 impl Answers {
     fn start(sessions: &[Arc<Session>], layout: Layout, (count, context): (u16, u32)) -> Self {
         let heads: Vec<MemberIndex> = layout.heads().collect();
         let (cancel, mut tasks, mut tokens) = (CancellationToken::new(), JoinSet::new(), Vec::new());
+        let fault = Arc::new(OnceLock::new());
         for index in 0..usize::from(count) {
+            let fault = Arc::clone(&fault);
             let session = Arc::clone(&sessions[heads[index % heads.len()].index()]);
             let (cancel, times) = (cancel.clone(), Arc::new(Mutex::new(Vec::new())));
             tokens.push(Arc::clone(&times));
@@ -214,7 +221,10 @@ impl Answers {
                         while let Some(event) = received.recv().await {
                             match event {
                                 GenerateEvent::Token(token) if token.id.is_some() => lock(&times).push(Instant::now()),
-                                GenerateEvent::Failed(_) => return cancel.cancel(),
+                                GenerateEvent::Failed(found) => {
+                                    fault.get_or_init(|| found);
+                                    return cancel.cancel();
+                                }
                                 GenerateEvent::Finished(_) => return,
                                 _ => {}
                             }
@@ -224,14 +234,17 @@ impl Answers {
                 }
             });
         }
-        Self { tokens, tasks, cancel }
+        Self { tokens, tasks, cancel, fault }
     }
 
     /// Waits until each has said so much.
     async fn wait(&self, count: usize) -> Result<(), Failure> {
         let begin = Instant::now();
         while self.tokens.iter().any(|times| lock(times).len() < count) {
-            if begin.elapsed() > BEGIN || self.cancel.is_cancelled() {
+            if let Some(fault) = self.fault.get() {
+                return Err(fault.clone().into());
+            }
+            if begin.elapsed() > BEGIN {
                 let message = format!("the running answers did not say {count} tokens within {} s", BEGIN.as_secs());
                 return Err(Failure::State { message, next: "look at the nodes with console status" });
             }
