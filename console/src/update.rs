@@ -428,7 +428,7 @@ fn on_generate(state: &mut State, event: GenerateEvent) {
         GenerateEvent::Finished(_) | GenerateEvent::Failed(_) => {}
         GenerateEvent::Waits { fault, seconds } => {
             state.notice =
-                Some(clean_line(&format!("the answer waits up to {seconds} s for a head that continues it: {fault}")));
+                Some(clean_line(&format!("waiting up to {seconds} s for a head to continue the answer: {fault}")));
         }
         GenerateEvent::Moved { fault, topology, head, .. } => {
             let node = topology.members.get(head.index()).map_or("?", |member| &member.name);

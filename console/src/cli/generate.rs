@@ -43,7 +43,7 @@ pub(super) struct Completion {
     pub(super) finished: Finished,
     /// How often another head continued the answer.
     pub(super) resumed: u32,
-    /// The topology and head that ended it, if they are not those that began it.
+    /// The topology and head that finished it, if another one started it.
     pub(super) moved: Option<(Assigned, MemberIndex)>,
     /// The exit code of the signal that ended it early.
     pub(super) interrupted: Option<u8>,
@@ -82,10 +82,8 @@ pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
             reason(completion.finished.reason)
         ));
         if completion.resumed > 0 {
-            output::note(&format!(
-                "resumed {} times on another head or topology; times since the latest",
-                completion.resumed
-            ));
+            let (count, plural) = (completion.resumed, if completion.resumed == 1 { "" } else { "s" });
+            output::note(&format!("resumed {count} time{plural}; the times cover the part since the last one"));
         }
     }
     Ok(completion.interrupted.unwrap_or(0))
@@ -177,7 +175,7 @@ pub(super) async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Resu
     Ok(least_loaded(topology, |head| requests[head.index()]).unwrap_or(MemberIndex(0)))
 }
 
-/// All sessions, that of `head` in front: if it is lost, another node may become head and continue.
+/// All sessions, the head's first: if the head is lost, any of the others may continue the answer.
 pub(super) fn first(sessions: &[Arc<Session>], head: MemberIndex) -> Vec<Arc<Session>> {
     let mut sessions = sessions.to_vec();
     sessions[..=head.index()].rotate_right(1);
@@ -263,7 +261,7 @@ impl Gathered {
             }
             GenerateEvent::Waits { fault, seconds } => {
                 output::note(&output::clean(&format!(
-                    "{fault}; waiting up to {seconds} s for a head that continues the answer"
+                    "{fault}; waiting up to {seconds} s for a head to continue the answer (Ctrl-C cancels)"
                 )));
             }
             GenerateEvent::Moved { fault, epoch, topology, head } => {
@@ -300,7 +298,7 @@ pub(super) fn reason(reason: FinishReason) -> &'static str {
     }
 }
 
-/// The object of `--json`. `begun` is what the answer began on.
+/// The object of `--json`. `begun`: the assignment and head that started the answer.
 pub(super) fn object(
     completion: &Completion,
     begun: (&Assigned, MemberIndex),

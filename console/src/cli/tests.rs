@@ -113,7 +113,7 @@ async fn generate_exits_with_0_1_3_4_or_5_and_names_the_node() {
 
     let closes = Script { generation: Generation::Closes, ..Script::default() };
     let (code, error) = generate_on(closes).await;
-    // It closes again when the answer goes on there.
+    // The node closes the resumed request as well.
     assert_eq!((code, &error["code"], &error["node"]), (1, &"request_ends_heads".into(), &"pi2".into()));
     let refuses = Script { prepare: Some(FaultKind::Draining), ..Script::default() };
     let (code, error) = generate_on(refuses).await;

@@ -112,22 +112,22 @@ pub enum GenerateEvent {
     Finished(Box<Finished>),
     /// The end by a fault.
     Failed(Fault),
-    /// The head was lost, or the topology changed; a head that continues the answer is looked for.
+    /// The head was lost or the topology changed, and no head that continues the answer has been found yet.
     Waits {
-        /// Why.
+        /// What interrupted the answer.
         fault: Fault,
-        /// For so many seconds at most.
+        /// Seconds until the search ends.
         seconds: u32,
     },
-    /// Another head continues the answer, or the same one in another topology.
+    /// Another head continues the answer, or the same head in another topology.
     Moved {
-        /// Why.
+        /// What interrupted the answer.
         fault: Fault,
-        /// The assignment that continues it.
+        /// The epoch of the topology.
         epoch: Epoch,
-        /// Its topology.
+        /// The topology that continues the answer.
         topology: Box<Topology>,
-        /// Its head.
+        /// The head in that topology.
         head: MemberIndex,
     },
 }

@@ -25,9 +25,9 @@ const SILENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 500 
 const SILENT_MS: u64 = if cfg!(test) { 3000 } else { 2000 };
 /// A cancelled request must end within this.
 const CANCEL: Duration = Duration::from_secs(10);
-/// A search that takes longer than this is announced.
+/// A search that takes longer than this is reported.
 const MOMENT: Duration = Duration::from_secs(1);
-/// A head that continues the answer is looked for this long, as a gateway does by default.
+/// Longest search for a head that continues the answer: a gateway's default.
 const RESUME: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 60 });
 
 /// Runs a request to its end on the first of the nodes; every event goes to `events`, the last is `Finished` or `Failed`. If that node is
@@ -42,7 +42,7 @@ pub async fn generate(
     let Some(mut session) = nodes.first().cloned() else { return };
     let (model, numeric) = (request.model.as_deref().copied(), session.identity.numeric);
     let mut answer = Answer { request, has_begun: false, rest: None, losses: Losses::default() };
-    // The first fault since the latest token: those that follow are its consequences.
+    // The first fault since the latest token; the faults after it are its consequences.
     let mut lost: Option<(Fault, Instant)> = None;
     loop {
         let tokens = answer.request.resumed.len();
@@ -53,17 +53,22 @@ pub async fn generate(
         if answer.request.resumed.len() > tokens {
             lost = None;
         }
-        let is_over = lost.is_none() && answer.is_refused(&fault);
-        let verdict = answer.losses.fail(&fault);
-        let (first, since) = lost.get_or_insert_with(|| (fault, Instant::now()));
-        if let Err(Fault { kind: FaultKind::EndsHeads { heads }, node }) = verdict {
-            let end = Fault::new(&node, FaultKind::EndsHeads { heads });
+        if let Err(end) = answer.losses.fail(&fault) {
             return tell(events, GenerateEvent::Failed(end)).await;
         }
-        let Some(model) = model.filter(|_| !is_over && verdict.is_ok()) else {
+        let is_again = lost.is_some();
+        let is_over = !is_again && answer.is_refused(&fault);
+        let (first, since) = lost.get_or_insert_with(|| (fault, Instant::now()));
+        let Some(model) = model.filter(|_| !is_over) else {
             return tell(events, GenerateEvent::Failed(first.clone())).await;
         };
-        let searching = resume::head(nodes, &session.address, &model, numeric);
+        let searching = async {
+            if is_again {
+                // A head that reports that it serves refused a moment ago.
+                sleep(resume::PAUSE).await;
+            }
+            resume::head(nodes, &session.address, &model, numeric).await
+        };
         let Some(head) = wait(searching, *since + RESUME, first, cancel, events).await else {
             return tell(events, GenerateEvent::Failed(first.clone())).await;
         };
@@ -73,7 +78,7 @@ pub async fn generate(
     }
 }
 
-/// Waits for a head until a deadline, and says so if that takes longer than a moment; `None` if there is none or the request is cancelled.
+/// Waits for a head until a deadline, and reports that if it takes longer than [`MOMENT`]; `None` without a head or if the request is cancelled.
 async fn wait(
     searching: impl Future<Output = Option<resume::Head>>,
     deadline: Instant,
@@ -86,8 +91,9 @@ async fn wait(
     let mut is_told = false;
     loop {
         tokio::select! {
-            head = &mut searching => return head.ok().flatten(),
+            biased;
             () = cancel.cancelled() => return None,
+            head = &mut searching => return head.ok().flatten(),
             () = &mut moment, if !is_told => {
                 is_told = true;
                 let seconds = deadline.saturating_duration_since(Instant::now()).as_secs() as u32;
@@ -107,7 +113,7 @@ struct Answer {
 }
 
 impl Answer {
-    /// Whether a node refuses to begin it.
+    /// Whether the node refused the request before it started.
     fn is_refused(&self, fault: &Fault) -> bool {
         let refuses = matches!(
             fault.kind,

@@ -75,8 +75,17 @@ fn serve(nodes: &[FakeNode], recovers: bool) -> Topology {
 
 /// Runs a request for the model of a topology; returns its events.
 async fn events(sessions: &[Arc<Session>], topology: &Topology) -> Vec<GenerateEvent> {
-    let (events, mut received) = channel(64);
-    let request = Generate { model: Some(topology.roots().into()), ..request() };
+    events_of(request(), sessions, topology).await
+}
+
+/// As [`events`], of an answer with all of its tokens: a head sends no further one.
+async fn events_of_rest(sessions: &[Arc<Session>], topology: &Topology) -> Vec<GenerateEvent> {
+    events_of(Generate { resumed: TOKENS.map(|(id, _)| id).into(), ..request() }, sessions, topology).await
+}
+
+async fn events_of(request: Generate, sessions: &[Arc<Session>], topology: &Topology) -> Vec<GenerateEvent> {
+    let (events, mut received) = channel(256);
+    let request = Generate { model: Some(topology.roots().into()), ..request };
     generate(sessions, request, &CancellationToken::new(), &events).await;
     std::iter::from_fn(|| received.try_recv().ok()).collect()
 }
@@ -108,7 +117,7 @@ async fn an_answer_whose_head_is_lost_goes_on_at_another_one_and_no_text_comes_t
     assert!(matches!(seen.last(), Some(GenerateEvent::Finished(_))), "{seen:?}");
     assert!(!moved.is_empty());
 
-    // Nobody else serves: the loss is what is told. Who refuses at once is not passed over.
+    // A head that refuses a request before it starts ends it: only a lost request is resumed.
     let alone = serve(&nodes[..1], false);
     nodes[0].forget();
     assert_eq!(fault(&events(&sessions[1..2], &alone).await).kind, FaultKind::NotHead);
@@ -133,7 +142,7 @@ async fn no_other_model_continues_an_answer_and_nobody_waits_where_nothing_recov
     let seen = events(&open(&nodes).await, &topology).await;
     assert_eq!(fault(&seen), &left);
 
-    // Where nodes recover it is waited for, and said, and the loss is what is told.
+    // If nodes recover by themselves, the console announces that it waits, and reports the loss in the end.
     let nodes = start(vec![Script { generation: Generation::FailsOnce(left.clone()), ..Script::default() }]).await;
     let other = serve(&nodes, true);
     topology.layout = other.layout;
@@ -143,16 +152,39 @@ async fn no_other_model_continues_an_answer_and_nobody_waits_where_nothing_recov
 }
 
 #[tokio::test]
+async fn heads_that_refuse_to_resume_are_asked_with_pauses_until_the_deadline() {
+    let full = |node: &str| Fault::new(node, FaultKind::QueueFull { limit: 8 });
+    let lost = Fault::new("pi1", FaultKind::NodeLost { how: Loss::Left });
+    let mut scripts = vec![Script { generation: Generation::FailsOnce(lost.clone()), ..Script::default() }];
+    scripts
+        .extend(["pi2", "pi3"].map(|node| Script { generation: Generation::Fails(full(node)), ..Script::default() }));
+    let nodes = start(scripts).await;
+    let topology = serve(&nodes, true);
+    nodes[0].forget();
+    let seen = events_of_rest(&open(&nodes).await, &topology).await;
+    assert_eq!(fault(&seen), &lost, "the loss is the cause, the refusals follow from it");
+    let asked = nodes.iter().flat_map(|node| node.asked()).filter(|what| *what == "generate").count();
+    assert!((4..30).contains(&asked), "{asked} requests in 2 s");
+}
+
+#[tokio::test]
+async fn a_head_that_cannot_resume_an_answer_says_why() {
+    let lost = Fault::new("pi1", FaultKind::NodeLost { how: Loss::Left });
+    let long = Fault::new("pi2", FaultKind::PromptTooLong { tokens: 9, context: 8 });
+    let scripts = [Generation::FailsOnce(lost), Generation::Fails(long.clone())];
+    let nodes = start(scripts.map(|generation| Script { generation, ..Script::default() }).into()).await;
+    let topology = serve(&nodes, true);
+    nodes[0].forget();
+    assert_eq!(fault(&events_of_rest(&open(&nodes).await, &topology).await), &long);
+}
+
+#[tokio::test]
 async fn a_request_that_ends_two_heads_before_a_token_is_not_carried_to_a_third() {
     let hangs = |node: &str| Generation::Fails(Fault::new(node, FaultKind::NodeLost { how: Loss::Stalled }));
     let scripts = ["pi1", "pi2", "pi3"].map(|node| Script { generation: hangs(node), ..Script::default() });
     let nodes = start(scripts.into()).await;
     let topology = serve(&nodes, true);
-    let request =
-        Generate { resumed: TOKENS.map(|(id, _)| id).into(), model: Some(topology.roots().into()), ..request() };
-    let (events, mut received) = channel(64);
-    generate(&open(&nodes).await, request, &CancellationToken::new(), &events).await;
-    let seen: Vec<_> = std::iter::from_fn(|| received.try_recv().ok()).collect();
+    let seen = events_of_rest(&open(&nodes).await, &topology).await;
     assert_eq!(fault(&seen).kind, FaultKind::EndsHeads { heads: 2 });
     let asked = nodes.iter().flat_map(|node| node.asked()).filter(|what| *what == "generate").count();
     assert_eq!(asked, 2);

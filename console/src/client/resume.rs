@@ -17,10 +17,10 @@ use super::{
     session::{self, Session},
 };
 
-/// A node must answer within this, or is asked in the next round.
+/// A node that does not answer within this is asked again in the next round.
 const ANSWER: Duration = Duration::from_millis(500);
-/// Between two rounds of questions.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Pause between two rounds.
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
 /// A node that is head of a replica that serves.
 #[derive(Debug)]
@@ -31,8 +31,8 @@ pub(super) struct Head {
     pub(super) member: MemberIndex,
 }
 
-/// The first of the nodes that becomes head of a replica with this model and numeric version; nodes that went away are dialed again, and
-/// `failed` is asked after the others. `None` as soon as nodes answer and none of them recovers topologies by itself.
+/// Asks all nodes until one of them is head of a replica with this model and numeric version. Nodes whose session broke are dialed again;
+/// the node at the address `failed` is asked last. `None` if nodes answer and none of them recovers topologies by itself.
 pub(super) async fn head(nodes: &[Arc<Session>], failed: &str, model: &ModelRoots, numeric: u32) -> Option<Head> {
     let mut sessions = nodes.to_vec();
     loop {
@@ -73,7 +73,7 @@ async fn look(session: &mut Arc<Session>) -> Result<NodeReport, Fault> {
     report(session).await
 }
 
-/// What a node serves as head; `None` if it is none, has another model, or a member of its replica is excluded.
+/// The topology that a node heads; `None` if it is no head, serves another model, or a member of its replica is excluded.
 fn serves(report: NodeReport, model: &ModelRoots) -> Option<(Epoch, Box<Topology>, MemberIndex)> {
     let is_up = report.fault.is_none() && matches!(report.state, NodeState::Ready | NodeState::Serving);
     let (topology, _, member) = report.topology.filter(|_| is_up)?;

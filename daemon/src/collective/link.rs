@@ -78,14 +78,13 @@ struct Goal {
     may_sleep_alone: bool,
 }
 
-/// Bytes that the other ranks of a stage together may have on their way to this one, and the least of each: in an all-reduce of a prompt all
-/// of them send at once, and a small switch holds a few hundred kB for one port and drops the rest. 16 paced ranks needed 10.6 s for a prompt
-/// without this limit, 18700 times a sender had to send again; with it 5.3 s. The fastest links hold some 25 kB at a time.
-const UNDER_WAY_BYTES: (usize, usize) = (256 << 10, 8 << 10);
+/// Receive window of a rank in bytes, shared by the other ranks of its stage, and the least for each. In an all-reduce of a prompt all of them
+/// send at once (incast); a small switch queues a few hundred kB per port and drops the rest. See "Paced nodes" in `docs/measurements.md`.
+const WINDOW_BYTES: (usize, usize) = (256 << 10, 8 << 10);
 
-/// The part of each of the other ranks of a stage; one sender alone needs no limit.
+/// The receive window for each of the other ranks; `None`, the system's, for a single sender.
 fn window(ranks: usize) -> Option<usize> {
-    let (all, least) = UNDER_WAY_BYTES;
+    let (all, least) = WINDOW_BYTES;
     (ranks > 2).then(|| (all / (ranks - 1)).max(least))
 }
 
@@ -106,10 +105,10 @@ impl Links {
     pub fn sealed(seat: Seat, sockets: Vec<Option<Socket>>, abort: Arc<Abort>, spin: bool) -> io::Result<Self> {
         assert!(sockets.len() <= NODES_MAX, "a topology has at most {NODES_MAX} nodes: checked when it was made");
         let peer = |(rank, socket): (usize, Option<Socket>)| {
+            let is_stage = seat.stage.contains(&(rank as u16));
+            let window = if is_stage { window(seat.stage.len()) } else { None };
             // Only other stages hand over.
-            let is_timed = !seat.stage.contains(&(rank as u16));
-            let window = if is_timed { None } else { window(seat.stage.len()) };
-            socket.map(|socket| Peer::new(socket, is_timed, window)).transpose()
+            socket.map(|socket| Peer::new(socket, !is_stage, window)).transpose()
         };
         let peers = sockets.into_iter().enumerate().map(peer).collect::<io::Result<Vec<_>>>()?;
         let (calls, waited) = (Calls::default(), Instant::now());

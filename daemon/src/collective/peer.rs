@@ -100,13 +100,13 @@ struct Arrived {
 }
 
 impl Peer {
-    /// `is_timed`: hand-overs come here, and when they come is asked of the system. `window`: bytes that may be on their way to this rank.
+    /// `is_timed`: hand-overs arrive here, and the system timestamps them. `window`: the receive window in bytes; `None`: the system's.
     pub(super) fn new((stream, seals): Socket, is_timed: bool, window: Option<usize>) -> io::Result<Self> {
         // Each call says itself whether it waits.
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(READ_SLEEP))?;
-        // Where the system allows none of them, its default has to do.
+        // All of these are optional: without them the system's defaults apply.
         let _ = CONGESTION.iter().any(|name| setsockopt(&stream, TcpCongestion, &OsString::from(name)).is_ok());
         if let Some(window) = window {
             let _ = setsockopt(&stream, RcvBuf, &window);
@@ -115,7 +115,7 @@ impl Peer {
         let (front, read_at, begun_at, heard) = (None, now, now, None);
         let arrived = is_timed.then(|| Arrived { at: Nanoseconds(0), words: cmsg_space!(TimeSpec) });
         if is_timed {
-            // Where the system tells no time, that of the read has to do.
+            // Without timestamps the time of the read counts.
             let _ = setsockopt(&stream, ReceiveTimestampns, &true);
         }
         Ok(Self { stream, seals, out, sent: 0, input, filled: 0, front, read_at, begun_at, heard, arrived })

@@ -444,16 +444,16 @@ fn links_are_timed_as_the_first_rank_orders_and_steps_go_on_behind() {
 }
 
 #[test]
-fn what_is_under_way_to_a_rank_is_bounded_where_several_send_at_once() {
+fn several_senders_share_one_receive_window() {
     let buffer = |world: usize| {
         let streams = sockets(world, &pair).swap_remove(0);
         let seat = Seat { own: Rank(0), stage: 0..world as u16, epoch: WHO.0, hash: WHO.1 };
         let links =
             Links::new(seat, streams, Arc::new(Abort::new().expect("a descriptor")), false).expect("good sockets");
         let socket = links.descriptor(Rank(1)).expect("a link");
-        // Linux tells twice what it was asked for.
+        // Linux reports twice the size that was set.
         getsockopt(&socket, RcvBuf).expect("an option") / 2
     };
     assert_eq!([5, 16].map(buffer), [64 << 10, (256 << 10) / 15]);
-    assert!(buffer(2) >= 64 << 10, "a lone sender has what the system gives");
+    assert!(buffer(2) >= 64 << 10, "a single sender keeps the default");
 }

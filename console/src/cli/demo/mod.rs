@@ -99,7 +99,7 @@ async fn once(
     interrupts: &mut Interrupts,
 ) -> Result<u8, Failure> {
     let wanted = options.assignment.wanted(addresses.len(), &model.to_string_lossy());
-    let request = options.sampling.request(options.prompt.clone(), 0);
+    let mut request = options.sampling.request(options.prompt.clone(), 0);
     let seed = request.sampling.seed;
     let sessions = interrupts.end(open(addresses)).await?;
     let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
@@ -109,6 +109,7 @@ async fn once(
         output::text(&format!("\n{}", options.prompt));
     }
     let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
+    request.model = Some(assigned.topology.roots().into());
     let completion = complete(&first(&sessions, head), request, !options.json, interrupts).await?;
     if options.json {
         let mut object = object(&completion, (&assigned, head), seed, false);

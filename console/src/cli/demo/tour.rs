@@ -204,6 +204,7 @@ impl Tour<'_> {
         let head = head(&sessions, &topology).await?;
         let request = shared::protocol::message::Generate {
             sampling: shared::sampling::SamplingParameters { temperature: 0.0, ..Default::default() },
+            model: Some(topology.roots().into()),
             ..self.options.sampling.request(self.options.prompt.clone(), 0)
         };
         // Signals are heard by who runs the steps.

@@ -18,7 +18,7 @@ use shared::{
 
 use super::{
     Failure,
-    generate::{complete, first, head, object, prompt},
+    generate::{complete, head, object, prompt},
     interrupts::Interrupts,
     obtain::{Obtained, obtain},
     options, output,
@@ -51,7 +51,8 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
     let before = interrupts.end(later(&sessions[replica.clone()], 0)).await?;
     // Steps are counted by the head: what came before this request has lower numbers on every rank.
     let seen = before.iter().flatten().map(|record| record.step).max().unwrap_or(0);
-    let completion = complete(&first(&sessions, head), request, false, &mut interrupts).await?;
+    // No other head continues the answer: records and totals belong to one replica.
+    let completion = complete(&sessions[head.index()..=head.index()], request, false, &mut interrupts).await?;
     let records = interrupts.end(later(&sessions[replica.clone()], seen)).await?;
     let members = &assigned.topology.members[replica.clone()];
     let names: Vec<String> = members.iter().map(|member| output::clean(&member.name)).collect();
