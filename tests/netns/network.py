@@ -4,6 +4,7 @@ standard input, a pipe of this process, closes. So nothing is left behind, whate
 this machine cannot have them, with exit code 1."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import bramble
 
 # A bucket of this many bytes lets a link of 1 Gb/s be full with a timer of 4 ms at most.
 BURST = "128kb"
+# Frames that would wait longer for their link are dropped.
+QUEUE = "50ms"
 SWITCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "switch.py")
 
 
@@ -98,7 +101,7 @@ class Network:
             if self.rate != "0":
                 self.limit(node, self.rate, self.burst, both=True)
 
-    def limit(self, node, rate, burst=BURST, latency="50ms", both=False):
+    def limit(self, node, rate, burst=BURST, latency=QUEUE, both=False):
         """Sets the rate of what a node sends, with `both` also of what it receives. Frames that would wait for more than `latency` are dropped."""
         for place, device in [(node, "e0"), *([(None, f"p{node}")] if both else [])]:
             self.do(place, "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", burst, "latency", latency)
@@ -119,6 +122,17 @@ class Network:
         """Bytes and packets that a node has sent and received over its link."""
         found = json.loads(self.do(node, "ip", "-j", "-s", "link", "show", "dev", "e0"))[0]["stats64"]
         return {way: (found[way]["bytes"], found[way]["packets"]) for way in ("rx", "tx")}
+
+    def losses(self):
+        """TCP segments that all nodes sent again, and frames that the queues of all links dropped."""
+        again = dropped = 0
+        for node in range(len(self.nodes)):
+            names, values = [line.split() for line in self.do(node, "cat", "/proc/net/snmp").splitlines() if line.startswith("Tcp:")]
+            again += int(values[names.index("RetransSegs")])
+            for place, device in ((node, "e0"), (None, f"p{node}")):
+                shown = self.do(place, "tc", "-s", "qdisc", "show", "dev", device)
+                dropped += sum(int(count) for count in re.findall(r"dropped (\d+)", shown))
+        return again, dropped
 
     def add_daemons(self, cluster, settings="", pin=False):
         """A daemon on every node; `settings` of all, or a list with those of each."""

@@ -10,7 +10,7 @@ import sys
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
 import bramble
-from network import Network
+from network import QUEUE, Network
 
 # Frequent heartbeats of many nodes would take CPU time, and nothing here depends on them.
 SETTINGS = "heartbeat_ms = 2000\nsilent_ms = 60000\nstall_ms = 600000\nmdns = false\nthreads = 1\nrecover = false\nexclude_slow_ms = 0\n"
@@ -49,12 +49,12 @@ def settings(profile, motion, seed, jitter_ppm=0, speed=1.0, memory_mib=None, ba
 
 
 @contextlib.contextmanager
-def network(mbits, motion):
-    """A node behind each of these links, whose rates are slowed down."""
+def network(mbits, motion, queue=QUEUE):
+    """A node behind each of these links, whose rates are slowed down. `queue`: the longest time that a frame waits for its link, not slowed down."""
     rate = lambda mbit: f"{round(mbit * 1000 / motion)}kbit"
     with Network(len(mbits), rate(mbits[0]), slow_start=False, burst=burst(mbits[0], motion)) as found:
         for node, mbit in enumerate(mbits):
-            found.limit(node, rate(mbit), burst(mbit, motion), both=True)
+            found.limit(node, rate(mbit), burst(mbit, motion), queue, both=True)
         yield found
 
 

@@ -77,7 +77,7 @@ def run(network, cluster, model, layout, motion, arguments):
     options = dict(zip(parts[::2], parts[1::2]))
     by_name = {daemon.name: daemon for daemon in cluster.daemons}
     daemons = [by_name[name] for name in options.pop("--nodes").split(",")]
-    more = [part for pair in options.items() for part in pair] + ["--exchange", arguments.exchange]
+    more = [part for pair in options.items() for part in pair] + ["--exchange", arguments.exchange, "--collective", arguments.collective]
     ask = lambda prompt, tokens: bramble.generate(daemons, os.path.basename(model), prompt, tokens, *more, enter=network.enter(), context=CONTEXT)
     ask("a", 2)
     answers = [ask(bramble.letters(arguments.prompt), arguments.tokens) for _ in range(arguments.requests)]
@@ -151,6 +151,7 @@ def main():
     parser.add_argument("--clusters", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layouts", type=int, default=6)
+    parser.add_argument("--collective", default="auto", help="as console generate takes it")
     parser.add_argument("--within", type=float, default=0.3)
     parser.add_argument("--minutes", type=float, default=1e6, help="start no further cluster after this time")
     arguments = parser.parse_args()

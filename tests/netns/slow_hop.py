@@ -36,19 +36,25 @@ def look(network, cluster):
 
 
 def runs(network, cluster, model, arguments, expected):
-    """What differs from the expected hops, by run."""
-    def once():
-        bramble.generate(cluster.daemons, model, "abcdefgh", arguments.tokens, "--topology", arguments.topology, enter=network.enter(), context=512)
-        hops, named, verdict = look(network, cluster)
-        time.sleep(REPORT_S)
-        told_hops, told_nodes = bramble.blamed(HTTP, network.enter(0))
-        says = all(name in verdict for name in expected[0]) if expected else not verdict
-        is_as_expected = hops == expected and told_hops == expected and says and not named and not told_nodes
-        return [[] if is_as_expected else [{"sync": hops, "metrics": told_hops, "verdict": verdict, "nodes": named + told_nodes}]]
-
+    """The runs that differ from what is expected."""
     running = [daemon.process.pid for daemon in cluster.daemons]
-    found = {run: bramble.repeated(arguments.attempts, once, running)[0] for run in range(arguments.runs)}
-    return [{"run": run, **wrong[0]} for run, wrong in found.items() if wrong]
+    wrong = []
+    for run in range(arguments.runs):
+        def once():
+            bramble.generate(cluster.daemons, model, "abcdefgh", arguments.tokens, "--topology", arguments.topology, enter=network.enter(), context=512)
+            hops, named, verdict = look(network, cluster)
+            time.sleep(REPORT_S)
+            told_hops, told_nodes = bramble.blamed(HTTP, network.enter(0))
+            found = {"run": run, "sync": hops, "metrics": told_hops, "verdict": verdict, "nodes": named + told_nodes}
+            says = all(name in verdict for name in expected[0]) if expected else not verdict
+            # A program that takes time from a node makes the node slow, but no hop.
+            if hops != expected or told_hops != expected:
+                wrong.append(found)
+                return [[]]
+            return [[] if says and not named and not told_nodes else [found]]
+
+        wrong += bramble.repeated(arguments.attempts, once, running)[0]
+    return wrong
 
 
 def main():
