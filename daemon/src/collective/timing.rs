@@ -127,11 +127,11 @@ impl Group {
             if room < 2.0 {
                 break;
             }
-            // The ranks come to the first round of an order from elsewhere: it does not count.
             let counted = left.min(ROUNDS_MAX - 1).min(room as u32 - 1);
-            let times = self.lead_order(step, (tokens, counted + 1, &wanted.algorithms), dummies)?;
-            for ((_, all), (_, times)) in found.iter_mut().zip(times) {
-                all.extend_from_slice(&times[1..]);
+            for (algorithm, all) in &mut found {
+                // The first one does not count: it waits for links that still carry the messages of the algorithm before.
+                let times = self.lead_order(step, (tokens, counted + 1, &[*algorithm]), dummies)?;
+                times.iter().for_each(|(_, times)| all.extend_from_slice(&times[1..]));
             }
             left -= counted;
         }

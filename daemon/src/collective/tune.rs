@@ -15,8 +15,11 @@ use super::{
 
 /// Longest that a stage times, from the first collective that all ranks have done.
 const BUDGET: Duration = Duration::from_millis(600);
-/// Times that each candidate is timed for a number of tokens: the median counts.
-const REPEATS: (u32, u32) = (3, 9);
+/// All-reduces of one candidate in a row. The first does not count: it waits for links that still carry the messages of the
+/// candidate before.
+const RUN: u32 = 4;
+/// Fewest and most runs of each candidate for a number of tokens: the median of what they count is used.
+const RUNS: (u32, u32) = (1, 3);
 /// A candidate replaces the formula's choice when its median is below this share of it: timings of busy machines vary.
 const WORTH: f64 = 0.85;
 
@@ -42,27 +45,44 @@ impl Group {
     fn lead(&mut self, dummies: &mut Dummies) -> Result<(), CollectiveError> {
         let mut table = self.table().clone();
         let candidates: Vec<Algorithm> = Algorithm::candidates().collect();
-        let time = |group: &mut Self, tokens: u32, repeats: u32, dummies: &mut Dummies| {
-            group.order(&Order::Time { tokens, repeats, algorithms: candidates.clone() })?;
-            group.time((tokens, repeats, &candidates), dummies)
-        };
         // The first collective waits for ranks that still load.
-        time(self, 1, 1, dummies)?;
+        self.timed(1, 1, candidates[0], dummies)?;
         let began = Instant::now();
         for row in &mut table.rows {
+            let mut times: Times = candidates.iter().map(|candidate| (*candidate, Vec::new())).collect();
             let once = Instant::now();
-            time(self, row.tokens, 1, dummies)?;
+            for candidate in &candidates {
+                self.timed(row.tokens, 1, *candidate, dummies)?;
+            }
             let left = BUDGET.saturating_sub(began.elapsed());
-            let repeats = (left.as_secs_f64() / 2.0 / once.elapsed().as_secs_f64().max(1e-6)) as u32;
-            if repeats < REPEATS.0 {
+            let run = f64::from(RUN) * once.elapsed().as_secs_f64().max(1e-6);
+            let runs = (left.as_secs_f64() / 2.0 / run) as u32;
+            if runs < RUNS.0 {
                 break;
             }
-            row.timed = medians(time(self, row.tokens, repeats.min(REPEATS.1), dummies)?);
+            for _ in 0..runs.min(RUNS.1) {
+                for (candidate, times) in &mut times {
+                    times.extend_from_slice(&self.timed(row.tokens, RUN, *candidate, dummies)?[1..]);
+                }
+            }
+            row.timed = medians(times);
             decide(row);
         }
         self.order(&Order::Use(table.clone()))?;
         self.set_table(table);
         self.links().map_or(Ok(()), super::Links::flush_stage)
+    }
+
+    /// Orders so many all-reduces by one algorithm, and takes part in them; returns how long each took.
+    fn timed(
+        &mut self,
+        tokens: u32,
+        repeats: u32,
+        algorithm: Algorithm,
+        dummies: &mut Dummies,
+    ) -> Result<Vec<u64>, CollectiveError> {
+        self.order(&Order::Time { tokens, repeats, algorithms: vec![algorithm] })?;
+        Ok(self.time((tokens, repeats, &[algorithm]), dummies)?.remove(0).1)
     }
 
     fn follow(&mut self, first: Rank, dummies: &mut Dummies) -> Result<(), CollectiveError> {
