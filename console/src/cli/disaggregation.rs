@@ -15,7 +15,7 @@ use shared::{
         message::{Generate, Prompt},
     },
     sampling::SamplingParameters,
-    topology::{Layout, spec::KV_BLOCK_LENGTH},
+    topology::{Layout, Topology, spec::KV_BLOCK_LENGTH},
 };
 use tokio::{
     sync::mpsc::channel,
@@ -119,10 +119,9 @@ pub(super) async fn run(options: Disaggregation) -> Result<u8, Failure> {
         for tokens in prompts.iter().copied() {
             let mut runs = Vec::new();
             for _ in 0..options.repeats {
-                let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
                 let answers = Answers::start(&sessions, layout, (options.running, context));
-                let head = &sessions[head.index()..=head.index()];
-                let run = beside(head, (tokens, options.tokens), &answers, &mut interrupts).await;
+                let topology = &assigned.topology;
+                let run = beside((&sessions, topology), (tokens, options.tokens), &answers, &mut interrupts).await;
                 answers.end().await;
                 runs.push(run?);
             }
@@ -289,9 +288,9 @@ fn request(tokens: Vec<u32>, max_tokens: u32) -> Generate {
     Generate::new(Prompt::Tokens(tokens), max_tokens.max(1), sampling, Vec::new())
 }
 
-/// One prompt beside running answers.
+/// One prompt beside running answers, on the head that has the least to do then.
 async fn beside(
-    head: &[Arc<Session>],
+    (sessions, topology): (&[Arc<Session>], &Topology),
     (tokens, generated): (u32, u32),
     answers: &Answers,
     interrupts: &mut Interrupts,
@@ -299,8 +298,9 @@ async fn beside(
     interrupts.end(answers.wait(8)).await?;
     let begin = Instant::now();
     interrupts.end(answers.wait(8 + QUIET_GAPS)).await?;
+    let head = interrupts.end(head(sessions, topology)).await?;
     let asked = Instant::now();
-    let completion = complete(head, request(prompt(tokens), generated), false, interrupts).await?;
+    let completion = complete(&sessions[head.index()..=head.index()], request(prompt(tokens), generated), false, interrupts).await?;
     if let Some(code) = completion.interrupted {
         return Err(Failure::Interrupted { code });
     }
