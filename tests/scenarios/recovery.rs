@@ -3,7 +3,7 @@ use std::fs;
 
 use harness::{
     http::{Stream, beside, get, post, stream, text_of},
-    programs::{Cluster, demo_models, finish, spawn_console, wait_until},
+    programs::{Cluster, DEEP, deep_models, demo_models, finish, spawn_console, wait_until},
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -92,15 +92,28 @@ fn each_node_killed_in_turn_comes_back_and_the_stream_goes_on_with_the_same_text
 
 #[test]
 fn an_answer_of_console_generate_goes_on_after_its_head_or_a_rank_was_killed() {
-    let mut cluster = Cluster::with(2, &demo_models(), RECOVER);
-    let run = ["--prompt", "ab", "--temperature", "0.9", "--seed", "5", "--max-tokens", "400"];
+    // The answer takes seconds: it still runs when a node is killed.
+    let models = deep_models();
+    let mut cluster = Cluster::with(2, models.path(), RECOVER);
+    let run = [
+        "--model",
+        DEEP,
+        "--context",
+        "2048",
+        "--prompt",
+        "ab",
+        "--temperature",
+        "0.9",
+        "--seed",
+        "5",
+        "--max-tokens",
+        "400",
+    ];
     let expected = cluster.generate(2, &run).completion();
     assert_eq!(expected["resumed"], 0);
     for victim in [1, 0] {
         let nodes = cluster.nodes();
-        let running = spawn_console(
-            &[&["generate", "--model", "bard-q8_0.gguf", "--nodes", &nodes, "--json"], &run[..]].concat(),
-        );
+        let running = spawn_console(&[&["generate", "--nodes", &nodes, "--json"], &run[..]].concat());
         wait_until("it runs", || cluster.status(0)["requests"] == 1);
         kill(&mut cluster, victim);
         cluster.start(victim);

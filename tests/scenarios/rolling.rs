@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use harness::{
     http::{beside, get, stream, text_of},
-    programs::{Cluster, Ended, demo_models, finish, spawn_console, wait_until},
+    programs::{Cluster, DEEP, Ended, deep_models, demo_models, finish, spawn_console, wait_until},
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -28,9 +28,11 @@ fn good(ended: Ended) -> Value {
 
 #[test]
 fn a_rolling_restart_goes_on_when_its_console_is_gone_and_streams_continue() {
-    let cluster = Cluster::supervised(3, &demo_models(), RECOVER);
-    let front = Cluster::with(1, &demo_models(), &format!("{RECOVER}peers = [\"{}\"]\n", cluster.addresses[0]));
-    let run = ["--prompt", "ab", "--max-tokens", "1"];
+    // The answer takes seconds: it still runs when the first node is restarted.
+    let models = deep_models();
+    let cluster = Cluster::supervised(3, models.path(), RECOVER);
+    let front = Cluster::with(1, models.path(), &format!("{RECOVER}peers = [\"{}\"]\n", cluster.addresses[0]));
+    let run = ["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--context", "2048"];
     cluster.generate(3, &run).completion();
     let address = beside(&front.addresses[0]);
     wait_until("the gateway knows who serves", || get(&address, "/health").status == 200);
@@ -83,8 +85,9 @@ fn a_rolling_restart_pauses_by_itself_at_trouble_and_another_console_ends_it() {
 
 #[test]
 fn a_node_joins_and_leaves_what_serves_and_a_running_answer_goes_on() {
-    let cluster = Cluster::with(4, &demo_models(), RECOVER);
-    let run = ["--prompt", "ab", "--max-tokens", "1"];
+    let models = deep_models();
+    let cluster = Cluster::with(4, models.path(), RECOVER);
+    let run = ["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--context", "2048"];
     cluster.generate(3, &run).completion();
     let address = beside(&cluster.addresses[0]);
     wait_until("the gateway knows who serves", || get(&address, "/health").status == 200);

@@ -300,7 +300,8 @@ async fn beside(
     interrupts.end(answers.wait(8 + QUIET_GAPS)).await?;
     let head = interrupts.end(head(sessions, topology)).await?;
     let asked = Instant::now();
-    let completion = complete(&sessions[head.index()..=head.index()], request(prompt(tokens), generated), false, interrupts).await?;
+    let completion =
+        complete(&sessions[head.index()..=head.index()], request(prompt(tokens), generated), false, interrupts).await?;
     if let Some(code) = completion.interrupted {
         return Err(Failure::Interrupted { code });
     }
