@@ -237,7 +237,9 @@ pub fn links_known<'a>(nodes: impl Iterator<Item = (&'a str, &'a [KnownLink])> +
     let found: Vec<Link> = links(nodes.clone()).into_iter().flatten().collect();
     let is_listed = |link: &&KnownLink| nodes.clone().any(|(name, _)| name == link.peer);
     let oldest = nodes.clone().flat_map(|(_, known)| known).filter(is_listed).map(|link| link.unix_ms).min();
-    let Some((slowest, oldest)) = found.iter().copied().reduce(Link::slower).zip(oldest) else {
+    let alpha = found.iter().map(|link| link.alpha_ns).max();
+    let rate = found.iter().map(|link| link.bits_per_second).min();
+    let Some(((alpha, rate), oldest)) = alpha.zip(rate).zip(oldest) else {
         return format!(
             "links assumed: {} us, {} Mb/s (run console bench links to measure them)",
             LINK.alpha_ns / 1000,
@@ -249,8 +251,8 @@ pub fn links_known<'a>(nodes: impl Iterator<Item = (&'a str, &'a [KnownLink])> +
         now_unix_ms.saturating_sub(oldest) / 1000,
         found.len(),
         nodes.count(),
-        slowest.alpha_ns / 1000,
-        slowest.bits_per_second / 1_000_000
+        alpha / 1000,
+        rate / 1_000_000
     )
 }
 

@@ -127,7 +127,9 @@ def main():
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     bramble.favour()
-    model = os.path.abspath(bramble.model(arguments.shape, "q4_0", arguments.models))
+    # The longest prompt of the tables has room beside running answers.
+    context = 16384 if arguments.bench else None
+    model = os.path.abspath(bramble.model(arguments.shape, "q4_0", arguments.models, context))
     if arguments.bench:
         sys.exit(bench(arguments, model))
     streamed, at_end = (transfers(arguments, model, at_end) for at_end in (False, True))

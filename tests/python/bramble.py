@@ -39,14 +39,15 @@ def program(name):
     return path
 
 
-def model(shape, form, folder):
-    """The path of a model of a real shape with random weights, made once."""
+def model(shape, form, folder, context=None):
+    """The path of a model of a real shape with random weights, made once; `context`: another context length than the usual 8192."""
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, f"{shape}-{form}.gguf")
+    path = os.path.join(folder, f"{shape}-{form}{f'-{context}' if context else ''}.gguf")
     if not os.path.exists(path):
         print(f"making {os.path.basename(path)}", file=sys.stderr)
         # A file that was not finished must not look like one.
-        subprocess.run([program("make_model"), shape, form, path + ".part"], check=True, stdout=sys.stderr)
+        more = ["--context", str(context)] if context else []
+        subprocess.run([program("make_model"), shape, form, path + ".part", *more], check=True, stdout=sys.stderr)
         os.rename(path + ".part", path)
     return path
 

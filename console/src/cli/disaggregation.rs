@@ -40,6 +40,8 @@ const NEXT: &str = "console bench disagg --help";
 const QUIET_GAPS: usize = 48;
 /// Answers must have said so much within this.
 const BEGIN: Duration = Duration::from_secs(120);
+/// Tokens of a prompt before the measured ones: a prefill group takes it.
+const WARM_UP: u32 = 512;
 /// Answers that run beside a prompt, at most: every head has as many slots at least, and one for the prompt.
 const RUNNING_MAX: i64 = 3;
 /// A running answer may take this part of the context: a prompt beside it must find its blocks, too.
@@ -115,6 +117,11 @@ pub(super) async fn run(options: Disaggregation) -> Result<u8, Failure> {
     for layout in layouts {
         wanted.layout = layout;
         let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
+        for head in layout.heads().map(MemberIndex::index) {
+            // Weights are read from the disk and unpacked at the first prompt: no measured one waits for that.
+            let first = request(prompt(WARM_UP.min(prompts.iter().copied().max().unwrap_or(1))), 1);
+            complete(&sessions[head..=head], first, false, &mut interrupts).await?;
+        }
         let mut rows = Vec::new();
         for tokens in prompts.iter().copied() {
             let mut runs = Vec::new();

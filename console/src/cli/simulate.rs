@@ -7,7 +7,9 @@ use clap::Args;
 use serde_json::{Value, json};
 use shared::{
     latency::ratio,
-    simulate::{NodeProfile, Noise, Outcome, Replica, Request, Setup, SimulateError, Watched, answer, knee, watch},
+    simulate::{
+        Machine, NodeProfile, Noise, Outcome, Replica, Request, Setup, SimulateError, Watched, answer, knee, watch,
+    },
     telemetry::{PhaseTotals, WINDOW_STEPS},
     topology::{Layout, sizes::ModelSizes, spec::NODES_MAX, split_layers},
     units::Nanoseconds,
@@ -147,10 +149,11 @@ impl Simulate {
             _ => self.hypothetical.profile.clone(),
         };
         let stage = |(stage, layers): (usize, std::ops::Range<u32>)| {
-            let nodes = (stage * ranks..(stage + 1) * ranks).map(|rank| (profile(rank), 1)).collect();
+            let machine = |rank: usize| (Machine { profile: profile(rank), link: self.hypothetical.link() }, 1);
+            let nodes = (stage * ranks..(stage + 1) * ranks).map(machine).collect();
             (layers.start as usize..layers.end as usize, nodes)
         };
-        Ok(Setup { stages: split.into_iter().enumerate().map(stage).collect(), exchange, choice, kv, ..lone })
+        Ok(Setup { stages: split.into_iter().enumerate().map(stage).collect(), exchange, choice, kv })
     }
 
     fn run(&self, sizes: &ModelSizes, layout: Layout, noise: &Noise) -> Result<Result<Run, SimulateError>, Failure> {

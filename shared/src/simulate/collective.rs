@@ -1,8 +1,8 @@
 //! All-reduces in virtual time: the schedules that the daemons execute, as actions of nodes, and which of them is the fastest.
 use super::{
     Noise,
-    network::{Action, Link, Network, NodeSpeed, Stuck},
-    profile::NodeProfile,
+    network::{Action, Network, NodeSpeed, Stuck},
+    profile::{Machine, NodeProfile},
 };
 use crate::{
     ids::Rank,
@@ -87,12 +87,12 @@ fn store_all((from, work_ns): (u64, u64)) -> Action {
 ///
 /// # Errors
 /// The schedule does not fit together.
-pub fn time(algorithm: Algorithm, link: Link, profiles: &[NodeProfile], tensor: Tensor) -> Result<u64, Stuck> {
-    let speeds: Vec<NodeSpeed> = profiles.iter().map(NodeProfile::speed).collect();
-    let world = profiles.len();
-    let rank = |(rank, profile)| actions(algorithm, (rank, world, 0), tensor, profile);
-    let ranks: Vec<Vec<Action>> = profiles.iter().enumerate().map(rank).collect();
-    let mut network = Network::new(link, &speeds, &Noise::None, 0);
+pub fn time(algorithm: Algorithm, machines: &[Machine], tensor: Tensor) -> Result<u64, Stuck> {
+    let speeds: Vec<NodeSpeed> = machines.iter().map(Machine::speed).collect();
+    let world = machines.len();
+    let rank = |(rank, machine): (usize, &Machine)| actions(algorithm, (rank, world, 0), tensor, &machine.profile);
+    let ranks: Vec<Vec<Action>> = machines.iter().enumerate().map(rank).collect();
+    let mut network = Network::new(&speeds, &Noise::None, 0);
     network.run(&ranks, &mut ())?;
     Ok(network.latest())
 }
@@ -101,14 +101,14 @@ pub fn time(algorithm: Algorithm, link: Link, profiles: &[NodeProfile], tensor: 
 ///
 /// # Errors
 /// A schedule does not fit together.
-pub fn choose(choice: Choice, link: Link, profiles: &[NodeProfile], tensor: Tensor) -> Result<Algorithm, Stuck> {
+pub fn choose(choice: Choice, machines: &[Machine], tensor: Tensor) -> Result<Algorithm, Stuck> {
     let Choice::Auto = choice else {
         let Choice::Forced(algorithm) = choice else { return Ok(Algorithm::Direct) };
         return Ok(algorithm);
     };
     let mut best = (u64::MAX, Algorithm::Direct);
     for algorithm in Algorithm::candidates() {
-        let time = time(algorithm, link, profiles, tensor)?;
+        let time = time(algorithm, machines, tensor)?;
         if time < best.0 {
             best = (time, algorithm);
         }
@@ -118,9 +118,13 @@ pub fn choose(choice: Choice, link: Link, profiles: &[NodeProfile], tensor: Tens
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Link, *};
 
     const LINK: Link = Link { alpha_ns: 60_000, bits_per_second: 1_000_000_000, packets: None };
+
+    fn machines(profile: NodeProfile, count: usize) -> Vec<Machine> {
+        vec![Machine { profile, link: LINK }; count]
+    }
 
     /// A node whose core costs nothing: what the formulas are about.
     fn ideal() -> NodeProfile {
@@ -161,7 +165,7 @@ mod tests {
                 // Two or three ranks are one group: the direct exchange.
                 let of = if algorithm == Algorithm::TwoLevel && world < 4 { Algorithm::Direct } else { algorithm };
                 let expected = formula(of, world, tensor);
-                let found = time(algorithm, LINK, &vec![ideal(); world], tensor).expect("it fits together") as f64;
+                let found = time(algorithm, &machines(ideal(), world), tensor).expect("it fits together") as f64;
                 assert!((found / expected - 1.0).abs() < 0.05, "{algorithm} {world} {tensor:?}: {found} {expected}");
             }
         }
@@ -171,7 +175,7 @@ mod tests {
     fn every_algorithm_ends_for_every_number_of_ranks_and_stages_do_not_meet() {
         let tensor = Tensor { tokens: 3, columns: 96, exchange: Exchange::F16 };
         for (world, algorithm) in (1..=13).flat_map(|n| Algorithm::ALL.map(|each| (n, each))) {
-            time(algorithm, LINK, &vec![NodeProfile::pi4(); world], tensor).expect("it fits together");
+            time(algorithm, &machines(NodeProfile::pi4(), world), tensor).expect("it fits together");
         }
         for action in actions(Algorithm::TwoLevel, (2, 5, 10), tensor, &ideal()) {
             match action {
@@ -186,15 +190,14 @@ mod tests {
     fn auto_takes_direct_for_few_ranks_and_one_token_and_reduce_scatter_for_prompts() {
         let chosen = |world, tokens| {
             let tensor = Tensor { tokens, columns: 4096, exchange: Exchange::Q80 };
-            choose(Choice::Auto, LINK, &vec![NodeProfile::pi5(); world], tensor).expect("it fits together")
+            choose(Choice::Auto, &machines(NodeProfile::pi5(), world), tensor).expect("it fits together")
         };
         assert_eq!((chosen(2, 1), chosen(4, 128), chosen(8, 128)), {
             (Algorithm::Direct, Algorithm::ReduceScatter, Algorithm::ReduceScatter)
         });
         let forced = choose(
             Choice::Forced(Algorithm::Ring),
-            LINK,
-            &[NodeProfile::pi5()],
+            &machines(NodeProfile::pi5(), 1),
             Tensor { tokens: 1, columns: 32, exchange: Exchange::F32 },
         );
         assert_eq!(forced, Ok(Algorithm::Ring));

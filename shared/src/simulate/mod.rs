@@ -16,7 +16,7 @@ pub mod watch;
 pub use collective::Tensor;
 pub use jitter::{Jitter, Noise};
 pub use network::{Action, Closing, Link, Network, NodeSpeed, Stuck};
-pub use profile::NodeProfile;
+pub use profile::{Machine, NodeProfile};
 pub use replica::{Replica, Setup, SimulateError, Step};
 pub use run::{Outcome, Request, answer, knee, throughput};
 pub use watch::{Watched, watch};

@@ -14,7 +14,7 @@ use crate::{
     units::Nanoseconds,
 };
 
-/// What joins two nodes.
+/// What joins a node to the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
     /// Half of a small message's round trip from program to program, in nanoseconds: with what it costs both cores.
@@ -34,15 +34,6 @@ impl Link {
     /// Bytes that the wire carries besides.
     pub const ETHERNET_BESIDES: f64 = 90.0;
 
-    /// The worse of two in each respect.
-    pub fn slower(self, other: Self) -> Self {
-        Self {
-            alpha_ns: self.alpha_ns.max(other.alpha_ns),
-            bits_per_second: self.bits_per_second.min(other.bits_per_second),
-            packets: self.packets.or(other.packets),
-        }
-    }
-
     /// Nanoseconds that a network card is busy with so many bytes.
     pub fn busy_ns(&self, bytes: u64) -> u64 {
         let wire = bytes + self.packets.map_or(0, |(most, more)| bytes.div_ceil(most.max(1)).max(1) * more);
@@ -54,9 +45,11 @@ impl Link {
     }
 }
 
-/// What a node's core costs messages, and how fast the node is.
+/// What a node's core costs messages, how fast the node is, and what joins it to the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeSpeed {
+    /// Its port: a message takes the sender's and the receiver's rate, and the longer of both latencies.
+    pub link: Link,
     /// Nanoseconds of the core to send a message.
     pub send_ns: u64,
     /// Nanoseconds of the core to receive one.
@@ -192,10 +185,9 @@ struct Span {
     hop: u64,
 }
 
-/// Nodes with links between all pairs.
+/// Nodes on a switch.
 #[derive(Clone, Debug)]
 pub struct Network {
-    link: Link,
     nodes: Vec<Node>,
     /// `[to, from]`
     inbox: Vec<VecDeque<Arrived>>,
@@ -208,7 +200,7 @@ impl Network {
     ///
     /// # Panics
     /// More than `NODES_MAX` nodes.
-    pub fn new(link: Link, speeds: &[NodeSpeed], noise: &Noise, seed: u64) -> Self {
+    pub fn new(speeds: &[NodeSpeed], noise: &Noise, seed: u64) -> Self {
         assert!(speeds.len() <= NODES_MAX, "a node is a bit of a u64");
         let node = |(index, speed): (usize, &NodeSpeed)| Node {
             speed: *speed,
@@ -226,7 +218,7 @@ impl Network {
         };
         let nodes: Vec<Node> = speeds.iter().enumerate().map(node).collect();
         let inbox = vec![VecDeque::new(); nodes.len() * nodes.len()];
-        Self { link, nodes, inbox, flying: BinaryHeap::new(), sent: 0 }
+        Self { nodes, inbox, flying: BinaryHeap::new(), sent: 0 }
     }
 
     /// Each node does its actions, from where the last run left it.
@@ -243,7 +235,7 @@ impl Network {
             let to = usize::from(reach.to);
             let node = &mut self.nodes[to];
             let first = reach.at.max(node.in_free);
-            let done = (first + self.link.busy_ns(reach.bytes)).max(reach.not_before);
+            let done = (first + node.speed.link.busy_ns(reach.bytes)).max(reach.not_before);
             node.in_free = done;
             self.inbox[to * actions.len() + usize::from(reach.from)].push_back(Arrived {
                 first,
@@ -306,13 +298,13 @@ impl Network {
     }
 
     fn send(&mut self, index: usize, to: u16, bytes: u64, work_ns: u64) {
-        let Link { alpha_ns, .. } = self.link;
-        let receive_ns = self.nodes[usize::from(to)].speed.receive_ns;
+        let NodeSpeed { link: Link { alpha_ns, .. }, receive_ns, .. } = self.nodes[usize::from(to)].speed;
         let node = &mut self.nodes[index];
         let sent = node.clock;
         node.clock += work_ns + node.speed.send_ns;
         let begin = node.clock.max(node.out_free);
-        node.out_free = begin + self.link.busy_ns(bytes);
+        node.out_free = begin + node.speed.link.busy_ns(bytes);
+        let alpha_ns = alpha_ns.max(node.speed.link.alpha_ns);
         // What a small message costs both cores is in alpha already.
         let travel = node.jitter.stretch(alpha_ns.saturating_sub(node.speed.send_ns + receive_ns));
         // As frames say it: the longest computing that the sender knows of.

@@ -3,7 +3,7 @@ use super::*;
 use crate::telemetry::{SyncKind, SyncRecord};
 
 const LINK: Link = Link { alpha_ns: 60_000, bits_per_second: 1_000_000_000, packets: None };
-const FREE: NodeSpeed = NodeSpeed { send_ns: 0, receive_ns: 0, slowness: 1000 };
+const FREE: NodeSpeed = NodeSpeed { link: LINK, send_ns: 0, receive_ns: 0, slowness: 1000 };
 
 fn send(to: u16, bytes: u64) -> Action {
     Action::Send { to, bytes, work_ns: 0 }
@@ -16,7 +16,7 @@ fn receive(from: u64) -> Action {
 /// Runs actions on nodes that cost nothing themselves; the latest time.
 #[track_caller]
 fn time(speed: NodeSpeed, actions: &[Vec<Action>]) -> u64 {
-    let mut network = Network::new(LINK, &vec![speed; actions.len()], &Noise::None, 1);
+    let mut network = Network::new(&vec![speed; actions.len()], &Noise::None, 1);
     network.run(actions, &mut ()).expect("all that is waited for is sent");
     network.latest()
 }
@@ -54,14 +54,14 @@ fn star_and_direct_exchange_cost_what_the_formulas_say_to_the_nanosecond() {
 #[test]
 fn a_small_message_takes_alpha_whatever_of_it_the_cores_cost() {
     for cost in [0, 5_000, 20_000] {
-        let speed = NodeSpeed { send_ns: cost, receive_ns: cost, slowness: 1000 };
+        let speed = NodeSpeed { send_ns: cost, receive_ns: cost, ..FREE };
         assert_eq!(time(speed, &[vec![send(1, 125)], vec![receive(1)]]), 61_000);
     }
 }
 
 #[test]
 fn many_small_messages_are_bound_by_the_core_that_sends_them() {
-    let speed = NodeSpeed { send_ns: 5_000, receive_ns: 5_000, slowness: 1000 };
+    let speed = NodeSpeed { send_ns: 5_000, receive_ns: 5_000, ..FREE };
     // Seven leave the core after 35 us; the last then travels for 50 us and 1 us of wire, and is read in 5 us.
     assert_eq!(time(speed, &direct(8, 125)), 35_000 + 50_000 + 1_000 + 5_000);
 }
@@ -76,6 +76,24 @@ fn packets_cost_wire_and_a_gigabit_carries_941_megabits() {
 }
 
 #[test]
+fn a_slow_port_slows_what_goes_through_it_and_nothing_else() {
+    let slow = NodeSpeed { link: Link { alpha_ns: 80_000, bits_per_second: 100_000_000, packets: None }, ..FREE };
+    let speeds = [FREE, FREE, slow];
+    let time = |actions: &[Vec<Action>]| {
+        let mut network = Network::new(&speeds, &Noise::None, 1);
+        network.run(actions, &mut ()).expect("all that is waited for is sent");
+        network.latest()
+    };
+    let wire = 10_000 * 8;
+    assert_eq!(time(&[vec![send(1, 10_000)], vec![receive(1)], vec![]]), 60_000 + wire, "between fast ports");
+    assert_eq!(time(&[vec![send(2, 10_000)], vec![], vec![receive(1)]]), 80_000 + 10 * wire, "to the slow one");
+    assert_eq!(time(&[vec![receive(4)], vec![], vec![send(0, 10_000)]]), 80_000 + 10 * wire, "from it");
+    // Both messages come out of the same port, the fast one first.
+    let both = [vec![send(1, 10_000), send(2, 10_000)], vec![receive(1)], vec![receive(1)]];
+    assert_eq!(time(&both), wire + 80_000 + 10 * wire);
+}
+
+#[test]
 fn messages_of_one_sender_keep_their_order_and_wait_until_somebody_asks() {
     let sender = vec![send(1, 1000), send(1, 1000), Action::Compute(1)];
     let reader = vec![Action::Compute(1_000_000), receive(1), Action::Mark(0), receive(1), Action::Mark(1)];
@@ -85,7 +103,7 @@ fn messages_of_one_sender_keep_their_order_and_wait_until_somebody_asks() {
             self.0.push((mark, at));
         }
     }
-    let mut network = Network::new(LINK, &[FREE; 2], &Noise::None, 1);
+    let mut network = Network::new(&[FREE; 2], &Noise::None, 1);
     let mut marks = Marks(Vec::new());
     network.run(&[sender, reader], &mut marks).expect("both are sent");
     assert_eq!(marks.0, [(0, 1_000_000), (1, 1_000_000)]);
@@ -93,7 +111,7 @@ fn messages_of_one_sender_keep_their_order_and_wait_until_somebody_asks() {
 
 #[test]
 fn a_wait_for_what_nobody_sends_is_an_error_that_names_the_nodes() {
-    let mut network = Network::new(LINK, &[FREE; 3], &Noise::None, 1);
+    let mut network = Network::new(&[FREE; 3], &Noise::None, 1);
     let stuck = network.run(&[vec![], vec![receive(0b101)], vec![send(1, 1)]], &mut ());
     assert_eq!(stuck, Err(Stuck { node: 1, missing: 0b001 }));
 }
@@ -113,7 +131,7 @@ fn records(slow: u64, noise: &Noise) -> (Vec<(usize, SyncRecord)>, u64) {
         actions.splice(0..0, [Action::Step { is_prefill: false, tokens: 1 }, Action::Compute(compute), Action::Enter]);
         actions.push(close);
     }
-    let mut network = Network::new(LINK, &[FREE; 4], noise, 3);
+    let mut network = Network::new(&[FREE; 4], noise, 3);
     let mut found = Records(Vec::new());
     for _ in 0..10 {
         network.run(&actions, &mut found).expect("all is sent");

@@ -1,6 +1,6 @@
 //! What a node does in what time: known machines, each number with its source, and machines that were measured.
 //! [F] read in a public source, [C] computed from such, [G] an estimate that a measurement on the machine should replace.
-use super::network::NodeSpeed;
+use super::network::{Link, NodeSpeed};
 use crate::{
     latency::ratio,
     telemetry::bench::{Decode, NodeBench},
@@ -34,6 +34,23 @@ pub struct NodeProfile {
     pub message_ns: [u64; 2],
     /// How much slower than this it computes: thousandths, 1000 for not at all.
     pub slowness: u64,
+}
+
+/// A node of a replica.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Machine {
+    /// How fast it computes.
+    pub profile: NodeProfile,
+    /// Its port of the switch.
+    pub link: Link,
+}
+
+impl Machine {
+    /// As the network sees it.
+    pub fn speed(&self) -> NodeSpeed {
+        let NodeProfile { message_ns: [send_ns, receive_ns], slowness, .. } = self.profile;
+        NodeSpeed { link: self.link, send_ns, receive_ns, slowness }
+    }
 }
 
 impl NodeProfile {
@@ -139,12 +156,6 @@ impl NodeProfile {
             logit_ns: longer(self.logit_ns),
             ..self.clone()
         }
-    }
-
-    /// As the network sees it.
-    pub fn speed(&self) -> NodeSpeed {
-        let [send_ns, receive_ns] = self.message_ns;
-        NodeSpeed { send_ns, receive_ns, slowness: self.slowness }
     }
 
     /// Nanoseconds of matrix products with `tokens` tokens: as long as reading or multiplying takes, the longer of both.

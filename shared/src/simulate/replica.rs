@@ -6,7 +6,7 @@ use super::{
     collective::{self, Tensor},
     costs::{Load, half_layer_ns, output_ns},
     network::{Action, Closing, Link, NodeSpeed, Stuck},
-    profile::NodeProfile,
+    profile::{Machine, NodeProfile},
 };
 use crate::{
     ids::LayerIndex,
@@ -29,15 +29,13 @@ const CANDIDATES_BYTES: [u64; 2] = [224, 64];
 const DRAWN_BYTES: u64 = 32;
 
 /// The machine and the relative share of each rank of a stage.
-pub type Machines = Vec<(NodeProfile, u32)>;
+pub type Machines = Vec<(Machine, u32)>;
 
 /// What a simulated replica is made of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
     /// Layers and ranks of each stage; all have as many ranks.
     pub stages: Vec<(Range<usize>, Machines)>,
-    /// Between all nodes.
-    pub link: Link,
     /// Format of partial sums.
     pub exchange: Exchange,
     /// Which all-reduce.
@@ -50,8 +48,7 @@ impl Setup {
     /// `ranks` equal machines that share every layer of a model.
     pub fn equal(profile: &NodeProfile, ranks: usize, block_count: usize, link: Link) -> Self {
         Self {
-            stages: vec![(0..block_count, vec![(profile.clone(), 1); ranks])],
-            link,
+            stages: vec![(0..block_count, vec![(Machine { profile: profile.clone(), link }, 1); ranks])],
             exchange: Exchange::Q80,
             choice: Choice::Auto,
             kv: KvFormat::F16,
@@ -110,7 +107,7 @@ impl Step {
 /// A rank's part of a replica.
 #[derive(Clone, Debug)]
 struct Seat {
-    profile: NodeProfile,
+    machine: Machine,
     plan: ShardPlan,
     stage: usize,
     /// Within the stage.
@@ -149,25 +146,20 @@ impl<'a> Replica<'a> {
             cuts.push((layers.clone(), ranks.iter().map(|(_, weight)| *weight).collect()));
         }
         let plans = cut_stages(&sizes.shape, &cuts)?;
-        let profiles = setup.stages.iter().flat_map(|(_, ranks)| ranks).map(|(profile, _)| profile.clone());
-        let seat = |(index, (profile, plan)): (usize, (NodeProfile, ShardPlan))| Seat {
-            profile,
+        let machines = setup.stages.iter().flat_map(|(_, ranks)| ranks).map(|(machine, _)| machine.clone());
+        let seat = |(index, (machine, plan)): (usize, (Machine, ShardPlan))| Seat {
+            machine,
             plan,
             stage: index / world,
             rank: index % world,
         };
-        let seats = profiles.zip(plans).enumerate().map(seat).collect();
+        let seats = machines.zip(plans).enumerate().map(seat).collect();
         Ok(Self { sizes, setup, seats, world, chosen: RefCell::new(BTreeMap::new()) })
     }
 
     /// The nodes as the network sees them.
     pub fn speeds(&self) -> Vec<NodeSpeed> {
-        self.seats.iter().map(|seat| seat.profile.speed()).collect()
-    }
-
-    /// What joins them.
-    pub fn link(&self) -> Link {
-        self.setup.link
+        self.seats.iter().map(|seat| seat.machine.speed()).collect()
     }
 
     /// Stages.
@@ -204,9 +196,8 @@ impl<'a> Replica<'a> {
         if let Some(algorithm) = known {
             return Ok(algorithm);
         }
-        let profiles: Vec<NodeProfile> =
-            self.setup.stages[stage].1.iter().map(|(profile, _)| profile.clone()).collect();
-        let algorithm = collective::choose(self.setup.choice, self.setup.link, &profiles, self.tensor(tokens))?;
+        let machines: Vec<Machine> = self.setup.stages[stage].1.iter().map(|(machine, _)| machine.clone()).collect();
+        let algorithm = collective::choose(self.setup.choice, &machines, self.tensor(tokens))?;
         self.chosen.borrow_mut().insert((stage, tokens), algorithm);
         Ok(algorithm)
     }
@@ -246,7 +237,7 @@ impl<'a> Replica<'a> {
         }
         let algorithm = self.algorithm(seat.stage, step.tokens)?;
         let place = (seat.rank, self.world, seat.stage * self.world);
-        let reduce = collective::actions(algorithm, place, self.tensor(step.tokens), &seat.profile);
+        let reduce = collective::actions(algorithm, place, self.tensor(step.tokens), &seat.machine.profile);
         for layer in seat.plan.layers.clone() {
             for kind in [SyncKind::Attention, SyncKind::FeedForward] {
                 out.push(Action::Compute(self.compute(seat, layer, kind, step)));
@@ -275,7 +266,7 @@ impl<'a> Replica<'a> {
         let begins = Action::Step { is_prefill, tokens };
         let leader = seat.stage * self.world;
         if index == 0 {
-            out.extend([begins, Action::Compute(seat.profile.step_ns)]);
+            out.extend([begins, Action::Compute(seat.machine.profile.step_ns)]);
         } else {
             let from = if index == leader { 0 } else { leader };
             let closing = if self.stages() > 1 { Closing::Bubble } else { Closing::Message };
@@ -291,7 +282,7 @@ impl<'a> Replica<'a> {
 
     /// Logits of the own rows, candidates to the sampler, the drawn tokens to the head.
     fn sample(&self, index: usize, seat: &Seat, step: Step, out: &mut Vec<Action>) {
-        let work_ns = output_ns(&seat.profile, &self.holding(seat), step.wants_logits);
+        let work_ns = output_ns(&seat.machine.profile, &self.holding(seat), step.wants_logits);
         out.extend([Action::Compute(work_ns), Action::Enter]);
         let [each, besides] = CANDIDATES_BYTES;
         let head = HEADER_BYTES as u64 + besides;
@@ -317,7 +308,7 @@ impl<'a> Replica<'a> {
         let seen = context + (each + 1.0) / 2.0;
         let load =
             Load { tokens: step.tokens, read: sequences * (context + each), pairs: f64::from(step.tokens) * seen };
-        half_layer_ns(&seat.profile, &self.holding(seat), self.setup.kv, (layer, kind), load)
+        half_layer_ns(&seat.machine.profile, &self.holding(seat), self.setup.kv, (layer, kind), load)
     }
 }
 

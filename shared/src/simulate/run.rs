@@ -81,7 +81,7 @@ impl Observer for Marks {
 /// # Errors
 /// Schedules that do not fit together.
 pub fn answer(replica: &Replica<'_>, request: &Request) -> Result<Outcome, SimulateError> {
-    let mut network = Network::new(replica.link(), &replica.speeds(), &request.noise, request.seed);
+    let mut network = Network::new(&replica.speeds(), &request.noise, request.seed);
     let mut marks = Marks(Vec::new());
     let mut actions = vec![Vec::new(); replica.ranks()];
     Step::prefill(request.prompt, replica.step_tokens()).try_for_each(|step| replica.step(step, &mut actions))?;
@@ -123,7 +123,7 @@ pub fn throughput(replica: &Replica<'_>, sequences: u32, context: u32) -> Result
         replica.step(Step::decode(of_turn(step % turns), context), &mut actions)?;
     }
     (0..turns).for_each(|_| replica.land(0, &mut actions[0]));
-    let mut network = Network::new(replica.link(), &replica.speeds(), &Noise::None, 0);
+    let mut network = Network::new(&replica.speeds(), &Noise::None, 0);
     let mut marks = Marks(Vec::new());
     network.run(&actions, &mut marks).map_err(SimulateError::Stuck)?;
     let span = marks.0[warm + counted - 1] - marks.0[warm - 1];

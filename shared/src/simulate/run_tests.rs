@@ -75,7 +75,7 @@ fn a_rank_that_is_20_percent_slower_is_named_within_64_tokens() {
     let sizes = sizes("llama-3.1-8b", Quantisation::Q4_0);
     for (world, late) in [(2, 1), (4, 2), (8, 5)] {
         let mut setup = tensor_parallel(&sizes, &NodeProfile::pi5(), world);
-        setup.stages[0].1[late].0.slowness = 1200;
+        setup.stages[0].1[late].0.profile.slowness = 1200;
         let replica = Replica::new(&sizes, &setup).expect("it can be cut");
         let noise = Noise::Random { mean_ppm: 20_000 };
         let watched = watch(&replica, &Request { noise, seed: 1, ..Request::quiet(512, 64) });
@@ -109,7 +109,7 @@ fn the_same_replica_takes_the_same_nanoseconds() {
 fn pipeline(sizes: &ModelSizes, stages: usize, ranks: usize) -> Setup {
     let count = sizes.shape.block_count;
     let layers = |stage: usize| count * stage / stages..count * (stage + 1) / stages;
-    let each = vec![(NodeProfile::pi5(), 1); ranks];
+    let each = vec![(Machine { profile: NodeProfile::pi5(), link: LINK }, 1); ranks];
     let stages = (0..stages).map(|stage| (layers(stage), each.clone())).collect();
     Setup { stages, ..tensor_parallel(sizes, &NodeProfile::pi5(), 1) }
 }

@@ -36,7 +36,7 @@ impl Observer for Sums {
 /// Schedules that do not fit together.
 pub fn watch(replica: &Replica<'_>, request: &Request) -> Result<Watched, SimulateError> {
     let actions = token(replica, request.prompt)?;
-    let mut network = Network::new(replica.link(), &replica.speeds(), &request.noise, request.seed);
+    let mut network = Network::new(&replica.speeds(), &request.noise, request.seed);
     let mut sums = Sums(LatenessSums::new(0, replica.ranks()));
     let mut watched = Watched { named: vec![0; replica.ranks()], windows: 0, latest_share: 0.0, tpot: Nanoseconds(0) };
     for token in 1..=request.tokens {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     schedule::Choice,
-    simulate::{Link, NodeProfile, Replica, Request, Setup, SimulateError, answer, throughput},
+    simulate::{Link, Machine, NodeProfile, Replica, Request, Setup, SimulateError, answer, throughput},
     units::Nanoseconds,
 };
 
@@ -102,13 +102,13 @@ impl Prediction {
 }
 
 fn setup(stages: &[PlanStage], nodes: &[PlanNode], demand: &Demand) -> Setup {
-    let rank = |rank: &PlanRank| (nodes[rank.node].profile.clone(), rank.weight);
+    let rank = |rank: &PlanRank| {
+        let PlanNode { profile, link, .. } = &nodes[rank.node];
+        (Machine { profile: profile.clone(), link: link.unwrap_or(demand.link) }, rank.weight)
+    };
     let stage = |stage: &PlanStage| (stage.layers.clone(), stage.ranks.iter().map(rank).collect());
-    // A replica is as fast as its slowest link.
-    let links = stages.iter().flat_map(|stage| &stage.ranks).map(|rank| nodes[rank.node].link.unwrap_or(demand.link));
     Setup {
         stages: stages.iter().map(stage).collect(),
-        link: links.reduce(Link::slower).unwrap_or(demand.link),
         exchange: demand.exchange,
         choice: demand.choice,
         kv: demand.kv,
