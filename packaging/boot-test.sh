@@ -142,6 +142,8 @@ ctr kill -STOP "$pid"
 within 30 "the watchdog restarts it" is NRestarts 2
 ctr journalctl -u brambled --no-pager -o cat | grep -i watchdog >/dev/null || fail "the journal does not say why"
 within 15 "port 9999 answers" answers
+# A node that still brings its topology up is not restarted.
+within 60 "it serves again" sh -c "$(declare -f property ctr); init=$init; property StatusText | grep ready >/dev/null"
 
 step "console restart"
 pid=$(property MainPID)
